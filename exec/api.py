@@ -1,0 +1,107 @@
+"""The Python API, in the command line's words: `einpage.load_spec`, `einpage.plan`, `einpage.run`.
+
+model = einpage.load_spec("specs/llama.yaml", weights="model.gguf", prompt="The capital of France is")
+print(einpage.plan(model, budget="64MiB").report["bound_ratio"])
+print(einpage.run(model, budget="64MiB").facts["top"])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from einpage.einsum_front.dtype import DType
+from einpage.einsum_front.errors import UsageError
+from einpage.einsum_front.expr import Letter
+from einpage.exec.build import Model, Planned, build_graph, make_plan, open_model
+from einpage.exec.inputs import TokenLists, encode_prompts
+from einpage.exec.tokenizer import load_tokenizer
+from einpage.memplan.machine import Machine, load_machine
+from einpage.memplan.units import parse_bytes
+
+if TYPE_CHECKING:
+    from einpage.exec.run import RunResult
+
+
+def load_spec(
+    spec: str | Path,
+    *,
+    set: Mapping[str, str | int | float] | None = None,
+    weights: str | Path | None = None,
+    prompt: str | Sequence[str] | None = None,
+    tokens: Sequence[Sequence[int]] | None = None,
+) -> Model:
+    """A spec with every size known: from `set`, else from the prompt or tokens (`batch`, `seq`), else from the weights' metadata.
+
+    Raises SpecError, UsageError, WeightError or InputError.
+    """
+    where = None if weights is None else str(weights)
+    if prompt is not None and tokens is not None:
+        raise UsageError("prompt and tokens both give the text; use one")
+    if prompt is not None:
+        if where is None:
+            raise UsageError("a prompt needs weights: the tokenizer is theirs")
+        tokenizer = load_tokenizer(where)
+        return open_model(spec, set, where, encode_prompts(tokenizer, [prompt] if isinstance(prompt, str) else prompt), tokenizer)
+    lists = None if tokens is None else TokenLists(tuple(tuple(row) for row in tokens), "tokens")
+    return open_model(spec, set, where, lists)
+
+
+def plan(
+    model: Model,
+    *,
+    budget: str | int,
+    machine: str | Machine = "cpu",
+    dtype: str = "fp32",
+    outputs: Sequence[str] | None = None,
+    split: Mapping[str, int] | None = None,
+) -> Planned:
+    """A judged plan and its report. Raises DoesNotFit (with the smallest budget that works) or UsageError. Imports no torch."""
+    began = perf_counter()
+    budget_bytes = parse_bytes(budget)
+    built = build_graph(model.program, DType(dtype), budget_bytes, outputs, letters(split))
+    return make_plan(built, machine_named(machine), budget_bytes, since=began)
+
+
+def run(
+    model: Model,
+    *,
+    budget: str | int,
+    machine: str | Machine | None = None,
+    dtype: str = "fp32",
+    outputs: Sequence[str] = (),
+    split: Mapping[str, int] | None = None,
+    dispatch: str = "dynamic",
+    inputs: Mapping[str, NDArray[np.generic]] | None = None,
+    perplexity: bool = False,
+) -> RunResult:
+    """Plan and run on the CPU device: `.outputs` by name, `.facts` as `run --json` prints them.
+
+    Raises what `plan` and the engines raise.
+    """
+    from einpage.exec.measure import measured_cpu
+    from einpage.exec.run import Dispatch, RunOptions, run_model
+
+    options = RunOptions(
+        dtype=DType(dtype),
+        budget_bytes=parse_bytes(budget),
+        outputs=tuple(outputs),
+        perplexity=perplexity,
+        split=letters(split),
+        dispatch=Dispatch(dispatch),
+    )
+    profile = measured_cpu() if machine is None else machine_named(machine)
+    return run_model(model, profile, options, inputs)
+
+
+def letters(split: Mapping[str, int] | None) -> dict[Letter, int]:
+    return {Letter(letter): n for letter, n in (split or {}).items()}
+
+
+def machine_named(machine: str | Machine) -> Machine:
+    return machine if isinstance(machine, Machine) else load_machine(machine)

@@ -1,0 +1,163 @@
+"""From a spec to a judged plan: the stages in a row, with nothing run and torch not imported.
+
+    open_model ──► Model ──► build_graph ──► Built (ops, tasks) ──► make_plan ──► Planned (MemGraph, time line, bounds, report)
+
+Sizes come from the spec, then from the checkpoint's own metadata, then from the tokens at hand, then from `--set`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+from einpage.einsum_front.choose import Choice, candidates
+from einpage.einsum_front.document import load_document
+from einpage.einsum_front.dtype import DType
+from einpage.einsum_front.elaborate import elaborate
+from einpage.einsum_front.errors import UsageError
+from einpage.einsum_front.expr import Letter
+from einpage.einsum_front.fuse import fuse
+from einpage.einsum_front.opgraph import OpGraph
+from einpage.einsum_front.program import Program
+from einpage.einsum_front.split import split
+from einpage.einsum_front.taskgraph import TaskGraph
+from einpage.einsum_front.tie import tie
+from einpage.exec.inputs import TokenLists, token_sizes
+from einpage.exec.tokenizer import Tokenizer
+from einpage.exec.weights import Resolved, open_weights, present_names, resolve, spec_settings
+from einpage.memplan.bounds import Bounds, bounds
+from einpage.memplan.errors import DoesNotFit, Misfit
+from einpage.memplan.fault import Fault
+from einpage.memplan.footprint import largest_footprint
+from einpage.memplan.machine import Machine
+from einpage.memplan.memgraph import MemGraph
+from einpage.memplan.plan import PlanOptions, plan
+from einpage.memplan.report import report
+from einpage.memplan.simulate import Timeline, simulate
+from einpage.memplan.validate import judge
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A spec with all its sizes known, and the checkpoint it was opened with."""
+
+    program: Program
+    resolved: Resolved | None
+    """None where no weights were given: enough to plan, not to run."""
+    tokens: TokenLists | None = None
+    """The token lists at hand, which gave `batch` and `seq` where nothing else did."""
+    tokenizer: Tokenizer | None = None
+    """Turns token ids into text, where the checkpoint has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    opgraph: OpGraph
+    choice: Choice
+    graph: TaskGraph
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan that the judge has passed, and everything there is to say about it."""
+
+    built: Built
+    memgraph: MemGraph
+    machine: Machine
+    timeline: Timeline
+    bounds: Bounds
+    report: dict[str, object]
+
+
+class RejectedPlan(AssertionError):
+    """The judge found a fault in a plan: our bug, never the user's."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(f"the judge rejects this plan: {fault.reason.name}: {fault.message} (nodes {fault.nodes})")
+
+
+def open_model(
+    spec: str | Path,
+    settings: Mapping[str, str | int | float] | None = None,
+    weights: str | None = None,
+    tokens: TokenLists | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> Model:
+    """Read a spec and give every size its value. `weights` as in `--weights`.
+
+    Raises SpecError, UsageError, WeightError, InputError: each before anything runs.
+    """
+    document = load_document(Path(spec))
+    settings = dict(settings or {})
+    checkpoint = open_weights(weights) if weights is not None else None
+    found = spec_settings(document.config, checkpoint) if checkpoint is not None else {}
+    implied = token_sizes(tokens, _whole_numbers(settings)) if tokens is not None else {}
+    sizes = {entry.name for entry in document.sizes}
+    implied = {name: n for name, n in implied.items() if name in sizes}
+    program = elaborate(document, {**found, **implied, **settings})
+    if checkpoint is None:
+        return Model(program, None, tokens, tokenizer)
+    program = tie(program, present_names(program, checkpoint))
+    return Model(program, resolve(program, checkpoint), tokens, tokenizer)
+
+
+def _whole_numbers(settings: Mapping[str, str | int | float]) -> dict[str, int]:
+    """Those settings that are whole numbers as they stand; `elaborate` judges the rest."""
+    return {name: int(value) for name, value in settings.items() if str(value).strip().isdecimal()}
+
+
+def build_graph(
+    program: Program,
+    dtype: DType,
+    budget_bytes: int,
+    outputs: Sequence[str] | None = None,
+    pieces: Mapping[Letter, int] | None = None,
+) -> Built:
+    """Fuse, choose a split for the budget (letters in `pieces` are fixed), and cut.
+
+    Raises DoesNotFit where the smallest working set is larger than the budget, UsageError for an unknown output or an
+    impossible split.
+    """
+    opgraph = fuse(program, outputs)
+    found: Built | None = None
+    for choice in candidates(opgraph, dtype, budget_bytes, pieces):
+        found = Built(opgraph, choice, split(opgraph, choice.by_letter, dtype))
+        if largest_footprint(found.graph)[1] <= budget_bytes:
+            return found
+    assert found is not None, "there is always a split to try"
+    raise DoesNotFit(_too_small(found.graph, budget_bytes))
+
+
+def _too_small(graph: TaskGraph, budget_bytes: int) -> Misfit:
+    task, nbytes = largest_footprint(graph)
+    return Misfit(
+        task=graph.tasks[task].name,
+        place="device",
+        wanted=nbytes,
+        free=budget_bytes,
+        largest_hole=budget_bytes,
+        budget=budget_bytes,
+        pinned=(),
+        smallest_budget=nbytes,
+    )
+
+
+def make_plan(built: Built, machine: Machine, budget_bytes: int, options: PlanOptions | None = None, since: float | None = None) -> Planned:
+    """Plan, judge, predict, bound. `since` is when the caller began (perf_counter), for `plan_s`.
+
+    Raises DoesNotFit; RejectedPlan where the judge finds a fault.
+    """
+    began = perf_counter() if since is None else since
+    if built.graph.dtype not in dict(machine.flops_per_s):
+        raise UsageError(f"machine {machine.name} has no figure for {built.graph.dtype.value}")
+    memgraph = plan(built.graph, machine, budget_bytes, options)
+    fault = judge(memgraph)
+    if fault is not None:
+        raise RejectedPlan(fault)
+    plan_s = perf_counter() - began
+    timeline = simulate(memgraph, machine)
+    limits = bounds(built.graph, machine, budget_bytes, [task.id for task in built.graph.tasks])
+    facts = report(memgraph, machine, timeline, limits, plan_s=plan_s, verified=True, spec=built.graph.name)
+    return Planned(built, memgraph, machine, timeline, limits, facts)

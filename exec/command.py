@@ -1,0 +1,203 @@
+"""`einpage run` as a person meets it: arguments checked, weights loaded under a progress bar, the answer and its figures printed.
+
+Everything that can be refused is refused before weights are loaded, and every file asked for is written only after the run is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from safetensors.torch import save_file
+
+from einpage.einsum_front.dtype import DType
+from einpage.einsum_front.errors import UsageError
+from einpage.exec import watch as watching
+from einpage.exec.build import Planned, open_model
+from einpage.exec.inputs import TokenLists, encode_prompts, read_input, read_tokens
+from einpage.exec.measure import measured_cpu
+from einpage.exec.run import Dispatch, RunOptions, RunResult, device_for, kernels_for, run_model
+from einpage.exec.tokenizer import Tokenizer, TokenizerError, load_tokenizer
+from einpage.exec.trace import write_trace
+from einpage.exec.words import names_of, pieces_of, settings_of, write_timeline
+from einpage.memplan.machine import Machine, load_machine
+from einpage.memplan.units import format_bytes, format_seconds, parse_bytes, parse_rate
+
+
+def run_from_arguments(a: argparse.Namespace) -> int:
+    """The `run` command. Raises the errors of every stage; returns 0."""
+    budget = parse_bytes(a.budget, "--budget")
+    if not a.weights:
+        raise UsageError("run needs --weights: a checkpoint's path, or random:SEED")
+    why = device_for(a.device)
+    options = RunOptions(
+        dtype=DType(a.dtype),
+        budget_bytes=budget,
+        outputs=tuple(names_of(a.outputs) or ()),
+        perplexity=a.perplexity,
+        split=pieces_of(a.split),
+        dispatch=Dispatch(a.dispatch),
+        kernels=kernels_for(a.kernels),
+    )
+    tokens, tokenizer = tokens_of(a)
+    named = inputs_of(a.input)
+    for file in (a.logits, a.trace, a.timeline):
+        refuse_unwritable(file)
+    model = open_model(a.spec, settings_of(a.set), a.weights, tokens, tokenizer)
+    machine = machine_of(a)
+    with progress_shown(why, quiet=a.json) as shown:
+        result = run_model(model, machine, options, named, hooks=shown.hooks, loading=shown.loading, planned_hook=shown.planned)
+    if a.logits:
+        save_file({name: t.contiguous() for name, t in result.outputs.items()}, a.logits)
+    if a.trace:
+        write_trace(Path(a.trace), result.planned.memgraph, result.measured, result.planned.timeline)
+    if a.timeline:
+        write_timeline(Path(a.timeline), replace(result.planned, report=result.facts), result.measured)
+    if a.json:
+        print(json.dumps(result.facts))
+    else:
+        print(rendered(result, a.timeline))
+    return 0
+
+
+def tokens_of(a: argparse.Namespace) -> tuple[TokenLists | None, Tokenizer | None]:
+    """Token ids from --prompt or --tokens, and the checkpoint's tokenizer where it has one (a prompt needs it)."""
+    if a.prompt and a.tokens:
+        raise UsageError("--prompt and --tokens both give the text; use one")
+    if a.prompt:
+        tokenizer = load_tokenizer(a.weights)
+        return encode_prompts(tokenizer, a.prompt), tokenizer
+    if a.tokens:
+        try:
+            return read_tokens(a.tokens), load_tokenizer(a.weights)
+        except TokenizerError:
+            return read_tokens(a.tokens), None
+    return None, None
+
+
+def inputs_of(words: list[str]) -> Mapping[str, NDArray[np.generic]]:
+    out: dict[str, NDArray[np.generic]] = {}
+    for word in words:
+        name, array = read_input(word)
+        if name in out:
+            raise UsageError(f"--input {name} is given twice")
+        out[name] = array
+    return out
+
+
+def machine_of(a: argparse.Namespace) -> Machine:
+    """The profile named by --machine, or this machine's own, measured now where it never was."""
+    if a.machine:
+        return load_machine(a.machine, h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes, threads=a.threads)
+    machine = measured_cpu(threads=a.threads, say=lambda text: print(text, file=sys.stderr))
+    if a.h2d:
+        machine = replace(machine, h2d_bytes_per_s=parse_rate(a.h2d, "--h2d"))
+    if a.d2h:
+        machine = replace(machine, d2h_bytes_per_s=parse_rate(a.d2h, "--d2h"))
+    if a.device_bytes:
+        machine = replace(machine, device_bytes=parse_bytes(a.device_bytes, "--device-bytes"))
+    return machine
+
+
+def refuse_unwritable(file: str | None) -> None:
+    """Raises UsageError now for a result that could not be written after the run."""
+    if file is not None and not (Path(file).absolute().parent.is_dir() and not Path(file).is_dir()):
+        raise UsageError(f"cannot write {file}: its folder does not exist, or it is a folder itself")
+
+
+class Shown:
+    """Two progress bars on stderr: weights loaded, then bytes moved by the engines. Silent where `quiet` or not a terminal."""
+
+    def __init__(self, bars: Progress, device: str, quiet: bool) -> None:
+        self._bars, self._device, self._quiet = bars, device, quiet
+        self._load: TaskID | None = None
+        self._run: TaskID | None = None
+
+    @property
+    def hooks(self) -> watching.Hooks:
+        return watching.Hooks(progress=self.running, stuck=stuck)
+
+    def planned(self, planned: Planned) -> None:
+        """Nothing can be refused any more: say where it runs, and start with the weights."""
+        if not self._quiet:
+            print(f"device: {self._device}", file=sys.stderr)
+        tensors = planned.built.graph.tensors
+        nbytes = sum(t.nbytes for t in tensors if t.kind.value == "weight")
+        self._load = self._bars.add_task("load weights", total=nbytes)
+
+    def loading(self, weight: str, nbytes: int) -> None:
+        if self._load is not None:
+            self._bars.update(self._load, advance=nbytes)
+
+    def running(self, p: watching.Progress) -> None:
+        if self._run is None:
+            self._run = self._bars.add_task("run", total=p.plan_h2d_bytes + p.plan_d2h_bytes)
+        self._bars.update(self._run, completed=p.h2d_bytes + p.d2h_bytes, description=f"run {p.tasks_done}/{p.tasks} tasks")
+
+
+@contextmanager
+def progress_shown(device: str, quiet: bool) -> Iterator[Shown]:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bars:
+        yield Shown(bars, device, quiet)
+
+
+def stuck(heads: tuple[watching.Head, ...]) -> None:
+    """Nothing has moved for a while: say what each engine is at."""
+    print("einpage: nothing has finished for a while; the head of each engine:", file=sys.stderr)
+    for head in heads:
+        print(f"  {head.text()}", file=sys.stderr)
+
+
+def rendered(result: RunResult, timeline: str | None) -> str:
+    """The answer, then what it took: bytes counted, plan ÷ bound, predicted and measured time."""
+    f = result.facts
+    lines = list(_tops(f.get("top")))
+    if "perplexity" in f:
+        lines.append(f"perplexity  {f['perplexity']:.4f} over {f['tokens']} tokens (mean NLL {f['mean_nll']:.6f})")
+    split = " ".join(f"{k}={n}" for k, n in result.planned.built.graph.split) or "none"
+    arena, scratch, host, peak = (_bytes(f[k]) for k in ("arena_bytes", "outside_arena_bytes", "host_bytes", "peak_rss_bytes"))
+    moved_in, moved_out = _bytes(f["measured_h2d_bytes"]), _bytes(f["measured_d2h_bytes"])
+    predicted, measured, bound, planning = (_seconds(f[k]) for k in ("makespan_s", "wall_s", "bound_s", "plan_s"))
+    lines += [
+        "",
+        f"plan        {f['tasks']} tasks, {f['nodes']} nodes, split {split}; judged right; made in {planning}",
+        f"memory      arena {arena}, kernels' scratch {scratch}, host {host}, peak resident {peak}",
+        f"moved       {moved_in} to the device, {moved_out} back: the plan's bytes exactly",
+        f"time        predicted {predicted}, measured {measured} (× {f['measured_ratio']:.2f}), {f['dispatch']} dispatch",
+        f"plan÷bound  {f['bound_ratio']:.3f}  (bound {bound}, {f['bound_limit']})",
+    ]
+    if timeline:
+        lines.append(f"timeline    {timeline}")
+    return "\n".join(lines)
+
+
+def _tops(top: object) -> Iterator[str]:
+    """The best next tokens of each sequence."""
+    sequences = top if isinstance(top, list) else []
+    for i, row in enumerate(sequences):
+        if len(sequences) > 1:
+            yield f"sequence {i}"
+        for rank, (token, text, logit) in enumerate(row, 1):
+            word = "" if text is None else repr(text)
+            yield f"  {rank}  {word:<14} {logit:9.4f}   (id {token})"
+
+
+def _bytes(value: object) -> str:
+    assert isinstance(value, int)
+    return format_bytes(value)
+
+
+def _seconds(value: object) -> str:
+    assert isinstance(value, float)
+    return format_seconds(value)

@@ -1,0 +1,57 @@
+"""A device: what turns the nodes of a MemGraph into actions.
+
+A dispatcher decides when a node runs; the device does it and counts the bytes it really moved. One engine thread at a time calls
+`compute`, one the host → device transfers, one the device → host transfers; `free` is called by whoever finished last. Everything slow
+(views, kernels) is made when the device is made, before any clock starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+from einpage.memplan.memgraph import Compute, Free, HostGather, MemGraph, Move, NodeId
+
+Action: TypeAlias = Callable[[NodeId], None]
+
+
+class Device(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def arena_bytes(self) -> int:
+        """Device memory under the plan's control."""
+
+    @property
+    def outside_arena_bytes(self) -> int:
+        """The most device memory ever in use besides the arena: temporaries of kernels, the device's own buffers."""
+
+    @property
+    def h2d_bytes(self) -> int:
+        """Bytes moved host → device since `begin`."""
+
+    @property
+    def d2h_bytes(self) -> int:
+        """Bytes moved device → host since `begin`."""
+
+    def begin(self) -> None:
+        """Called before each run: forget what was counted."""
+
+    def compute(self, node: NodeId) -> None:
+        """Run a Compute."""
+
+    def copy(self, node: NodeId) -> None:
+        """Run a Move."""
+
+    def gather(self, node: NodeId) -> None:
+        """Run a HostGather."""
+
+    def free(self, node: NodeId) -> None:
+        """Told that a residency's contents ended."""
+
+
+def actions(memgraph: MemGraph, device: Device) -> list[Action]:
+    """For each node, the method of `device` that runs it."""
+    by_kind: dict[type, Action] = {Compute: device.compute, Move: device.copy, HostGather: device.gather, Free: device.free}
+    return [by_kind[type(node)] for node in memgraph.nodes]

@@ -1,0 +1,24 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from einpage.einsum_front.errors import UsageError
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` beside `path` and rename it into place: a reader sees the old file or the new one, never a part.
+
+    Raises UsageError where the place cannot be written.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        try:
+            part.write_text(text, encoding="utf-8")
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error

@@ -1,0 +1,262 @@
+"""A profile of this CPU as a device: rates of its three engines while all of them are busy.
+
+Probes are ordinary jobs run by the ordinary kernels: a product for each dtype (FLOP/s), a product of few rows and a pointwise job (what
+memory allows), the smallest job (latency). Two threads copy blocks all the while, as the copy engines do. The profile holds for
+this machine with this number of torch threads, and is kept as YAML under the cache folder; losing it costs two seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from einpage.einsum_front.dtype import RUN_DTYPES, DType
+from einpage.einsum_front.errors import UsageError
+from einpage.einsum_front.expr import Acc, Axis, Binary, Letter, Load
+from einpage.einsum_front.job import Box, Contraction, ContractJob, Job, MapJob, Part, Range, View
+from einpage.einsum_front.taskgraph import Nbytes
+from einpage.exec.files import write_atomically
+from einpage.exec.host import Arena
+from einpage.kernels.access import TORCH_DTYPE
+from einpage.kernels.dispatch import prepare
+from einpage.memplan.machine import Machine, load_machine, machine_text
+from einpage.memplan.memgraph import Extent, Offset
+
+BLOCK = 4 << 20
+"""Bytes of one probe copy."""
+BLOCKS = 4
+PROBES = len(RUN_DTYPES) + 4
+"""How many probes share the time: products, two of memory, two latencies."""
+
+
+@dataclass(slots=True)
+class _Link:
+    """What one copy thread has moved."""
+
+    nbytes: int = 0
+    seconds: float = 0.0
+
+
+def default_threads() -> int:
+    """All cores but one, which is for the copy engines.
+
+    Torch's threads wait for each other at the end of every kernel, so one that a copy pushes off its core holds up all.
+    """
+    return max(1, _cores() - 1)
+
+
+def measured_cpu(*, threads: int | None = None, again: bool = False, say: Callable[[str], None] | None = None) -> Machine:
+    """The profile of this machine with `threads` torch threads: the one that was kept, or (with `again`, always) a new one.
+
+    `say` is told when something is measured, and where it was kept. Where it cannot be kept, `say` is told so; without `say`
+    that raises UsageError.
+    """
+    kept = None if again else cached_cpu(threads)
+    if kept is not None:
+        return kept
+    if say is not None:
+        say("measuring this machine (about 2 s, once)")
+    machine = measure_cpu(threads=threads)
+    try:
+        path = keep(machine)
+    except UsageError as error:
+        if say is None:
+            raise
+        say(f"the profile is not kept: {error}")
+    else:
+        if say is not None:
+            say(f"profile kept in {path}")
+    return machine
+
+
+def measure_cpu(seconds: float = 1.2, threads: int | None = None) -> Machine:
+    """Measure for about `seconds`, with `threads` torch threads. Sets torch's number of threads for the process."""
+    threads = default_threads() if threads is None else threads
+    torch.set_num_threads(threads)
+    share = seconds / PROBES
+    links = (_Link(), _Link())
+    with _busy_links(links):
+        flops_per_s = tuple((dtype, _product_rate(dtype, share)) for dtype in RUN_DTYPES)
+        bytes_per_s = _memory_rate(share)
+    handover_s = _handover_seconds(share)
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Machine(
+        name="cpu",
+        device_bytes=physical // 2,
+        host_bytes=physical,
+        flops_per_s=flops_per_s,
+        device_bytes_per_s=bytes_per_s,
+        h2d_bytes_per_s=_rounded(links[0].nbytes / links[0].seconds),
+        d2h_bytes_per_s=_rounded(links[1].nbytes / links[1].seconds),
+        copy_latency_s=_rounded(handover_s),
+        launch_latency_s=_rounded(handover_s + _launch_seconds(share)),
+        threads=threads,
+        about=f"Measured on {_cpu_name()} with {threads} of {_cores()} cores for torch, both copy engines busy; torch {torch.__version__}.",
+    )
+
+
+def keep(machine: Machine) -> Path:
+    """Write a measured profile to where `cached_cpu` looks. Raises UsageError where that cannot be written."""
+    assert machine.threads is not None
+    path = _profile_path(machine.threads)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the cache folder {path.parent}: {error.strerror}; set EINPAGE_CACHE to another one") from error
+    write_atomically(path, machine_text(machine))
+    return path
+
+
+def cached_cpu(threads: int | None = None) -> Machine | None:
+    """The profile that was kept for this machine and number of threads; None where there is none that can be read."""
+    path = _profile_path(default_threads() if threads is None else threads)
+    try:
+        return load_machine(path)
+    except UsageError:
+        return None
+
+
+def cache_folder() -> Path:
+    """Where einpage keeps what it may lose: $EINPAGE_CACHE, else einpage/ in $XDG_CACHE_HOME, else in ~/.cache."""
+    if own := os.environ.get("EINPAGE_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "einpage"
+
+
+def _profile_path(threads: int) -> Path:
+    machine = f"{_cpu_name()}|{_cores()}|{torch.__version__}"
+    return cache_folder() / f"cpu-{hashlib.sha256(machine.encode()).hexdigest()[:8]}-{threads}.yaml"
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _rounded(rate: float) -> float:
+    """Three digits: more would be noise."""
+    return float(f"{rate:.3g}")
+
+
+@contextmanager
+def _busy_links(links: tuple[_Link, _Link]) -> Iterator[None]:
+    """Two threads that copy blocks, one each way, until the block of code ends."""
+    whole = Extent(Offset(0), Nbytes(2 * BLOCKS * BLOCK))
+    near, far = (Arena(whole.nbytes, touch=True).bytes(whole).reshape(2, BLOCKS, BLOCK) for _ in range(2))
+    stop = threading.Event()
+
+    def copies(link: _Link, target: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
+        begun, turn = perf_counter(), 0
+        while not stop.is_set():
+            np.copyto(target[turn % BLOCKS], source[turn % BLOCKS])
+            link.nbytes += BLOCK
+            turn += 1
+        link.seconds = perf_counter() - begun
+
+    threads = [
+        threading.Thread(target=copies, args=(links[0], near[0], far[0]), daemon=True),
+        threading.Thread(target=copies, args=(links[1], far[1], near[1]), daemon=True),
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def _product_rate(dtype: DType, seconds: float) -> float:
+    """FLOP/s of a square-ish product, [256, 1024] x [1024, 1024]."""
+    job = _product(256, 1024, 1024, dtype)
+    return _rounded(2 * 256 * 1024 * 1024 / _seconds_each(job, seconds))
+
+
+def _memory_rate(seconds: float) -> float:
+    """Bytes/s over a product of few rows, [8, 1024] x [1024, 4096], and a pointwise job of 4 MiB, each given the same time."""
+    total_bytes, total_seconds = 0.0, 0.0
+    for job in (_product(8, 1024, 4096, DType.FP32), _pointwise(1 << 20)):
+        total_bytes += sum(b.size * 4 for view in (*job.reads, job.result) for b in view.boxes)
+        total_seconds += _seconds_each(job, seconds)
+    return _rounded(total_bytes / total_seconds)
+
+
+def _launch_seconds(seconds: float) -> float:
+    """What the smallest task costs."""
+    return _seconds_each(_pointwise(16), seconds)
+
+
+def _handover_seconds(seconds: float) -> float:
+    """How long one engine waits to see that another is done: half of a round trip between two threads."""
+    condition, turn, stop = threading.Condition(), [0], perf_counter() + seconds
+
+    def play(own: int) -> None:
+        with condition:
+            while turn[0] >= 0:
+                if turn[0] % 2 != own:
+                    condition.wait()
+                    continue
+                turn[0] = turn[0] + 1 if perf_counter() < stop else -turn[0] - 1
+                condition.notify()
+
+    other = threading.Thread(target=play, args=(1,), daemon=True)
+    begun = perf_counter()
+    other.start()
+    play(0)
+    other.join()
+    return (perf_counter() - begun) / max(1, -turn[0])
+
+
+def _seconds_each(job: Job, seconds: float) -> float:
+    """The mean time of `job` on tensors of ones, over about `seconds`; the first call does not count."""
+    kernel = prepare(job)
+    operands = tuple(tuple(torch.ones(b.shape, dtype=TORCH_DTYPE[view.dtype]) for b in view.boxes) for view in job.reads)
+    result = torch.empty(job.result.boxes[0].shape, dtype=TORCH_DTYPE[job.result.dtype])
+    kernel(operands, result, None)
+    begun, calls = perf_counter(), 0
+    while (passed := perf_counter() - begun) < seconds or calls == 0:
+        kernel(operands, result, None)
+        calls += 1
+    return passed / calls
+
+
+def _product(rows: int, inner: int, columns: int, dtype: DType) -> ContractJob:
+    """y[r,c] = x[r,k] * w[c,k]: a projection, its weight as checkpoints hold it."""
+    r, k, c = Letter("r"), Letter("k"), Letter("c")
+    ranges = (Range(r, 0, rows), Range(k, 0, inner), Range(c, 0, columns))
+    x, w = Load("x", (Axis(r), Axis(k))), Load("w", (Axis(c), Axis(k)))
+    reads = (_whole("x", (rows, inner), dtype), _whole("w", (columns, inner), dtype))
+    result = _whole("y", (rows, columns), dtype)
+    return ContractJob(ranges, reads, result, (Contraction(x, w, (k,)),), (r, c), Acc(0), None, True)
+
+
+def _pointwise(extent: int) -> MapJob:
+    """y[k] = x[k] + x[k] * x[k]."""
+    k = Letter("k")
+    x = Load("x", (Axis(k),))
+    part = Part((Axis(k),), Binary("+", x, Binary("*", x, x)))
+    return MapJob((Range(k, 0, extent),), (_whole("x", (extent,), DType.FP32),), _whole("y", (extent,), DType.FP32), (part,))
+
+
+def _whole(name: str, shape: tuple[int, ...], dtype: DType) -> View:
+    return View(name, dtype, (Box((0,) * len(shape), shape),))

@@ -1,0 +1,227 @@
+"""Running a plan: weights and inputs into the host arena, the MemGraph replayed on a device, the answers read out.
+
+In: a Model with weights, and options. Out: a RunResult whose figures were counted, not copied from the plan. Nothing is written to disk
+here; the command line does that.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from einpage.einsum_front.dtype import DType
+from einpage.einsum_front.errors import UsageError
+from einpage.einsum_front.expr import Letter
+from einpage.einsum_front.program import Program
+from einpage.einsum_front.taskgraph import Kind, TensorId
+from einpage.exec.answers import last_logits, mean_nll, top_tokens
+from einpage.exec.build import Built, Model, Planned, build_graph, make_plan
+from einpage.exec.cpu import CpuDevice
+from einpage.exec.dynamic import run_dynamic
+from einpage.exec.engine import Measured
+from einpage.exec.fill import fill
+from einpage.exec.host import HostArena, masters, outputs
+from einpage.exec.inputs import TokenLists, bind_inputs
+from einpage.exec.serial import run_serial
+from einpage.exec.static import run_static
+from einpage.exec.tokenizer import Tokenizer
+from einpage.exec.watch import SILENT, Hooks
+from einpage.memplan.errors import DoesNotFit, Misfit
+from einpage.memplan.machine import Machine
+from einpage.memplan.units import format_bytes
+
+TOP = 5
+"""How many next tokens are reported for each sequence."""
+
+
+class Dispatch(Enum):
+    SERIAL = "serial"
+    DYNAMIC = "dynamic"
+    STATIC = "static"
+
+
+RUNNER_BY_DISPATCH: dict[Dispatch, Callable[..., Measured]] = {
+    Dispatch.SERIAL: run_serial,
+    Dispatch.DYNAMIC: run_dynamic,
+    Dispatch.STATIC: run_static,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    dtype: DType = DType.FP32
+    budget_bytes: int = 0
+    outputs: tuple[str, ...] = ()
+    """Empty: the first the spec declares."""
+    perplexity: bool = False
+    """Adds the output that has logits for every position, and the text's perplexity."""
+    split: Mapping[Letter, int] = field(default_factory=dict)
+    dispatch: Dispatch = Dispatch.DYNAMIC
+    kernels: str = "torch"
+    """torch | triton (the latter only under Triton's interpreter here)."""
+    poison: bool = False
+    """Overwrite memory whose contents have ended, to show any read of it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunResult:
+    planned: Planned
+    measured: Measured
+    outputs: dict[str, torch.Tensor]
+    facts: dict[str, object]
+    """The plan's report with what `run --json` adds."""
+
+
+def run_model(
+    model: Model,
+    machine: Machine,
+    options: RunOptions,
+    named: Mapping[str, NDArray[np.generic]] | None = None,
+    hooks: Hooks = SILENT,
+    loading: Callable[[str, int], None] | None = None,
+    planned_hook: Callable[[Planned], None] | None = None,
+) -> RunResult:
+    """Plan and run `model` on the CPU device; `named` holds inputs other than its tokens.
+
+    `loading(weight, nbytes)` is told of every block of weights loaded, `planned_hook` of the plan before anything is loaded. Raises
+    the errors of build_graph, make_plan and the engines; DoesNotFit where the host has too little memory.
+    """
+    assert model.resolved is not None, "a model without weights can be planned, not run"
+    began = perf_counter()
+    program = model.program
+    arrays = bind_inputs(program, model.tokens, named or {})
+    wanted = wanted_outputs(program, options, model.tokens)
+    refuse_above_device(machine, options.budget_bytes)
+    built = build_graph(program, options.dtype, options.budget_bytes, wanted, options.split)
+    planned = make_plan(built, machine, options.budget_bytes, since=began)
+    memgraph = planned.memgraph
+    refuse_above_host(memgraph.host_bytes, options.budget_bytes)
+    if planned_hook is not None:
+        planned_hook(planned)
+    host = HostArena(memgraph.host_bytes)
+    slots = masters(memgraph, host)
+    fill(built.graph, model.resolved, slots, loading)
+    fill_inputs(built, arrays, slots)
+    device = CpuDevice(memgraph, host, backend=options.kernels, threads=machine.threads, poison=options.poison)
+    measured = RUNNER_BY_DISPATCH[options.dispatch](memgraph, device, hooks)
+    found = outputs(memgraph, host)
+    facts = {
+        **planned.report,
+        "device": device.name,
+        "dispatch": options.dispatch.value,
+        "kernels": options.kernels,
+        "threads": torch.get_num_threads(),
+        "wall_s": measured.wall_s,
+        "measured_ratio": measured.wall_s / planned.timeline.makespan_s,
+        "measured_h2d_bytes": measured.measured_h2d_bytes,
+        "measured_d2h_bytes": measured.measured_d2h_bytes,
+        "measured_compute_s": measured.compute_s,
+        "measured_h2d_s": measured.h2d_s,
+        "measured_d2h_s": measured.d2h_s,
+        "arena_bytes": device.arena_bytes,
+        "outside_arena_bytes": device.outside_arena_bytes,
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        **answers(found, model.tokens, model.tokenizer, options.perplexity),
+    }
+    return RunResult(planned, measured, found, facts)
+
+
+def wanted_outputs(program: Program, options: RunOptions, tokens: TokenLists | None) -> tuple[str, ...]:
+    """The outputs to compute: those asked for, or the first; and for a perplexity the one with logits at every position."""
+    names = options.outputs or (program.outputs[0].name,)
+    if not options.perplexity:
+        return names
+    if tokens is None:
+        raise UsageError("--perplexity needs a text: give --prompt or --tokens")
+    if min(map(len, tokens.lists)) < 2:
+        raise UsageError(f"--perplexity needs at least two tokens in {tokens.origin}")
+    batch, seq = _token_shape(program)
+    every = [o.name for o in program.outputs if len(o.shape) == 3 and o.shape[:2] == (batch, seq)]
+    if not every:
+        raise UsageError(f"--perplexity: {program.path} declares no output of three axes (batch, sequence, vocabulary)")
+    return names if any(name in every for name in names) else (*names, every[0])
+
+
+def _token_shape(program: Program) -> tuple[int, ...]:
+    return next((i.shape for i in program.inputs if i.name == "tokens" and len(i.shape) == 2), (-1, -1))
+
+
+def refuse_above_device(machine: Machine, budget_bytes: int) -> None:
+    """Raises UsageError for an arena larger than the device's memory."""
+    if budget_bytes > machine.device_bytes:
+        raise UsageError(
+            f"budget {format_bytes(budget_bytes)} is more than the {format_bytes(machine.device_bytes)} that machine {machine.name} has; "
+            "give a smaller --budget"
+        )
+
+
+def refuse_above_host(host_bytes: int, budget_bytes: int) -> None:
+    """Raises DoesNotFit where this machine has too little free memory for the arenas: better now than swapping later."""
+    available = available_bytes()
+    if available is not None and host_bytes + budget_bytes > available:
+        what, free = "weights, inputs, spills and outputs", max(0, available - budget_bytes)
+        raise DoesNotFit(Misfit(what, "host", host_bytes, free, free, available, (), None))
+
+
+def available_bytes() -> int | None:
+    """Memory that can be had without swapping, where the system says."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = [line.split() for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0][1]) * 1024 if found else None
+
+
+def fill_inputs(built: Built, arrays: Mapping[str, NDArray[np.generic]], slots: Mapping[TensorId, torch.Tensor]) -> None:
+    """Copy every input tile into its host slot, in the tile's own element type."""
+    for tensor in built.graph.tensors:
+        if tensor.kind is Kind.INPUT:
+            box = tuple(slice(a, b) for a, b in zip(tensor.box.start, tensor.box.stop, strict=True))
+            slots[tensor.id].copy_(torch.from_numpy(np.ascontiguousarray(arrays[tensor.value][box])))
+
+
+def answers(
+    found: Mapping[str, torch.Tensor], tokens: TokenLists | None, tokenizer: Tokenizer | None, perplexity: bool
+) -> dict[str, object]:
+    """`top` for outputs that are logits of token lists, and `perplexity` where asked for."""
+    if tokens is None:
+        return {}
+    lengths = [len(row) for row in tokens.lists]
+    out: dict[str, object] = {}
+    logits = next((t for t in found.values() if t.dim() in (2, 3) and t.shape[0] == len(lengths)), None)
+    if logits is not None and logits.is_floating_point():
+        out["top"] = [top_tokens(row, TOP, tokenizer) for row in last_logits(logits, lengths)]
+    if perplexity:
+        every = next(t for t in found.values() if t.dim() == 3)
+        losses = [mean_nll(every[b], row) for b, row in enumerate(tokens.lists)]
+        weights = [n - 1 for n in lengths]
+        mean = sum(loss * w for loss, w in zip(losses, weights, strict=True)) / sum(weights)
+        out |= {"mean_nll": mean, "perplexity": math.exp(mean), "tokens": sum(lengths)}
+    return out
+
+
+def kernels_for(word: str) -> str:
+    """The backend that `--kernels` names on the CPU. Raises UsageError for Triton outside its interpreter."""
+    if word == "auto":
+        return "torch"
+    if word == "triton" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise UsageError("--kernels triton: compiled Triton kernels need a GPU; on the CPU they run only with TRITON_INTERPRET=1 set")
+    return word
+
+
+def device_for(word: str) -> str:
+    """Why the device that `--device` asks for is the CPU, in words. Raises UsageError for one this version does not have."""
+    if word == "cuda":
+        raise UsageError("--device cuda: this version runs on the CPU device only; leave --device out or say cpu")
+    return "cpu, as asked" if word == "cpu" else "cpu: this version has no CUDA device"

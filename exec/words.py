@@ -1,0 +1,50 @@
+"""Words of the command line that several commands share: `--set`, `--outputs`, `--split`, `--timeline`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from einpage.einsum_front.errors import UsageError
+from einpage.einsum_front.expr import Letter
+from einpage.exec.build import Planned
+from einpage.exec.files import write_atomically
+from einpage.exec.timeline import NodeTimes
+from einpage.exec.timeline_html import render_html
+from einpage.exec.timeline_svg import render_svg
+
+
+def settings_of(words: Sequence[str]) -> dict[str, str]:
+    """`K=V` words by name. Raises UsageError for one without a value, or given twice."""
+    out: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not (name.strip() and equals and value.strip()):
+            raise UsageError(f"--set {word}: write a name and a value, as in --set seq=512")
+        if name.strip() in out:
+            raise UsageError(f"--set {name.strip()} is given twice")
+        out[name.strip()] = value.strip()
+    return out
+
+
+def names_of(words: str | None) -> list[str] | None:
+    return [w.strip() for w in words.split(",") if w.strip()] if words else None
+
+
+def pieces_of(words: str | None) -> dict[Letter, int]:
+    """`f=4,v=16` as pieces by letter. Raises UsageError."""
+    out: dict[Letter, int] = {}
+    for word in words.split(",") if words else ():
+        letter, _, n = word.partition("=")
+        if not (letter.strip() and n.strip().isdecimal() and int(n) > 0):
+            raise UsageError(f"--split {words}: write letters and numbers of pieces, as in --split f=4,v=16")
+        out[Letter(letter.strip())] = int(n)
+    return out
+
+
+def write_timeline(path: Path, planned: Planned, measured: NodeTimes | None) -> None:
+    """The picture of a plan, as HTML or, where the name ends so, as SVG."""
+    if path.suffix == ".svg":
+        write_atomically(path, render_svg(planned.memgraph, planned.timeline, measured))
+    else:
+        write_atomically(path, render_html(planned.memgraph, planned.timeline, measured, planned.report))

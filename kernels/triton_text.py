@@ -1,0 +1,364 @@
+"""Expressions as lines of Triton source: letters become variables, loads become masked `tl.load`s, sums are written by the caller.
+
+In: an expression and a frame, which says which variable holds each letter's numbers and along which axes of the block they run. Out: lines,
+and the text of the value. Arithmetic is fp32 whatever the dtype of the operands, addresses are int64. Text only: Triton is not imported here.
+"""
+
+from __future__ import annotations
+
+import keyword
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from einpage.einsum_front.dtype import DType
+from einpage.einsum_front.expr import Acc, Axis, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Unary, walk
+from einpage.einsum_front.job import Box, Range, View
+from einpage.kernels.access import linear, row_major
+from einpage.kernels.errors import Unsupported
+from einpage.kernels.torch_calls import fold, fold_call
+
+Axes = frozenset[str]
+"""Axes of the block a value runs along, each a character; none for a scalar."""
+NONE: Axes = frozenset()
+TL_DTYPE = {DType.FP32: "tl.float32", DType.BF16: "tl.bfloat16", DType.FP16: "tl.float16", DType.INT32: "tl.int32", DType.INT64: "tl.int64"}
+
+
+@dataclass(frozen=True, slots=True)
+class Val:
+    """The text of a value."""
+
+    text: str
+    axes: Axes
+    kind: str
+    """'f' fp32, 'b' truth, 'i' int64, 'c' a number known now, 'r' as stored."""
+    number: float | int | bool = 0
+
+
+@dataclass(slots=True)
+class Frame:
+    """Where an expression is evaluated."""
+
+    letters: Mapping[Letter, Val]
+    masks: Mapping[str, str]
+    """Per axis, the variable that says which of its lanes are real."""
+    memo: dict[tuple[Expr, bool], Val] = field(default_factory=dict)
+    accs: Mapping[int, Val] = field(default_factory=dict)
+
+
+class Writer:
+    """Lines of one kernel, and the names in use."""
+
+    def __init__(self, reads: Sequence[View], result: View, ranges: Iterable[Range]) -> None:
+        self.lines: list[str] = []
+        self.indent = 1
+        self.names: set[str] = {"tl", "triton", *keyword.kwlist, *MATH}
+        self.reads, self.result = tuple(reads), result
+        self.range_by_letter = {r.letter: r for r in ranges}
+        self.operand_by_name = {v.name: i for i, v in enumerate(reads)}
+        self.pointers: dict[tuple[int, int], str] = {}
+        self.out = self.fresh("out_ptr")
+        self.repeated: Counter[Expr] = Counter()
+        self.fixed: dict[Expr, Val] = {}
+        """Reductions already computed, by expression."""
+
+    def fresh(self, hint: str) -> str:
+        """A variable name not yet used, close to `hint`."""
+        word = re.sub(r"\W", "_", hint) or "v"
+        word = f"v{word}" if word[0].isdigit() else word
+        name, n = word, 1
+        while name in self.names:
+            n += 1
+            name = f"{word}_{n}"
+        self.names.add(name)
+        return name
+
+    def line(self, text: str = "") -> None:
+        self.lines.append("    " * self.indent + text if text else "")
+
+    def assign(self, hint: str, text: str) -> str:
+        name = self.fresh(hint)
+        self.line(f"{name} = {text}")
+        return name
+
+    def expect(self, expressions: Iterable[Expr]) -> None:
+        """Count sub-expressions, so that those used more than once get a variable."""
+        for e in expressions:
+            self.repeated.update(n for n in walk(e) if not isinstance(n, Num | Axis | Acc))
+
+    def pointer(self, operand: int, tile: int) -> str:
+        """The parameter that points to a tile."""
+        key = (operand, tile)
+        if key not in self.pointers:
+            name = self.reads[operand].name
+            many = len(self.reads[operand].boxes) > 1
+            self.pointers[key] = self.fresh(f"{name}_{tile}_ptr" if many else f"{name}_ptr")
+        return self.pointers[key]
+
+    # values
+
+    def value(self, e: Expr, frame: Frame, index: bool = False) -> Val:
+        key = (e, index)
+        if e in self.fixed:
+            return self.fixed[e]
+        if key not in frame.memo:
+            val = self._value(e, frame, index)
+            if self.repeated[e] > 1 and not isinstance(e, Load | Num | Axis | Acc) and val.kind != "c":
+                val = Val(self.assign("v", val.text), val.axes, val.kind)
+            frame.memo[key] = val
+        return frame.memo[key]
+
+    def _value(self, e: Expr, frame: Frame, index: bool) -> Val:
+        match e:
+            case Num(value):
+                return number(value)
+            case Axis(letter):
+                found = self._letter(letter, frame)
+                return found if index else Val(f"{found.text}.to(tl.float32)", found.axes, "f")
+            case Acc(i):
+                return frame.accs[i]
+            case Load():
+                return self._load(e, frame, index)
+            case Unary(op, x):
+                return self._unary(op, self.value(x, frame, index), index)
+            case Binary(op, x, y):
+                return self._binary(op, self.value(x, frame, index), self.value(y, frame, index), index)
+            case Call(fn, args):
+                return self._call(fn, [self.value(a, frame, index) for a in args], index)
+            case Reduce():
+                raise Unsupported("a reduction here depends on letters of an enclosing reduction: use the torch backend")
+            case Name(word):
+                raise AssertionError(f"the name {word} reached a kernel unresolved")
+        assert_never(e)
+
+    def _letter(self, letter: Letter, frame: Frame) -> Val:
+        if letter not in frame.letters:
+            raise Unsupported(f"{letter} is free inside a reduction over other letters of the result: use the torch backend")
+        return frame.letters[letter]
+
+    def _unary(self, op: str, x: Val, index: bool) -> Val:
+        if x.kind == "c":
+            return number(not x.number if op == "not" else -x.number)
+        if op == "not":
+            return Val(f"({truth(x)} == 0)" if x.kind != "b" else f"(~{x.text})", x.axes, "b")
+        x = arithmetic(x, index)
+        return Val(f"(-{x.text})", x.axes, x.kind)
+
+    def _binary(self, op: str, x: Val, y: Val, index: bool) -> Val:
+        if x.kind == y.kind == "c":
+            folded = fold(op, x.number, y.number)
+            if folded is not None:
+                return number(folded)
+        if op in ("and", "or"):
+            return _logic(op, x, y, index)
+        if op == "/" and index:
+            raise Unsupported("a true division in an index: use //")
+        x, y, axes, kind = arithmetic(x, index), arithmetic(y, index), x.axes | y.axes, "i" if index else "f"
+        if op in COMPARE:
+            return Val(f"({x.text} {op} {y.text})", axes, "b")
+        if op == "//" or op == "%":
+            name = ("floor_div" if op == "//" else "floor_mod") + ("_int" if index else "")
+            return Val(f"{name}({x.text}, {y.text})", axes, kind)
+        if op == "**":
+            return Val(_power(x, y), axes, kind)
+        if y.kind == x.kind == "c":  # what Python refuses to compute, such as 1 / 0
+            x = Val(f"tl.full((1, 1), {x.text}, tl.float32)", NONE, "f")
+        return Val(f"({x.text} {op} {y.text})", axes, kind)
+
+    def _call(self, fn: str, args: list[Val], index: bool) -> Val:
+        if fn == "where":
+            condition, then, other = args
+            if condition.kind == "c":
+                return then if condition.number else other
+            then, other = arithmetic(then, index), arithmetic(other, index)
+            return Val(
+                f"tl.where({truth(condition)}, {then.text}, {other.text})", condition.axes | then.axes | other.axes, "i" if index else "f"
+            )
+        if all(a.kind == "c" for a in args):
+            return number(fold_call(fn, [a.number for a in args]))
+        args = [arithmetic(a, index) for a in args]
+        axes = NONE.union(*(a.axes for a in args))
+        if index and fn not in ("min", "max", "abs"):
+            raise Unsupported(f"{fn} in an index: an index is made of integers")
+        return Val(f"{FUNCTION[fn]}({', '.join(a.text for a in args)})", axes, "i" if index else "f")
+
+    # loads and addresses
+
+    def _load(self, e: Load, frame: Frame, index: bool) -> Val:
+        view = self.reads[self.operand_by_name[e.name]]
+        raw = self.load(e, frame)
+        if index:
+            if view.dtype.is_float:
+                raise Unsupported(f"{e.name} is {view.dtype.value} and cannot be an index: use an integer tensor")
+            return Val(f"{raw.text}.to(tl.int64)", raw.axes, "i")
+        return Val(raw.text if view.dtype is DType.FP32 else f"{raw.text}.to(tl.float32)", raw.axes, "f")
+
+    def load(self, e: Load, frame: Frame) -> Val:
+        """A variable that holds `e` as stored; lanes that are not real hold 0."""
+        key = (Load(f"{e.name} as stored", e.indices), False)
+        if key in frame.memo:
+            return frame.memo[key]
+        operand = self.operand_by_name[e.name]
+        view = self.reads[operand]
+        forms = [linear(i) for i in e.indices]
+        looked_up = {d: self._index(i, frame) for d, (f, i) in enumerate(zip(forms, e.indices, strict=True)) if f is None}
+        axes = NONE.union(
+            *(frame.letters[x].axes if x in frame.letters else self._letter(x, frame).axes for f in forms if f is not None for x in f[0])
+        )
+        axes = axes.union(*(v.axes for v in looked_up.values()))
+        text = ""
+        for j, box in enumerate(view.boxes):
+            conditions = self._conditions(view, box, forms, looked_up, frame)
+            if conditions is None:
+                continue
+            terms = [*address(box, forms, frame.letters), *_looked_up_terms(box, looked_up)]
+            mask = " & ".join([*(frame.masks[a] for a in sorted(axes)), *conditions])
+            where = " + ".join([self.pointer(operand, j), *terms])
+            here = f"tl.load({where}, mask={mask}, other=0)" if mask else f"tl.load({where})"
+            text = f"tl.where({' & '.join(conditions)}, {here}, {text})" if text else here
+        assert text, f"no tile of {e.name} holds what the job reads"
+        frame.memo[key] = Val(self.assign(e.name, text), axes, "r")
+        return frame.memo[key]
+
+    def _index(self, e: Expr, frame: Frame) -> Val:
+        val = self.value(e, frame, True)
+        return val if val.kind == "c" else Val(self.assign("index", val.text), val.axes, "i")
+
+    def _conditions(
+        self, view: View, box: Box, forms: Sequence[tuple[dict[Letter, int], int] | None], looked_up: Mapping[int, Val], frame: Frame
+    ) -> list[str] | None:
+        """Which lanes lie in `box`, as texts; None where none can. A looked-up index is always held inside."""
+        out: list[str] = []
+        for d, form in enumerate(forms):
+            if form is None:
+                out.append(f"({looked_up[d].text} >= {box.start[d]}) & ({looked_up[d].text} < {box.stop[d]})")
+                continue
+            lo, hi = self._hull(form)
+            if hi <= box.start[d] or box.stop[d] <= lo:
+                return None
+            text = " + ".join([*_products(form[0], frame.letters), *([str(form[1])] if form[1] or not form[0] else [])])
+            if lo < box.start[d] and len(view.boxes) > 1:
+                out.append(f"({text} >= {box.start[d]})")
+            if box.stop[d] < hi and len(view.boxes) > 1:
+                out.append(f"({text} < {box.stop[d]})")
+        return out
+
+    def _hull(self, form: tuple[dict[Letter, int], int]) -> tuple[int, int]:
+        low = high = form[1]
+        for letter, c in form[0].items():
+            r = self.range_by_letter[letter]
+            low += min(c * r.start, c * (r.stop - 1))
+            high += max(c * r.start, c * (r.stop - 1))
+        return low, high + 1
+
+    def store(self, target: Sequence[Expr], value: Val, frame: Frame, axes: str, box: Box | None = None) -> None:
+        """Write `value` to the result at `target`, over all of `axes`."""
+        box = box or self.result.boxes[0]
+        forms = [linear(i) for i in target]
+        value = arithmetic(value, False)
+        shape = ", ".join(SHAPE[a] for a in axes) + (", 1" if len(axes) == 1 else "")
+        where = " + ".join([self.out, f"tl.zeros(({shape}), tl.int64)", *address(box, forms, frame.letters)])
+        text = f"tl.full((1, 1), {value.text}, tl.float32)" if value.axes == NONE else value.text
+        text = text if value.axes == frozenset(axes) else f"tl.broadcast_to({text}, ({shape}))"
+        self.line(f"tl.store({where}, ({text}).to({TL_DTYPE[self.result.dtype]}), mask={' & '.join(frame.masks[a] for a in axes)})")
+
+    def split(self, flat: str, letters: Sequence[Letter], axes: str) -> dict[Letter, Val]:
+        """Variables for letters that together run along the flat index `flat`, the last one fastest."""
+        out: dict[Letter, Val] = {}
+        inner = 1
+        for n, letter in reversed(list(enumerate(letters))):
+            r = self.range_by_letter[letter]
+            text = flat if inner == 1 else f"({flat} // {inner})"
+            text = text if n == 0 else f"{text} % {r.extent}"
+            text = text if r.start == 0 else f"{text} + {r.start}"
+            out[letter] = Val(self.assign(str(letter), text), frozenset(axes), "i")
+            inner *= r.extent
+        return out
+
+
+def address(box: Box, forms: Sequence[tuple[dict[Letter, int], int] | None], letters: Mapping[Letter, Val]) -> list[str]:
+    """The terms of an element's offset in a packed box; looked-up dimensions are left to the caller."""
+    const = 0
+    coefficient: dict[Letter, int] = {}
+    for form, start, step in zip(forms, box.start, row_major(box.shape), strict=True):
+        if form is not None:
+            const += (form[1] - start) * step
+            for letter, c in form[0].items():
+                coefficient[letter] = coefficient.get(letter, 0) + c * step
+    return [*_products(coefficient, letters), *([f"({const})"] if const else [])]
+
+
+def _products(coefficient: Mapping[Letter, int], letters: Mapping[Letter, Val]) -> list[str]:
+    return [letters[x].text if c == 1 else f"{letters[x].text} * {c}" for x, c in coefficient.items() if c]
+
+
+def _looked_up_terms(box: Box, looked_up: Mapping[int, Val]) -> list[str]:
+    step = row_major(box.shape)
+    return [f"({v.text} - {box.start[d]}) * {step[d]}" if box.start[d] else f"{v.text} * {step[d]}" for d, v in looked_up.items()]
+
+
+def number(value: float | int | bool) -> Val:
+    if isinstance(value, float) and not math.isfinite(value):
+        return Val(f'float("{value}")', NONE, "c", value)
+    return Val(repr(value) if value >= 0 else f"({value!r})", NONE, "c", value)
+
+
+def arithmetic(x: Val, index: bool) -> Val:
+    """`x` as a number: truths become 0 and 1."""
+    if x.kind == "b":
+        return Val(f"{x.text}.to({'tl.int64' if index else 'tl.float32'})", x.axes, "i" if index else "f")
+    if x.kind == "c" and isinstance(x.number, bool):
+        return number(int(x.number))
+    if x.kind == "c" and not index and isinstance(x.number, int):
+        return Val(number(float(x.number)).text, NONE, "c", float(x.number))
+    return x
+
+
+def truth(x: Val) -> str:
+    return x.text if x.kind == "b" else f"({x.text} != 0)"
+
+
+def _logic(op: str, x: Val, y: Val, index: bool) -> Val:
+    if x.kind == "c":
+        return y if bool(x.number) == (op == "and") else x
+    if x.kind == "b" and (y.kind == "b" or isinstance(y.number, bool)):
+        if y.kind == "c":
+            return x if bool(y.number) == (op == "and") else y
+        return Val(f"({x.text} {'&' if op == 'and' else '|'} {y.text})", x.axes | y.axes, "b")
+    condition, x, y = truth(x), arithmetic(x, index), arithmetic(y, index)
+    then, other = (y, x) if op == "and" else (x, y)
+    return Val(f"tl.where({condition}, {then.text}, {other.text})", x.axes | y.axes, "i" if index else "f")
+
+
+def _power(x: Val, y: Val) -> str:
+    if y.kind == "c" and y.number == 0.5:
+        return f"tl.sqrt_rn({x.text})"
+    if y.kind == "c" and y.number == int(y.number) and 1 <= y.number <= 4:
+        return "(" + " * ".join([x.text] * int(y.number)) + ")"
+    if x.kind == "c" and x.number > 0:
+        return f"tl.exp2({y.text} * {math.log2(x.number)!r})"
+    return f"power({x.text}, {y.text})" if y.kind != "c" else f"power({x.text}, tl.full((1, 1), {y.text}, tl.float32))"
+
+
+SHAPE = {"r": "ROWS", "c": "COLS", "k": "INNER", "w": "WIDTH"}
+"""The constant that gives each axis its length."""
+COMPARE = frozenset(("<", "<=", ">", ">=", "==", "!="))
+MATH = ("floor_div", "floor_mod", "floor_div_int", "floor_mod_int", "power", "tanh", "silu", "gelu", "gelu_tanh", "relu")
+"""Functions of kernels/triton_math.py."""
+FUNCTION = {
+    "exp": "tl.exp", "log": "tl.log", "sqrt": "tl.sqrt_rn", "rsqrt": "tl.rsqrt", "sin": "tl.sin", "cos": "tl.cos", "erf": "tl.erf", "sigmoid": "tl.sigmoid",
+    "abs": "tl.abs", "min": "tl.minimum", "max": "tl.maximum", "tanh": "tanh", "silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_tanh", "relu": "relu",
+}  # fmt: skip
+
+
+def source(name: str, what: str, writer: Writer, constants: Mapping[str, int]) -> str:
+    """The whole module of one kernel."""
+    parameters = [*writer.pointers.values(), writer.out]
+    used = [f for f in MATH if re.search(rf"\b{f}\(", "\n".join(writer.lines))]
+    imports = ["import triton", "import triton.language as tl"]
+    imports += [f"from einpage.kernels.triton_math import {', '.join(used)}"] if used else []
+    head = [*imports, "", "", "@triton.jit", f"def {name}({', '.join(parameters)}):", f'    """{what}"""']
+    return "\n".join([*head, *(f"    {k}: tl.constexpr = {v}" for k, v in constants.items()), *writer.lines, ""])

@@ -1,0 +1,43 @@
+"""What the planner refuses, with everything a person needs to act on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from einpage.einsum_front.errors import EinpageError
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """Why a task cannot be placed. All figures in bytes."""
+
+    task: str
+    place: str
+    """`device` or `host`."""
+    wanted: int
+    free: int
+    largest_hole: int
+    budget: int
+    pinned: tuple[tuple[str, int], ...]
+    """(tensor name, bytes) of what may not leave."""
+    smallest_budget: int | None
+    """The smallest budget that works, with the finest split where the split is free; None when it is the host that is full."""
+
+
+class DoesNotFit(EinpageError):
+    """No plan exists under this budget. Carries the Misfit."""
+
+    exit_status = 3
+
+    def __init__(self, misfit: Misfit) -> None:
+        self.misfit = misfit
+        pinned = ", ".join(f"{name} {nbytes}" for name, nbytes in misfit.pinned) or "nothing"
+        cure = (
+            f"smallest budget that works: {misfit.smallest_budget} bytes"
+            if misfit.smallest_budget is not None
+            else "a larger host is needed"
+        )
+        super().__init__(
+            f"does not fit: task {misfit.task} wants {misfit.wanted} bytes on the {misfit.place}; budget {misfit.budget}, "
+            f"free {misfit.free}, largest hole {misfit.largest_hole}; pinned: {pinned}; {cure}"
+        )

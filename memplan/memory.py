@@ -1,0 +1,192 @@
+"""What is where during the simulated execution, and what a task between the horizons has been promised.
+
+In: promises, evictions and executions, in the order of the simulation. Out: nodes in the Recorder. Invariants: what a task between the
+horizons touches is pinned and stays; a tensor is at one place on the device or at none; a clean tensor leaves without a copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from einpage.einsum_front.taskgraph import Kind, Task, TaskGraph, TensorId
+from einpage.memplan.arena import Arena, Piece
+from einpage.memplan.host import Host
+from einpage.memplan.machine import Machine
+from einpage.memplan.memgraph import DEVICE, NodeId, ResidencyId, aligned
+from einpage.memplan.record import NO_RESIDENCY, Recorder
+from einpage.memplan.reuse import Reuse, Step
+
+NOWHERE = -1
+"""Stands for an offset."""
+WORKSPACE = TensorId(-1)
+"""Stands for the workspace where a tensor is wanted."""
+
+
+@dataclass(slots=True)
+class Reservation:
+    """A task between the horizons: what it has been promised."""
+
+    step: Step
+    task: Task
+    reads: tuple[TensorId, ...]
+    taken: TensorId | None
+    """The operand whose bytes the result takes over."""
+    result_after: list[Piece] = field(default_factory=list)
+    """Whose bytes the result will overwrite; empty until promised, and where it takes over."""
+    workspace_at: int = NOWHERE
+    workspace_after: list[Piece] = field(default_factory=list)
+    ahead_bytes: int = 0
+    """Bytes brought in for it."""
+    runs_at_once: bool = False
+    """Whether it takes over an operand that others need again, which only its own execution can tell them."""
+
+
+class Memory:
+    """Device and host. Flat lists by tensor; sizes are aligned bytes."""
+
+    def __init__(self, graph: TaskGraph, machine: Machine, budget_bytes: int, reuse: Reuse, recorder: Recorder) -> None:
+        n = len(graph.tensors)
+        self.graph, self.reuse, self.recorder = graph, reuse, recorder
+        self.size: list[int] = [aligned(t.nbytes) for t in graph.tensors]
+        self.is_output = [t.kind is Kind.OUTPUT for t in graph.tensors]
+        self.device = Arena(budget_bytes)
+        self.host = Host(graph, machine, self.size, recorder)
+        self.at = [NOWHERE] * n
+        """Offset on the device, from the promise on."""
+        self.on_device = [NO_RESIDENCY] * n
+        """From the node that creates it on."""
+        self.pins = [0] * n
+        """How many tasks between the horizons touch the tensor."""
+        self.loose_bytes = 0
+        """On the device and not pinned."""
+
+    # The allocation horizon.
+
+    def reserve(self, step: Step, task: Task) -> Reservation:
+        """Pin what the task touches; nothing is promised yet."""
+        reads = self.reuse.reads[step]
+        for t in reads:
+            if not self.pins[t] and self.at[t] != NOWHERE:
+                self.loose_bytes -= self.size[t]
+            self.pins[t] += 1
+        self.pins[task.result] += 1
+        offered = () if task.gathers else task.inplace
+        taken = next((t for t in offered if self.reuse.is_last(t, step) and not self.is_output[t]), None)
+        return Reservation(step, task, reads, taken)
+
+    def wants(self, it: Reservation) -> list[TensorId]:
+        """What has to find bytes for the task: absent operands, the result, the workspace, in this order."""
+        wanted = [t for t in it.reads if self.at[t] == NOWHERE]
+        wanted.append(it.task.result)
+        if it.task.workspace_bytes:
+            wanted.append(WORKSPACE)
+        return wanted
+
+    def size_of(self, it: Reservation, want: TensorId) -> int:
+        """Bytes of the arena that `want` has to find; a result that takes over finds none."""
+        if want == WORKSPACE:
+            return aligned(it.task.workspace_bytes)
+        return 0 if want == it.task.result and it.taken is not None else self.size[want]
+
+    def footprint(self, it: Reservation) -> int:
+        return sum(self.size[t] for t in it.reads) + self.size_of(it, it.task.result) + self.size_of(it, WORKSPACE)
+
+    def promise(self, it: Reservation, want: TensorId, start: int) -> None:
+        """Take the bytes from the hole at `start`; a reload or a gather is issued now, for the link waits for no task.
+
+        A result that takes over has its bytes already, and `start` is not used.
+        """
+        if want == it.task.result and it.taken is not None:
+            self.at[want] = self.at[it.taken]
+            return
+        after = self.device.take(start, self.size_of(it, want), want)
+        if want == WORKSPACE:
+            it.workspace_at, it.workspace_after = start, after
+            return
+        self.at[want] = start
+        if want != it.task.result:
+            source = self.host.copy[want]
+            assert source != NO_RESIDENCY, f"{self.graph.tensors[want].name} is nowhere"
+            self.on_device[want] = self.recorder.move(source, DEVICE, start, after)
+        elif it.task.gathers:
+            operands = tuple(tuple(self.host.copy[t] for t in operand) for operand in it.task.operands)
+            self.on_device[want] = self.recorder.gather(it.task.id, operands, want, DEVICE, start, after)
+        else:
+            it.result_after = after
+            return
+        it.ahead_bytes += self.size[want]
+
+    def withdraw(self, it: Reservation) -> None:
+        """Take back the promises of what only the task itself will write: as if they had never been made."""
+        if it.result_after:
+            self.device.give_back(it.result_after)
+            it.result_after = []
+        if it.workspace_after:
+            self.device.give_back(it.workspace_after)
+            it.workspace_at, it.workspace_after = NOWHERE, []
+        if not it.task.gathers:
+            self.at[it.task.result] = NOWHERE
+
+    # Leaving.
+
+    def spill(self, t: TensorId, it: Reservation) -> None:
+        """Have a copy on the host, made in the name of `it` if there is none."""
+        self.host.spill(t, self.on_device[t], it.task.name)
+
+    def leave(self, t: TensorId) -> None:
+        """Free the device's copy."""
+        node = self.recorder.free(self.on_device[t])
+        self.device.release(self.at[t], node)
+        self._gone(t)
+        if not self.pins[t]:
+            self.loose_bytes -= self.size[t]
+
+    def _gone(self, t: TensorId) -> None:
+        self.on_device[t] = NO_RESIDENCY
+        self.at[t] = NOWHERE
+
+    # The execution horizon.
+
+    def execute(self, it: Reservation) -> None:
+        """The task runs: its result exists, and what no later task reads is gone."""
+        result = it.task.result
+        if not it.task.gathers:
+            node = self._compute(it)
+            if it.workspace_at != NOWHERE:
+                self.device.release(it.workspace_at, node)
+        for t in it.reads:
+            self.reuse.execute(t)
+            self._unpin(t)
+        if self.is_output[result]:
+            self.host.write_output(result, self.on_device[result])
+        self._unpin(result)
+
+    def _compute(self, it: Reservation) -> NodeId:
+        task, result = it.task, it.task.result
+        operands = tuple(tuple(self.on_device[t] for t in operand) for operand in task.operands)
+        taken: ResidencyId | None = None if it.taken is None else self.on_device[it.taken]
+        workspace = None if it.workspace_at == NOWHERE else (it.workspace_at, task.workspace_bytes)
+        after = it.result_after + it.workspace_after
+        node, self.on_device[result] = self.recorder.compute(task.id, operands, result, DEVICE, self.at[result], after, taken, workspace)
+        if it.taken is not None:
+            self.device.rename(self.at[result], result)
+            self._gone(it.taken)
+        return node
+
+    def _unpin(self, t: TensorId) -> None:
+        self.pins[t] -= 1
+        if self.pins[t]:
+            return
+        present = self.at[t] != NOWHERE
+        if present:
+            self.loose_bytes += self.size[t]
+        if self.reuse.is_dead(t):
+            if present:
+                self.leave(t)
+            self.host.drop(t)
+
+    def end(self) -> tuple[ResidencyId, ...]:
+        """The outputs on the host. Asserts that nothing else is left anywhere."""
+        assert self.device.free_bytes == self.device.capacity, "something is left on the device"
+        assert self.host.is_tidy(), "a spill slot is left on the host"
+        return tuple(self.host.copy[t] for t in self.host.outputs)

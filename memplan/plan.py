@@ -1,0 +1,146 @@
+"""From a TaskGraph to a MemGraph: an execution is simulated with two positions in one order of tasks.
+
+In: a TaskGraph, a Machine, a budget in bytes. Out: a MemGraph, the same bytes for the same input; or DoesNotFit, which is raised exactly
+where some task's footprint exceeds the budget (or the host is full).
+
+    tasks   0   1   2   3   4   5   6   7
+                    ▲           ▲
+        execution horizon   allocation horizon: bytes are promised and reloads started up to here
+        tasks up to here have run; the dead are freed; what lies between is pinned
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from einpage.einsum_front.taskgraph import Nbytes, Task, TaskGraph, TensorId
+from einpage.memplan.arena import FIT_BY_POLICY, FitPolicy
+from einpage.memplan.errors import DoesNotFit, Misfit
+from einpage.memplan.footprint import largest_footprint
+from einpage.memplan.machine import Machine
+from einpage.memplan.malloc import Allocator
+from einpage.memplan.memgraph import ALIGNMENT, MemGraph, aligned
+from einpage.memplan.memory import Memory, Reservation
+from einpage.memplan.order import ORDER_BY_POLICY, OrderPolicy
+from einpage.memplan.record import Recorder
+from einpage.memplan.reuse import Reuse, Step
+from einpage.memplan.victim import VictimPolicy, price_of
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """Each can be switched alone; every combination gives a correct plan."""
+
+    order: OrderPolicy = OrderPolicy.AS_WRITTEN
+    victim: VictimPolicy = VictimPolicy.WEIGHTED
+    """Who leaves first when bytes are wanted."""
+    fit: FitPolicy = FitPolicy.BEST
+    """Which hole is used."""
+    prefetch: bool = True
+    """The allocation horizon runs ahead; without it each task's reloads start when the task before has run."""
+    evict_ahead: bool = True
+    """Tensors needed farther away leave for a reload before the horizons meet, when little has been brought in ahead."""
+    ahead_bytes: Nbytes | None = None
+    """What `evict_ahead` keeps brought in ahead; None: a sixteenth of the budget."""
+    seed: int = 0
+    """Used by RANDOM policies only."""
+
+
+def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions | None = None) -> MemGraph:
+    """Say where every byte of `graph` lives and when it moves, in a device arena of `budget_bytes`.
+
+    Raises DoesNotFit, with the task, the bytes and the smallest budget that works.
+    """
+    options = options or PlanOptions()
+    _refuse_too_small(graph, budget_bytes)
+    horizons = Horizons(graph, machine, budget_bytes, options)
+    horizons.run()
+    memory, recorder = horizons.memory, horizons.recorder
+    return MemGraph(
+        graph=graph,
+        budget_bytes=Nbytes(budget_bytes),
+        host_bytes=memory.host.nbytes,
+        residencies=tuple(recorder.residencies),
+        nodes=tuple(recorder.nodes),
+        edges=recorder.edges.finish(),
+        start=memory.host.start,
+        end=memory.end(),
+    )
+
+
+class Horizons:
+    """The two positions. Tasks in `between` have been promised their bytes and have not run."""
+
+    def __init__(self, graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions) -> None:
+        order = ORDER_BY_POLICY[options.order](graph, options.seed)
+        self.order: Sequence[Task] = [graph.tasks[t] for t in order]
+        self.options = options
+        self.recorder = Recorder(graph)
+        self.memory = Memory(graph, machine, budget_bytes, Reuse(graph, order), self.recorder)
+        self.malloc = Allocator(self.memory, FIT_BY_POLICY[options.fit], price_of(options.victim, options.seed))
+        self.between: deque[Reservation] = deque()
+        self.ahead_bytes = 0
+        """Bytes brought in for tasks in `between`."""
+        self.ahead_wanted = budget_bytes // 16 if options.ahead_bytes is None else options.ahead_bytes
+
+    def run(self) -> None:
+        for step, task in enumerate(self.order):
+            self.allocate(Step(step), task)
+            if self.between[-1].runs_at_once or not self.options.prefetch:
+                self.execute_one()
+        while self.between:
+            self.execute_one()
+
+    def allocate(self, step: Step, task: Task) -> None:
+        """The allocation horizon passes `task`."""
+        it = self.memory.reserve(step, task)
+        for want in self.memory.wants(it):
+            if not self.find_bytes(it, want):
+                self.malloc.sim_malloc_force_reload(it)
+                break
+        self.between.append(it)
+        self.ahead_bytes += it.ahead_bytes
+
+    def find_bytes(self, it: Reservation, want: TensorId) -> bool:
+        """Find bytes: at once, by evicting ahead, by waiting, by evicting. False: the task's own operands are in the way."""
+        if self.malloc.sim_malloc(it, want):
+            return True
+        if self.evicts_ahead_for(it, want) and self.malloc.sim_malloc_offload(it, want, farther_than=len(self.between)):
+            return True
+        while self.between:
+            self.execute_one()
+            if self.malloc.sim_malloc(it, want):
+                return True
+        return self.malloc.sim_malloc_offload(it, want)
+
+    def evicts_ahead_for(self, it: Reservation, want: TensorId) -> bool:
+        """Whether others should leave before the horizons meet: for a reload, where little has been brought in ahead."""
+        return self.options.evict_ahead and self.ahead_bytes + it.ahead_bytes < self.ahead_wanted and want in it.reads
+
+    def execute_one(self) -> None:
+        """The execution horizon passes one task."""
+        it = self.between.popleft()
+        self.memory.execute(it)
+        self.ahead_bytes -= it.ahead_bytes
+
+
+def _refuse_too_small(graph: TaskGraph, budget_bytes: int) -> None:
+    """Raise DoesNotFit if the largest task does not fit an empty arena, with its operands laid out as far as they go."""
+    task_id, least = largest_footprint(graph)
+    capacity = max(budget_bytes, 0) // ALIGNMENT * ALIGNMENT
+    if least <= capacity:
+        return
+    task = graph.tasks[task_id]
+    sizes = [(graph.tensors[t].name, aligned(graph.tensors[t].nbytes)) for t in (() if task.gathers else task.reads())]
+    operands = sum(nbytes for _, nbytes in sizes)
+    pinned: list[tuple[str, int]] = []
+    free, wanted = capacity, least - operands
+    for name, nbytes in sizes:
+        if nbytes > free:
+            wanted = nbytes
+            break
+        pinned.append((name, nbytes))
+        free -= nbytes
+    raise DoesNotFit(Misfit(task.name, "device", wanted, free, free, budget_bytes, tuple(pinned), int(least)))

@@ -1,0 +1,107 @@
+"""The MemGraph as it grows: nodes in a valid execution order, residencies, and the edges that each node implies.
+
+In: calls in the order of a simulated execution. Invariant: a node's edges come only from nodes appended before it, so that running the
+nodes one after the other, or each queue first in first out, can never deadlock.
+
+    DATA    creator → reader;  last readers (or the creator, if nobody read) → Free
+    MEMORY  whoever used these bytes last → the node that writes them next
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from einpage.einsum_front.taskgraph import Nbytes, TaskGraph, TaskId, TensorId
+from einpage.memplan.arena import Piece
+from einpage.memplan.edges import EdgeList
+from einpage.memplan.memgraph import Compute, Extent, Free, HostGather, Move, Node, NodeId, Offset, Place, Residency, ResidencyId
+
+AT_START = NodeId(-1)
+"""Stands for the creator of what is there before the first node."""
+NO_RESIDENCY = ResidencyId(-1)
+
+
+class Recorder:
+    __slots__ = ("_creator", "_nbytes", "_readers", "edges", "nodes", "residencies")
+
+    def __init__(self, graph: TaskGraph) -> None:
+        self.nodes: list[Node] = []
+        self.residencies: list[Residency] = []
+        self.edges = EdgeList()
+        self._nbytes = [t.nbytes for t in graph.tensors]
+        self._creator: list[NodeId] = []
+        self._readers: list[list[NodeId]] = []
+
+    def residency(self, t: TensorId, place: Place, offset: int, creator: NodeId = AT_START) -> ResidencyId:
+        """A new residency; without a creator it is there at the start."""
+        r = ResidencyId(len(self.residencies))
+        self.residencies.append(Residency(r, t, place, (Extent(Offset(offset), self._nbytes[t]),)))
+        self._creator.append(creator)
+        self._readers.append([])
+        return r
+
+    def move(self, source: ResidencyId, place: Place, offset: int, after: Iterable[Piece]) -> ResidencyId:
+        """Copy `source` to bytes that the pieces `after` describe; answers the copy."""
+        node = NodeId(len(self.nodes))
+        target = self.residency(self.residencies[source].tensor, place, offset, node)
+        self.nodes.append(Move(source, target))
+        self._read(source, node)
+        self._write(after, node)
+        return target
+
+    def gather(
+        self, task: TaskId, operands: tuple[tuple[ResidencyId, ...], ...], t: TensorId, place: Place, offset: int, after: Iterable[Piece]
+    ) -> ResidencyId:
+        """Run a gathering task into `t`."""
+        node = NodeId(len(self.nodes))
+        created = self.residency(t, place, offset, node)
+        self.nodes.append(HostGather(task, operands, created))
+        for operand in operands:
+            for r in operand:
+                self._read(r, node)
+        self._write(after, node)
+        return created
+
+    def compute(
+        self,
+        task: TaskId,
+        operands: tuple[tuple[ResidencyId, ...], ...],
+        t: TensorId,
+        place: Place,
+        offset: int,
+        after: Iterable[Piece],
+        taken: ResidencyId | None,
+        workspace: tuple[int, int] | None,
+    ) -> tuple[NodeId, ResidencyId]:
+        """Run a task into `t`, over the bytes of the operand `taken` if there is one; `workspace` is (offset, bytes)."""
+        node = NodeId(len(self.nodes))
+        created = self.residency(t, place, offset, node)
+        extent = None if workspace is None else Extent(Offset(workspace[0]), Nbytes(workspace[1]))
+        self.nodes.append(Compute(task, operands, created, extent))
+        if taken is not None:
+            for other in self._readers[taken]:
+                self.edges.memory(other, node)
+        for operand in operands:
+            for r in operand:
+                self._read(r, node)
+        self._write(after, node)
+        return node, created
+
+    def free(self, r: ResidencyId) -> NodeId:
+        """The contents of `r` end here."""
+        node = NodeId(len(self.nodes))
+        self.nodes.append(Free(r))
+        readers: Sequence[NodeId] = self._readers[r] or (self._creator[r],)
+        for reader in readers:
+            self.edges.data(reader, node)
+        return node
+
+    def _read(self, r: ResidencyId, node: NodeId) -> None:
+        self.edges.data(self._creator[r], node)
+        readers = self._readers[r]
+        if not readers or readers[-1] != node:
+            readers.append(node)
+
+    def _write(self, after: Iterable[Piece], node: NodeId) -> None:
+        for _, _, last in after:
+            self.edges.memory(last, node)

@@ -1,0 +1,148 @@
+"""What a plan costs and what limits it, as figures for scripts and as a short table for people.
+
+In: a MemGraph with its Timeline and Bounds. Out: `report`, the dictionary behind `plan --json`; `render`, the same in a dozen lines.
+All sizes are bytes and all times seconds in the dictionary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from einpage.einsum_front.taskgraph import TaskId
+from einpage.memplan.bounds import Bounds
+from einpage.memplan.footprint import largest_footprint
+from einpage.memplan.machine import Machine
+from einpage.memplan.memgraph import Compute, HostGather, MemGraph, NodeId, PlaceKind, Queue, aligned
+from einpage.memplan.simulate import QUEUES, Timeline, queue_numbers
+from einpage.memplan.units import format_bytes, format_rate, format_seconds
+
+BUSY_ENOUGH = 0.85
+"""An engine that works this share of the makespan is what limits the plan."""
+AGAIN_TOO_MUCH = 1.02
+"""Traffic above this multiple of what must come in anyway is put down to the small budget."""
+
+
+def tasks_in_order(memgraph: MemGraph) -> tuple[TaskId, ...]:
+    """Tasks and gathers in the order of their nodes: what the window bound wants to know."""
+    return tuple(n.task for n in memgraph.nodes if isinstance(n, Compute | HostGather))
+
+
+def peak_bytes(memgraph: MemGraph) -> int:
+    """The smallest arena these very offsets would fit: the highest byte ever used, rounded up to the alignment."""
+    tops = [r.extents[0].stop for r in memgraph.residencies if r.place.kind is PlaceKind.DEVICE]
+    tops += [n.workspace.stop for n in memgraph.nodes if isinstance(n, Compute) and n.workspace is not None]
+    return min(aligned(max(tops, default=0)), memgraph.budget_bytes)
+
+
+def moved_bytes(memgraph: MemGraph, queue: Queue) -> int:
+    """Bytes that cross a link, Queue.H2D or Queue.D2H, in the whole plan."""
+    nodes = np.flatnonzero(queue_numbers(memgraph) == QUEUES.index(queue)).tolist()
+    return sum(memgraph.moved_bytes(NodeId(n)) for n in nodes)
+
+
+def report(
+    memgraph: MemGraph, machine: Machine, timeline: Timeline, bounds: Bounds, *, plan_s: float, verified: bool, spec: str
+) -> dict[str, Any]:
+    """Everything `plan --json` prints. `plan_s` is the time from spec to judged plan; `verified` is the judge's word."""
+    graph = memgraph.graph
+    h2d_bytes, d2h_bytes = moved_bytes(memgraph, Queue.H2D), moved_bytes(memgraph, Queue.D2H)
+    largest_task, largest_bytes = largest_footprint(graph)
+    return {
+        "spec": spec,
+        "machine": machine.name,
+        "dtype": graph.dtype.value,
+        "split": {str(letter): pieces for letter, pieces in graph.split},
+        "budget_bytes": int(memgraph.budget_bytes),
+        "peak_bytes": int(peak_bytes(memgraph)),
+        "largest_working_set_bytes": int(largest_bytes),
+        "largest_working_set_task": graph.tasks[largest_task].name if graph.tasks else "",
+        "host_bytes": int(memgraph.host_bytes),
+        "tasks": len(graph.tasks),
+        "nodes": len(memgraph.nodes),
+        "edges": len(memgraph.edges),
+        "h2d_bytes": h2d_bytes,
+        "d2h_bytes": d2h_bytes,
+        "disk_read_bytes": 0,
+        "bytes_bound_h2d": int(bounds.bytes_bound_h2d),
+        "bytes_bound_d2h": int(bounds.bytes_bound_d2h),
+        "compute_s": timeline.busy(Queue.COMPUTE),
+        "h2d_s": timeline.busy(Queue.H2D),
+        "d2h_s": timeline.busy(Queue.D2H),
+        "makespan_s": timeline.makespan_s,
+        "bound_s": bounds.bound_s,
+        "bound_ratio": _ratio(timeline.makespan_s, bounds.bound_s),
+        "bound_limit": bounds.limit.value,
+        "bound_order_s": bounds.bound_order_s,
+        "bound_order_ratio": _ratio(timeline.makespan_s, bounds.bound_order_s),
+        "bound_order_limit": bounds.limit_order.value,
+        "limited_by": limited_by(timeline, h2d_bytes + d2h_bytes, bounds.bytes_bound_h2d + bounds.bytes_bound_d2h),
+        "over_device_bytes": max(0, int(memgraph.budget_bytes) - machine.device_bytes),
+        "plan_s": plan_s,
+        "verified": verified,
+    }
+
+
+def _ratio(seconds: float, bound: float) -> float | None:
+    return seconds / bound if bound > 0 else None
+
+
+def limited_by(timeline: Timeline, moved: int, compulsory: int) -> str:
+    """What would have to be faster or larger: `compute`, `h2d`, `d2h`, or `memory`; `latency` where nothing is busy.
+
+    `moved` and `compulsory` are the bytes over both links, in this plan and in any. A busy link counts as memory when it carries
+    the same bytes more than once; so do idle engines when bytes are carried more than once.
+    """
+    busiest = max(timeline.busy_s, key=lambda entry: entry[1])
+    again = moved > AGAIN_TOO_MUCH * compulsory
+    if busiest[0] is not Queue.COMPUTE and again:
+        return "memory"
+    if timeline.makespan_s > 0 and busiest[1] < BUSY_ENOUGH * timeline.makespan_s:
+        return "memory" if again else "latency"
+    return busiest[0].value
+
+
+_CURES = {
+    "compute": "arithmetic; more memory or a faster link would not help",
+    "h2d": "the link to the device carries each byte once; more tokens at once, or a faster link",
+    "d2h": "the link to the host carries each byte once; fewer or smaller outputs, or a faster link",
+    "memory": "bytes cross a link more than once, or wait for room; a larger budget helps",
+    "latency": "no engine is busy: loads, tasks and stores wait for one another; a coarser split, or more work at once",
+}
+
+
+def render(figures: dict[str, Any]) -> str:
+    """The report for a person, a dozen lines of plain text, no trailing newline."""
+    makespan = figures["makespan_s"]
+    rows = [
+        ("plan", f"{figures['spec']}, {figures['dtype']}, on {figures['machine']}: {figures['tasks']} tasks, {figures['nodes']} nodes"),
+        ("split", " ".join(f"{letter}={pieces}" for letter, pieces in figures["split"].items()) or "none"),
+        ("budget", f"{format_bytes(figures['budget_bytes'])}, {format_bytes(figures['peak_bytes'])} of it used"),
+        ("largest task", f"{figures['largest_working_set_task']}, {format_bytes(figures['largest_working_set_bytes'])}"),
+        ("host", format_bytes(figures["host_bytes"])),
+        ("compute", _engine(figures["compute_s"], makespan)),
+        ("to device", _engine(figures["h2d_s"], makespan, figures["h2d_bytes"], figures["bytes_bound_h2d"])),
+        ("to host", _engine(figures["d2h_s"], makespan, figures["d2h_bytes"], figures["bytes_bound_d2h"])),
+        ("predicted", format_seconds(makespan)),
+        ("plan / bound", _over(figures["bound_ratio"], figures["bound_s"], figures["bound_limit"], "any order and split")),
+        ("", _over(figures["bound_order_ratio"], figures["bound_order_s"], figures["bound_order_limit"], "these tasks")),
+        ("limited by", f"{figures['limited_by']}: {_CURES[figures['limited_by']]}"),
+        ("judge", ("passed" if figures["verified"] else "not asked") + f"; planned in {format_seconds(figures['plan_s'])}"),
+    ]
+    if figures["over_device_bytes"]:
+        rows.append(("warning", f"the budget exceeds the device of {figures['machine']} by {format_bytes(figures['over_device_bytes'])}"))
+    return "\n".join(f"{name:<13} {text}" for name, text in rows)
+
+
+def _engine(seconds: float, makespan: float, moved: int | None = None, least: int | None = None) -> str:
+    share = f"{100 * seconds / makespan:.0f} %" if makespan > 0 else "0 %"
+    text = f"{format_seconds(seconds)} busy, {share}"
+    if moved is None or least is None:
+        return text
+    rate = f" at {format_rate(moved / seconds)}" if seconds > 0 else ""
+    return f"{text}; {format_bytes(moved)}{rate}, {format_bytes(least)} at the least"
+
+
+def _over(ratio: float | None, seconds: float, limit: str, holds_for: str) -> str:
+    return "no bound" if ratio is None else f"{ratio:.3f} x {format_seconds(seconds)} ({limit}; holds for {holds_for})"

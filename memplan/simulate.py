@@ -1,0 +1,100 @@
+"""The clock: when each node of a plan would start and finish on a machine.
+
+In: a MemGraph and a Machine. Out: a Timeline. One compute queue, one H2D and one D2H queue, each first in, first out in node order:
+
+    start  = max(end of the node before it on its queue, latest end of its predecessors)        finish = start + duration
+
+A Free takes no time and no queue. Durations are launch + roofline for a task, latency + bytes / rate for a copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from einpage.memplan.machine import Machine
+from einpage.memplan.memgraph import Compute, Free, HostGather, MemGraph, Move, PlaceKind, Queue
+
+QUEUES = (Queue.COMPUTE, Queue.H2D, Queue.D2H, Queue.NONE)
+"""A queue's position here is its number in flat arrays."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Timeline:
+    start_s: NDArray[np.float64]
+    """[node]"""
+    finish_s: NDArray[np.float64]
+    """[node]"""
+    busy_s: tuple[tuple[Queue, float], ...]
+    """How long each engine works, in the order of Queue; no entry for Queue.NONE."""
+    makespan_s: float
+    """When the last node finishes."""
+
+    def busy(self, queue: Queue) -> float:
+        return dict(self.busy_s)[queue]
+
+
+def queue_numbers(memgraph: MemGraph) -> NDArray[np.int8]:
+    """[node] the engine of each node, as a position in QUEUES."""
+    compute, h2d, d2h, none = range(4)
+    on_host = [r.place.kind is PlaceKind.HOST for r in memgraph.residencies]
+    numbers = np.empty(len(memgraph.nodes), np.int8)
+    for n, node in enumerate(memgraph.nodes):
+        match node:
+            case Compute():
+                numbers[n] = compute
+            case HostGather():
+                numbers[n] = h2d
+            case Move():
+                numbers[n] = h2d if on_host[node.source] else d2h
+            case Free():
+                numbers[n] = none
+    return numbers
+
+
+def durations(memgraph: MemGraph, machine: Machine) -> NDArray[np.float64]:
+    """[node] seconds each node keeps its engine."""
+    graph = memgraph.graph
+    task_seconds = [machine.launch_latency_s + machine.compute_seconds(t.flops, t.bytes_touched, graph.dtype) for t in graph.tasks]
+    nbytes_by_tensor = [t.nbytes for t in graph.tensors]
+    nbytes = [nbytes_by_tensor[r.tensor] for r in memgraph.residencies]
+    on_host = [r.place.kind is PlaceKind.HOST for r in memgraph.residencies]
+    seconds = np.zeros(len(memgraph.nodes))
+    for n, node in enumerate(memgraph.nodes):
+        match node:
+            case Compute():
+                seconds[n] = task_seconds[node.task]
+            case HostGather():
+                seconds[n] = machine.h2d_seconds(nbytes[node.creates])
+            case Move():
+                seconds[n] = (machine.h2d_seconds if on_host[node.source] else machine.d2h_seconds)(nbytes[node.target])
+            case Free():
+                pass
+    return seconds
+
+
+def simulate(memgraph: MemGraph, machine: Machine, noise: NDArray[np.float64] | None = None) -> Timeline:
+    """Run the clock. `noise` [node], if given, multiplies durations: what happens when a kernel is slower than its roofline."""
+    seconds = durations(memgraph, machine)
+    if noise is not None:
+        assert noise.shape == seconds.shape, f"noise has shape {noise.shape}, the plan {len(seconds)} nodes"
+        seconds = seconds * noise
+    queues = queue_numbers(memgraph)
+    row = np.searchsorted(memgraph.edges.target, np.arange(len(seconds) + 1)).tolist()
+    sources = memgraph.edges.source.tolist()
+    start, finish, free_at = [0.0] * len(seconds), [0.0] * len(seconds), [0.0] * len(QUEUES)
+    none = QUEUES.index(Queue.NONE)
+    for n, (queue, duration) in enumerate(zip(queues.tolist(), seconds.tolist(), strict=True)):
+        at = free_at[queue]
+        for before in sources[row[n] : row[n + 1]]:
+            if finish[before] > at:
+                at = finish[before]
+        start[n] = at
+        finish[n] = at + duration
+        if queue != none:
+            free_at[queue] = finish[n]
+    busy = np.bincount(queues, weights=seconds, minlength=len(QUEUES))
+    by_queue = tuple((queue, float(busy[i])) for i, queue in enumerate(QUEUES) if i != none)
+    return Timeline(np.array(start), np.array(finish), by_queue, max(finish, default=0.0))

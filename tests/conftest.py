@@ -1,0 +1,25 @@
+"""Fixtures for every test, and what Triton's interpreter needs: it must be switched on before any kernel's module is imported.
+
+In Triton 3.6 to 3.9 the interpreter keeps bf16 as bit patterns and is silently wrong with them: `tl.dot` multiplies the patterns and a cast to bf16 cuts
+bits off. Both are put right here, in the interpreter only; compiled kernels are not touched.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interpreter_knows_bf16() -> None:
+    """Nothing, where Triton is absent or not interpreting."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        try:
+            from triton_bf16 import mend
+        except ImportError:
+            return
+        mend()

@@ -1,0 +1,152 @@
+"""Random jobs for kernels.
+
+`map_jobs` never makes: an index that depends on data, two statements, a comparison of computed numbers (a rounding could turn it), an argument outside a
+function's domain. `contract_jobs` never makes: a chain, more than two contractions, a letter of extent 0.
+"""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from einpage.einsum_front.dtype import DType
+from einpage.einsum_front.expr import Acc, Axis, Expr, Letter, Load, Reduction, walk
+from einpage.einsum_front.job import Box, Contraction, ContractJob, MapJob, Part, Range, View
+from kernels_cases import ex, fill, fn, ld, letters, op, red
+from kernels_naive import Case
+
+FLOATS = st.sampled_from((DType.FP32, DType.FP32, DType.FP32, DType.BF16, DType.FP16))
+
+
+@st.composite
+def tiles(draw: st.DrawFn, name: str, shape: tuple[int, ...], dtype: DType) -> View:
+    """A view of a whole value, in one to four tiles."""
+    boxes = [Box((0,) * len(shape), shape)]
+    for d, extent in enumerate(shape):
+        if extent > 1 and len(boxes) < 3 and draw(st.integers(0, 3)) == 0:
+            at = draw(st.integers(1, extent - 1))
+            boxes = [
+                Box((*b.start[:d], lo, *b.start[d + 1 :]), (*b.stop[:d], hi, *b.stop[d + 1 :]))
+                for b in boxes
+                for lo, hi in ((0, at), (at, extent))
+            ]
+    return View(name, dtype, tuple(boxes))
+
+
+@st.composite
+def ranges(draw: st.DrawFn, word: str, most: int = 6) -> tuple[Range, ...]:
+    return tuple(Range(x, start, start + draw(st.integers(1, most))) for x in letters(word) for start in (draw(st.integers(0, 2)),))
+
+
+@st.composite
+def map_jobs(draw: st.DrawFn) -> Case:
+    word = "abc"
+    r = draw(ranges(word))
+    stop = {q.letter: q.stop for q in r}
+    dtype = draw(FLOATS)
+    reads: list[View] = []
+    places: list[Load] = []
+    for name in ("x", "y", "w"):
+        own = draw(st.permutations(word))[: draw(st.integers(1, 3))]
+        shift = draw(st.integers(0, 1))
+        shape = tuple(stop[Letter(c)] + shift for c in own)
+        reads.append(draw(tiles(name, shape, dtype)))
+        places.append(ld(name, *(op("+", c, shift) if shift else c for c in own)))
+    bound = draw(st.sets(st.sampled_from(word), max_size=2))
+    target = "".join(draw(st.permutations([c for c in word if c not in bound or draw(st.booleans())])))
+    free = frozenset(c for c in word if c in target)
+    body = draw(expressions(places, free, frozenset(bound), 4))
+    by = {q.letter: q for q in r}
+    box = Box(tuple(by[Letter(c)].start for c in target), tuple(by[Letter(c)].stop for c in target))
+    job = MapJob(r, tuple(reads), View("r", dtype, (box,)), (Part(tuple(ex(c) for c in target), body),))
+    return fill(job, draw(st.integers(0, 99)))
+
+
+@st.composite
+def expressions(draw: st.DrawFn, places: list[Load], free: frozenset[str], bound: frozenset[str], depth: int) -> Expr:
+    """An expression whose free letters are in `free`; `bound` may still be bound by a reduction."""
+
+    def more(inside: frozenset[str] = free, rows: frozenset[str] = bound) -> Expr:
+        return draw(expressions(places, inside, rows, depth - 1))
+
+    here = [p for p in places if {n for i in p.indices for n in _names(i)} <= free]
+    if depth == 0:
+        leaves = (
+            [st.sampled_from([0.5, -1.25, 2, 3])]
+            + ([st.sampled_from(here)] * 4 if here else [])
+            + ([st.sampled_from(sorted(free))] if free else [])
+        )
+        return ex(draw(st.one_of(leaves)))
+    kind = draw(st.sampled_from(["+", "-", "*", "/", "fn", "where", "minmax", "axis", "square", "reduce", "reduce", "leaf"]))
+    if kind in ("+", "-", "*"):
+        return op(kind, more(), more())
+    if kind == "/":
+        return op("/", more(), op("+", fn("abs", more()), 0.5))
+    if kind == "fn":
+        name = draw(
+            st.sampled_from(["tanh", "sigmoid", "silu", "gelu", "gelu_tanh", "relu", "sin", "cos", "erf", "exp", "log", "sqrt", "rsqrt"])
+        )
+        inner = (
+            fn("tanh", more())
+            if name in ("exp", "sin", "cos")
+            else op("+", fn("abs", more()), 0.5)
+            if name in ("log", "sqrt", "rsqrt")
+            else more()
+        )
+        return fn(name, inner)
+    if kind == "where" and len(free) > 1:
+        a, b = draw(st.permutations(sorted(free)))[:2]
+        test = op(
+            draw(st.sampled_from(["<", "<=", "==", "!=", ">", ">="])),
+            a,
+            op(draw(st.sampled_from(["+", "-", "%", "//"])), b, draw(st.integers(1, 3))),
+        )
+        return fn("where", test, more(), more())
+    if kind == "minmax":
+        return fn(draw(st.sampled_from(["min", "max"])), more(), more())
+    if kind == "axis" and free:
+        return op("*", op(draw(st.sampled_from(["%", "//", "**"])), draw(st.sampled_from(sorted(free))), 2), 0.25)
+    if kind == "square":
+        return op("**", more(), 2)
+    if kind == "reduce" and bound:
+        rows = "".join(sorted(draw(st.sets(st.sampled_from(sorted(bound)), min_size=1))))
+        reduction = draw(st.sampled_from(list(Reduction)))
+        if reduction is Reduction.SOFTMAX and not set(rows) <= free:
+            reduction = Reduction.MEAN
+        return red(reduction, rows, more(free | set(rows), bound))
+    return draw(expressions(places, free, bound, 0))
+
+
+def _names(e: Expr) -> set[str]:
+    return {str(n.letter) for n in walk(e) if isinstance(n, Axis)}
+
+
+@st.composite
+def contract_jobs(draw: st.DrawFn) -> Case:
+    """Letters b c (batch), s u (rows), f g (columns), m n (inner), each group of any size, in any order everywhere."""
+    groups = {role: draw(st.integers(0, 2)) for role in ("bc", "su", "fg", "mn")}
+    batch, rows, columns, inner = (word[:count] for word, count in groups.items())
+    r = draw(ranges("bcsufgmn", 5))
+    by = {q.letter: q for q in r}
+    dtype = draw(FLOATS)
+
+    def factor(name: str, word: str) -> tuple[View, Load]:
+        own = draw(st.permutations(word))
+        return draw(tiles(name, tuple(by[Letter(c)].stop for c in own), dtype)), ld(name, *own)
+
+    (x_view, x), (y_view, y) = factor("x", batch + rows + inner), factor("y", batch + columns + inner)
+    target = "".join(draw(st.permutations(batch + rows + columns)))
+    c_view, c = factor("c", draw(st.sampled_from([target, target[:1], ""])))
+    contractions = [Contraction(x, y, letters(inner))]
+    epilogue: Expr = draw(st.sampled_from([Acc(0), op("+", c, Acc(0)), op("*", fn("silu", Acc(0)), c), fn("tanh", op("+", Acc(0), c))]))
+    reads = [x_view, y_view, c_view]
+    if draw(st.booleans()):
+        z_view, z = factor("z", draw(st.sampled_from([batch + columns + inner, columns + inner, inner])))
+        reads.append(z_view)
+        contractions.append(Contraction(x, z, letters(inner)))
+        epilogue = op("+", epilogue, op("*", Acc(1), 0.5))
+    used = tuple(q for q in r if q.letter in batch + rows + columns + inner)
+    box = Box(tuple(by[Letter(k)].start for k in target), tuple(by[Letter(k)].stop for k in target))
+    return fill(
+        ContractJob(used, tuple(reads), View("out", dtype, (box,)), tuple(contractions), letters(target), epilogue, None, True),
+        draw(st.integers(0, 99)),
+    )

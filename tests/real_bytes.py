@@ -1,0 +1,78 @@
+"""Running plans on real bytes, and the same graphs without any paging, for tests.
+
+`direct` keeps every tensor forever and calls the same kernels in task order: what a plan, whatever it moves and frees, must
+reproduce bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from einpage.einsum_front.job import Box
+from einpage.einsum_front.taskgraph import TaskGraph, TensorId
+from einpage.exec.cpu import CpuDevice
+from einpage.exec.device import Device
+from einpage.exec.engine import Measured
+from einpage.exec.host import HostArena, masters, outputs
+from einpage.exec.serial import run_serial
+from einpage.kernels.access import TORCH_DTYPE
+from einpage.kernels.dispatch import prepare
+from einpage.memplan.memgraph import MemGraph
+
+Data = Mapping[str, NDArray[Any]]
+
+
+def slices(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(a, b) for a, b in zip(box.start, box.stop, strict=True))
+
+
+def direct(graph: TaskGraph, values: Data) -> dict[str, Tensor]:
+    """Every output, by name, from tensors that are never moved."""
+    tiles: dict[TensorId, Tensor] = {}
+    for tensor in graph.tensors:
+        if tensor.value in values:
+            tiles[tensor.id] = torch.from_numpy(values[tensor.value][slices(tensor.box)].copy()).to(TORCH_DTYPE[tensor.dtype])
+        else:
+            tiles[tensor.id] = torch.full(tensor.shape, torch.nan).to(TORCH_DTYPE[tensor.dtype])
+    for task in graph.tasks:
+        assert task.job is not None
+        workspace = torch.zeros(task.workspace_bytes, dtype=torch.uint8) if task.workspace_bytes else None
+        prepare(task.job)(tuple(tuple(tiles[t] for t in operand) for operand in task.operands), tiles[task.result], workspace)
+    found: dict[str, Tensor] = {}
+    for name, value in graph.outputs:
+        parts = [t for t in graph.tensors if t.value == value]
+        shape = next(v.shape for v in graph.values if v.name == value)
+        found[name] = torch.empty(shape, dtype=tiles[parts[0].id].dtype)
+        for part in parts:
+            found[name][slices(part.box)] = tiles[part.id]
+    return found
+
+
+def filled_host(plan: MemGraph, values: Data) -> HostArena:
+    """A poisoned host arena with weights and inputs in their places."""
+    host = HostArena(plan.host_bytes)
+    host.poison()
+    for t, slot in masters(plan, host).items():
+        tensor = plan.graph.tensors[t]
+        slot.copy_(torch.from_numpy(values[tensor.value][slices(tensor.box)].copy()))
+    return host
+
+
+def run_on_bytes(
+    plan: MemGraph, values: Data, dispatch: Callable[[MemGraph, Device], Measured] = run_serial, *, poison: bool = True
+) -> dict[str, Tensor]:
+    """Every output, by name, of a run of `plan` on the CPU device."""
+    host = filled_host(plan, values)
+    dispatch(plan, CpuDevice(plan, host, poison=poison))
+    return outputs(plan, host)
+
+
+def differences(got: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:
+    """Names of outputs that are not bitwise equal (a NaN equals nothing)."""
+    assert got.keys() == expected.keys()
+    return [name for name in sorted(expected) if not torch.equal(got[name], expected[name])]

@@ -1,0 +1,277 @@
+"""The command line as scripts meet it: exit status, one JSON object on stdout, one clear error on stderr, nothing written on a mistake."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from specs_small import SMALL, SPECS, small_data, small_program
+
+from einpage.exec.cli import main
+
+SMALL_LLAMA = [word for k, v in SMALL["llama"].items() for word in ("--set", f"{k}={v}")]
+LLAMA_SIZES = [word for k, v in SMALL["llama"].items() if k not in ("batch", "seq") for word in ("--set", f"{k}={v}")]
+"""Without batch and seq, which follow the tokens."""
+LLAMA = str(SPECS / "llama.yaml")
+MLP = str(SPECS / "mlp.yaml")
+
+
+def ran(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> tuple[str, str]:
+    """stdout and stderr of a command that must end with `status`."""
+    try:
+        got = main(words)
+    except SystemExit as end:
+        got = int(end.code or 0)
+    out, err = capsys.readouterr()
+    assert got == status, f"exit status {got}, expected {status}\n{out}\n{err}"
+    return out, err
+
+
+def facts(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    out, _ = ran(capsys, *words, "--json")
+    found = json.loads(out)
+    assert isinstance(found, dict)
+    return found
+
+
+def mlp_files(folder: Path, drop: str = "", shape: tuple[int, ...] | None = None) -> tuple[str, str]:
+    """A safetensors checkpoint and an input for the small mlp."""
+    program = small_program("mlp")
+    data = small_data(program)
+    weights = {w.sources[0].name: data[w.name] for w in program.weights if w.name != drop}
+    if shape is not None:
+        weights["fc1.bias"] = np.zeros(shape, np.float32)
+    save_file(weights, folder / "m.safetensors")
+    np.save(folder / "x.npy", data["x"])
+    return str(folder / "m.safetensors"), f"x={folder / 'x.npy'}"
+
+
+MLP_SIZES = [word for k, v in SMALL["mlp"].items() for word in ("--set", f"{k}={v}")]
+
+PLAN_KEYS = (
+    "spec machine dtype budget_bytes peak_bytes tasks nodes edges h2d_bytes d2h_bytes disk_read_bytes compute_s h2d_s d2h_s makespan_s "
+    "bound_s bound_ratio bound_order_s bytes_bound_h2d host_bytes plan_s largest_working_set_bytes verified"
+).split()
+RUN_KEYS = "device wall_s measured_h2d_bytes measured_d2h_bytes arena_bytes outside_arena_bytes peak_rss_bytes".split()
+
+
+def test_plan_answers_with_every_key(capsys: pytest.CaptureFixture[str]) -> None:
+    found = facts(capsys, "plan", LLAMA, *SMALL_LLAMA, "--budget", "1MiB", "--machine", "a100", "--dtype", "fp16")
+    assert set(PLAN_KEYS) <= set(found)
+    assert found["verified"] is True and found["peak_bytes"] <= found["budget_bytes"] == 1 << 20
+    assert found["bound_s"] <= found["bound_order_s"] <= found["makespan_s"]
+    assert found["bytes_bound_h2d"] <= found["h2d_bytes"]
+
+
+def test_a_plan_is_saved_and_verified_and_a_damaged_one_rejected(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    saved = tmp_path / "plan.json"
+    ran(capsys, "plan", LLAMA, *SMALL_LLAMA, "--budget", "600KiB", "--machine", "h100", "--dtype", "bf16", "--out", str(saved))
+    assert facts(capsys, "verify", str(saved))["verified"] is True
+    again = tmp_path / "again.json"
+    ran(capsys, "plan", LLAMA, *SMALL_LLAMA, "--budget", "600KiB", "--machine", "h100", "--dtype", "bf16", "--out", str(again))
+    assert saved.read_bytes() == again.read_bytes(), "the same words gave another plan"
+    text = saved.read_text()
+    saved.write_text(text[: len(text) // 2])
+    _, err = ran(capsys, "verify", str(saved), status=2)
+    assert str(saved) in err
+
+
+def test_show_answers_for_a_person_and_a_script(capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = ran(capsys, "show", LLAMA)
+    assert "attention o" in out and "largest working set" in out
+    assert facts(capsys, "show", LLAMA)["most_ops_in_a_layer"] <= 12
+
+
+@pytest.mark.parametrize("dispatch", ["serial", "dynamic", "static"])
+def test_run_of_the_mlp(capsys: pytest.CaptureFixture[str], tmp_path: Path, dispatch: str) -> None:
+    weights, given = mlp_files(tmp_path)
+    logits = tmp_path / "y.safetensors"
+    words = ["run", MLP, *MLP_SIZES, "--weights", weights, "--input", given, "--budget", "200KiB", "--machine", "cpu"]
+    found = facts(capsys, *words, "--dispatch", dispatch, "--logits", str(logits), "--trace", str(tmp_path / "t.json"))
+    assert set(PLAN_KEYS + RUN_KEYS) <= set(found)
+    assert (found["measured_h2d_bytes"], found["measured_d2h_bytes"]) == (found["h2d_bytes"], found["d2h_bytes"])
+    assert found["arena_bytes"] == 200 << 10
+    data = small_data(small_program("mlp"))
+    inner = data["x"].astype(np.float64) @ data["w1"].T + data["b1"]
+    from math import erf
+
+    hidden = inner * 0.5 * (1 + np.vectorize(erf)(inner / np.sqrt(2)))
+    expected = hidden @ data["w2"].T + data["b2"]
+    got = load_file(logits)["y"]
+    assert np.abs(got - expected).max() <= 1e-5 * np.abs(expected).max()
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+
+
+def test_the_error_for_a_small_budget_names_one_that_works(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    weights, given = mlp_files(tmp_path)
+    words = ["run", MLP, *MLP_SIZES, "--weights", weights, "--input", given, "--machine", "cpu"]
+    _, err = ran(capsys, *words, "--budget", "1KiB", status=3)
+    assert "task" in err and "largest hole" in err
+    smallest = int(err.split("smallest budget that works: ")[1].split()[0])
+    assert facts(capsys, *words, "--budget", str(smallest))["largest_working_set_bytes"] == smallest
+    ran(capsys, *words, "--budget", str(smallest - 1), status=3)
+
+
+def test_padding_gives_each_prompt_its_own_logits(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    batch = [[3, 1, 4, 1, 5, 9, 2, 6], [5, 3, 5]]
+
+    def logits(tokens: object, name: str) -> np.ndarray:
+        (tmp_path / f"{name}.json").write_text(json.dumps(tokens))
+        out = tmp_path / f"{name}.safetensors"
+        words = [
+            "run",
+            LLAMA,
+            *LLAMA_SIZES,
+            "--weights",
+            "random:7",
+            "--budget",
+            "1MiB",
+            "--machine",
+            "cpu",
+            "--tokens",
+            str(tmp_path / f"{name}.json"),
+        ]
+        assert len(facts(capsys, *words, "--logits", str(out))["top"]) == (len(tokens) if isinstance(tokens[0], list) else 1)
+        return load_file(out)["logits"]
+
+    together = logits(batch, "both")
+    for row, tokens in enumerate(batch):
+        alone = logits(tokens, f"alone{row}")[0]
+        assert np.abs(together[row] - alone).max() <= 1e-5 * np.abs(alone).max()
+    assert np.abs(together[0] - together[1]).max() > 1e-2 * np.abs(together).max()
+
+
+MISTAKES: dict[str, tuple[list[str], str]] = {
+    "budget 0": (["--budget", "0"], "positive"),
+    "budget nonsense": (["--budget", "12 parsecs"], "unit"),
+    "unknown machine": (["--budget", "1MiB", "--machine", "a1000"], "a100"),
+    "NaN in a size": (["--budget", "1MiB", "--set", "inner=nan"], "inner"),
+    "unknown size": (["--budget", "1MiB", "--set", "iner=3"], "inner"),
+    "no value": (["--budget", "1MiB", "--set", "inner"], "--set"),
+    "unknown output": (["--budget", "1MiB", "--outputs", "z"], "declared"),
+    "unknown letter": (["--budget", "1MiB", "--split", "q=2"], "letters that can"),
+    "no such weights": (["--budget", "1MiB", "--weights", "nowhere.gguf"], "nowhere.gguf"),
+    "cuda": (["--budget", "1MiB", "--device", "cuda"], "cuda"),
+    "no such folder": (["--budget", "1MiB", "--logits", "nowhere/x.safetensors"], "nowhere"),
+    "input given to nobody": (["--budget", "1MiB", "--input", "z=x.npy"], "z"),
+    "triton on a CPU": (["--budget", "1MiB", "--kernels", "triton"], "TRITON_INTERPRET"),
+    "more than the device": (["--budget", "1TiB", "--machine", "p100"], "p100"),
+}
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_a_mistake_is_one_clear_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    weights, given = mlp_files(tmp_path)
+    words, says = MISTAKES[what]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    before = sorted(p.name for p in tmp_path.iterdir())
+    base = ["run", MLP, *MLP_SIZES, "--timeline", "t.html"]
+    base += [] if "--weights" in words else ["--weights", weights]
+    base += [] if "--input" in words else ["--input", given]
+    base += [] if "--machine" in words else ["--machine", "cpu"]
+    out, err = ran(capsys, *base, *words, status=2)
+    assert says in err and err.startswith("einpage: ") and "Traceback" not in err, err
+    assert out == "" and sorted(p.name for p in tmp_path.iterdir()) == before, "something was written"
+
+
+def test_all_faults_of_weights_come_at_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    weights, given = mlp_files(tmp_path, drop="w2", shape=(3,))
+    words = ["run", MLP, *MLP_SIZES, "--weights", weights, "--input", given, "--budget", "1MiB", "--machine", "cpu"]
+    _, err = ran(capsys, *words, status=2)
+    assert "fc2.weight" in err and "fc1.bias" in err and "[3]" in err
+
+
+def test_a_prompt_longer_than_seq_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text("[1, 2, 3, 4, 5]")
+    words = ["run", LLAMA, *LLAMA_SIZES, "--weights", "random:1", "--tokens", str(tmp_path / "t.json")]
+    _, err = ran(capsys, *words, "--set", "seq=4", "--budget", "1MiB", "--machine", "cpu", status=2)
+    assert "5 tokens" in err and "seq" in err
+
+
+def test_a_token_outside_the_vocabulary_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text("[1, 2, 200]")
+    words = [
+        "run",
+        LLAMA,
+        *LLAMA_SIZES,
+        "--weights",
+        "random:1",
+        "--tokens",
+        str(tmp_path / "t.json"),
+        "--budget",
+        "1MiB",
+        "--machine",
+        "cpu",
+    ]
+    _, err = ran(capsys, *words, status=2)
+    assert "200" in err and "embed" in err
+
+
+def wait_for(process: subprocess.Popen[str], word: str) -> str:
+    """Read the process's stderr until a line has `word`."""
+    assert process.stderr is not None
+    said = []
+    for line in process.stderr:
+        if word in line:
+            return line
+        said.append(line)
+    raise AssertionError(f"the process ended without saying {word!r}: {''.join(said)}")
+
+
+def test_ctrl_c_ends_with_130(tmp_path: Path) -> None:
+    """A run large enough to be in the middle of things is interrupted once it says it runs."""
+    code = (
+        "import sys\n"
+        "from einpage.exec import run\n"
+        "from einpage.exec.cli import main\n"
+        "serial = run.RUNNER_BY_DISPATCH[run.Dispatch.DYNAMIC]\n"
+        "def runner(memgraph, device, hooks):\n"
+        "    compute = device.compute\n"
+        "    def slow(node):\n"
+        "        print('computing', file=sys.stderr, flush=True)\n"
+        "        import threading; threading.Event().wait(0.2)\n"
+        "        compute(node)\n"
+        "    device.compute = slow\n"
+        "    return serial(memgraph, device, hooks)\n"
+        "run.RUNNER_BY_DISPATCH[run.Dispatch.DYNAMIC] = runner\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    sizes = [w for k, v in SMALL["matmul_chain"].items() if k != "depth" for w in ("--set", f"{k}={v}")]
+    np.save(tmp_path / "x.npy", np.zeros((130, 192), np.float32))
+    words: Sequence[str] = [
+        "run",
+        str(SPECS / "matmul_chain.yaml"),
+        *sizes,
+        "--set",
+        "depth=400",
+        "--weights",
+        "random:1",
+        "--budget",
+        "1MiB",
+        "--dispatch",
+        "dynamic",
+    ]
+    given = ["--machine", "cpu", "--input", f"x0={tmp_path / 'x.npy'}"]
+    process = subprocess.Popen([sys.executable, "-c", code, *words, *given], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        wait_for(process, "computing")
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert "interrupted" in err
+    assert time.monotonic() - began < 5

@@ -1,0 +1,100 @@
+"""The measured profile: sane figures, kept where the cache folder is, found again only for the same number of threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from einpage.einsum_front.dtype import RUN_DTYPES
+from einpage.einsum_front.errors import UsageError
+from einpage.exec import measure
+from einpage.memplan.machine import Machine
+from strategies import a_machine
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("EINPAGE_CACHE", str(tmp_path / "cache"))
+    before = torch.get_num_threads()
+    yield tmp_path / "cache"
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """Measuring replaced by an ordinary machine; the list says for how many threads it was asked."""
+    asked: list[int | None] = []
+
+    def fake(seconds: float = 0, threads: int | None = None) -> Machine:
+        asked.append(threads)
+        return a_machine(name="cpu", threads=threads or measure.default_threads())
+
+    monkeypatch.setattr(measure, "measure_cpu", fake)
+    return asked
+
+
+def test_measuring_gives_a_whole_profile() -> None:
+    machine = measure.measure_cpu(seconds=0.1, threads=1)
+    rates = (machine.device_bytes_per_s, machine.h2d_bytes_per_s, machine.d2h_bytes_per_s, *(machine.flops_of(d) for d in RUN_DTYPES))
+    assert all(1e6 < rate < 1e16 for rate in rates), rates
+    assert 0 < machine.copy_latency_s < machine.launch_latency_s < 1
+    assert 0 < machine.device_bytes < machine.host_bytes
+    assert machine.threads == 1
+    assert torch.get_num_threads() == 1
+    measure.keep(machine)
+    assert measure.cached_cpu(threads=1) == machine
+
+
+def test_a_profile_is_measured_once(own_cache: Path, quick: list[int | None]) -> None:
+    said: list[str] = []
+    first = measure.measured_cpu(say=said.append)
+    assert len(said) == 2
+    assert said[1].endswith(os.listdir(own_cache)[0])
+    assert measure.measured_cpu(say=said.append) == first
+    assert len(said) == 2
+    assert quick == [None]
+    measure.measured_cpu(again=True)
+    assert quick == [None, None]
+
+
+def test_other_threads_are_another_profile(quick: list[int | None]) -> None:
+    measure.measured_cpu(threads=3)
+    assert measure.cached_cpu(threads=3) is not None
+    assert measure.cached_cpu(threads=4) is None
+    assert measure.measured_cpu(threads=4).threads == 4
+
+
+def test_a_broken_profile_is_measured_again(own_cache: Path, quick: list[int | None]) -> None:
+    measure.measured_cpu(threads=2)
+    (own_cache / os.listdir(own_cache)[0]).write_text("name: [")
+    assert measure.cached_cpu(threads=2) is None
+    assert measure.measured_cpu(threads=2) == a_machine(name="cpu", threads=2)
+    assert measure.cached_cpu(threads=2) == a_machine(name="cpu", threads=2)
+
+
+def test_a_cache_that_cannot_be_written_is_told_and_not_fatal(
+    quick: list[int | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("EINPAGE_CACHE", str(tmp_path / "file" / "cache"))
+    said: list[str] = []
+    assert measure.measured_cpu(threads=2, say=said.append) == replace(a_machine(name="cpu"), threads=2)
+    assert "not kept" in said[1]
+    assert "EINPAGE_CACHE" in said[1]
+    with pytest.raises(UsageError, match="EINPAGE_CACHE"):
+        measure.measured_cpu(threads=2)
+
+
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert measure.cache_folder() == tmp_path / "cache"
+    monkeypatch.delenv("EINPAGE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert measure.cache_folder() == tmp_path / "xdg" / "einpage"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert measure.cache_folder() == tmp_path / ".cache" / "einpage"

@@ -1,0 +1,188 @@
+"""Fused and split graphs compute what the eager reference computes, for any split; working sets are counted as the planner counts them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from real_bytes import direct
+from specs_small import SMALL, small_data, small_program, tensors
+
+from einpage.einsum_front.choose import ALIGNMENT, candidates, coarse_to_fine
+from einpage.einsum_front.dtype import DType
+from einpage.einsum_front.errors import UsageError
+from einpage.einsum_front.expr import Letter
+from einpage.einsum_front.fuse import FuseOptions, fuse
+from einpage.einsum_front.job import AttentionJob
+from einpage.einsum_front.reference import evaluate
+from einpage.einsum_front.split import split
+from einpage.einsum_front.taskgraph import Kind, TaskGraph
+from einpage.einsum_front.tiling import GRAIN, cuts, most_pieces
+from einpage.exec.build import build_graph
+from einpage.memplan import memgraph
+from einpage.memplan.errors import DoesNotFit
+from einpage.memplan.footprint import largest_footprint
+
+TOLERANCE = 1e-5
+
+
+def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((got.double() - expected.double()).abs().max() / expected.abs().max())
+
+
+def everything(name: str) -> list[str]:
+    return [o.name for o in small_program(name).outputs]
+
+
+@st.composite
+def splits(draw: st.DrawFn, name: str) -> dict[Letter, int]:
+    """Any split the rules allow, several letters at once. Never one that is refused."""
+    program = small_program(name)
+    most = most_pieces(fuse(program, everything(name)).ops, program.extents)
+    return {letter: n for letter, top in most.items() if (n := draw(st.integers(1, min(top, 4)))) > 1}
+
+
+@pytest.mark.parametrize("name", SMALL)
+@settings(max_examples=6, deadline=None)
+@given(data=st.data())
+def test_any_split_computes_the_reference(name: str, data: st.DataObject) -> None:
+    program, pieces = small_program(name), data.draw(splits(name))
+    values = small_data(program)
+    graph = split(fuse(program, everything(name)), pieces, DType.FP32)
+    got = direct(graph, values)
+    expected = evaluate(
+        program, tensors([i.name for i in program.inputs], values), tensors([w.name for w in program.weights], values), torch.float64
+    )
+    for output, tensor in expected.items():
+        assert relative(got[output], tensor) <= TOLERANCE, f"{name} {output} under {pieces}"
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_each_fusion_can_be_left_out(name: str) -> None:
+    program = small_program(name)
+    values = small_data(program, seed=1)
+    expected = direct(split(fuse(program, everything(name)), {}, DType.FP32), values)
+    for options in (FuseOptions(attention=False), FuseOptions(maps=False), FuseOptions(epilogues=False), FuseOptions(False, False, False)):
+        got = direct(split(fuse(program, everything(name), options), {}, DType.FP32), values)
+        for output, tensor in expected.items():
+            assert relative(got[output], tensor) <= TOLERANCE, f"{name} {output} with {options}"
+
+
+@pytest.mark.parametrize("pieces", [{}, {"s": 3}, {"s": 3, "t": 2, "k": 3}])
+def test_a_causal_mask_leaves_empty_blocks_out(pieces: dict[Letter, int]) -> None:
+    graph = split(fuse(small_program("llama", {"seq": 640})), pieces, DType.FP32)
+    for task in graph.tasks:
+        if isinstance(task.job, AttentionJob):
+            ranges = {r.letter: r for r in task.job.ranges}
+            s, t = ranges[Letter("s")], ranges[Letter("t")]
+            assert t.stop <= -(-s.stop // GRAIN) * GRAIN, f"{task.name} reads keys up to {t.stop} for queries up to {s.stop}"
+
+
+def test_fusion_of_a_llama_layer() -> None:
+    opgraph = fuse(small_program("llama"))
+    layer = [op for op in opgraph.ops if op.loop == (1,)]
+    kinds = [type(op).__name__ for op in layer]
+    assert kinds == [
+        "MapOp", "ContractOp", "ContractOp", "ContractOp", "MapOp", "MapOp", "AttentionOp", "ContractOp", "MapOp", "ContractOp", "ContractOp",
+    ]  # fmt: skip
+    assert opgraph.unfused == ()
+    twin = layer[9]
+    assert len(twin.contractions) == 2 and twin.fused[:2] == ("gate", "up")
+
+
+def test_no_tensor_holds_the_scores() -> None:
+    seq = 257
+    graph = split(fuse(small_program("llama", {"seq": seq})), {}, DType.FP32)
+    for value in graph.values:
+        assert value.shape.count(seq) < 2, f"{value.name} {value.shape} is as large as the scores"
+
+
+def test_without_attention_fusion_the_scores_are_there() -> None:
+    seq = 257
+    graph = split(fuse(small_program("llama", {"seq": seq}), None, FuseOptions(attention=False)), {}, DType.FP32)
+    assert any(value.shape.count(seq) == 2 for value in graph.values)
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
+def test_a_choice_states_the_planners_largest_working_set(name: str, dtype: DType) -> None:
+    opgraph = fuse(small_program(name), everything(name))
+    path = list(coarse_to_fine(opgraph, dtype, {}))
+    assert len(path) >= 2
+    for choice in path[:: max(1, len(path) // 6)] + path[-1:]:
+        task, nbytes = largest_footprint(split(opgraph, choice.by_letter, dtype))
+        assert choice.largest_bytes <= nbytes <= 1.02 * choice.largest_bytes, f"{name} {choice.pieces}: planner {nbytes}, at task {task}"
+
+
+def test_both_align_alike() -> None:
+    assert ALIGNMENT == memgraph.ALIGNMENT
+
+
+def test_a_smaller_budget_gives_a_finer_split_that_fits() -> None:
+    program = small_program("llama")
+    opgraph = fuse(program)
+    (whole,) = candidates(opgraph, DType.FP32, 1 << 40)
+    assert whole.pieces == ()
+    with pytest.raises(DoesNotFit) as refused:
+        build_graph(program, DType.FP32, 256)
+    smallest = refused.value.misfit.smallest_budget
+    assert smallest is not None and smallest < whole.largest_bytes // 2
+    for budget in (whole.largest_bytes, whole.largest_bytes // 2, smallest):
+        assert largest_footprint(build_graph(program, DType.FP32, budget).graph)[1] <= budget
+    with pytest.raises(DoesNotFit, match=f"smallest budget that works: {smallest} bytes"):
+        build_graph(program, DType.FP32, smallest - 1)
+
+
+def test_a_fixed_split_stays() -> None:
+    opgraph = fuse(small_program("llama"))
+    for budget in (1 << 40, 200_000):
+        assert all(dict(c.pieces)[Letter("v")] == 2 for c in candidates(opgraph, DType.FP32, budget, {Letter("v"): 2}))
+
+
+@pytest.mark.parametrize(("pieces", "says"), [({"j": 2}, "'j'"), ({"v": 10_000}, "1 to"), ({"e": 2}, "'e'"), ({"v": 0}, "1 to")])
+def test_an_impossible_split_is_refused(pieces: dict[Letter, int], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        split(fuse(small_program("llama")), pieces, DType.FP32)
+
+
+def test_an_unknown_output_is_refused() -> None:
+    with pytest.raises(UsageError, match="declared: logits, all_logits"):
+        fuse(small_program("llama"), ["logit"])
+
+
+@given(st.integers(1, 5000), st.integers(1, 40))
+def test_cuts_cover_in_equal_pieces(extent: int, pieces: int) -> None:
+    points = cuts(extent, pieces)
+    sizes = [b - a for a, b in zip(points, points[1:], strict=False)]
+    assert points[0] == 0 and points[-1] == extent and len(sizes) <= pieces
+    assert len(set(sizes[:-1])) <= 1 and sizes[-1] <= sizes[0]
+    assert len(sizes) == 1 or sizes[0] < GRAIN or sizes[0] % GRAIN == 0
+
+
+def test_only_needed_tiles_are_computed() -> None:
+    """The last position alone is asked for: with lengths given as data every row may be needed, with `all_logits` pruned away."""
+    graph = split(fuse(small_program("llama"), ["logits"]), {}, DType.FP32)
+    assert not any(v.base == "all_logits" for v in graph.values)
+    assert {v.name for v in graph.values if v.kind is Kind.OUTPUT} == {dict(graph.outputs)["logits"]}
+
+
+def test_verify_sees_a_broken_graph() -> None:
+    from dataclasses import replace
+
+    graph = split(fuse(small_program("mlp")), {}, DType.FP32)
+    graph.verify()
+
+    def broken(**changes: object) -> TaskGraph:
+        return replace(graph, tasks=(replace(graph.tasks[0], **changes), *graph.tasks[1:]))
+
+    last = graph.tasks[-1].result
+    for wrong, says in (
+        (broken(operands=((last,), *graph.tasks[0].operands[1:])), "before it is written"),
+        (broken(result=graph.tasks[0].operands[0][0]), "writes"),
+        (broken(result=last), "."),
+        (broken(gathers=True), "gathers"),
+        (replace(graph, tasks=graph.tasks[:-1]), "nothing writes"),
+    ):
+        with pytest.raises(AssertionError, match=says):
+            wrong.verify()

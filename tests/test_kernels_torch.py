@@ -1,0 +1,189 @@
+"""The plain-torch kernels against the naive fp64 definition: every case, in small blocks too, poisoned, taken over in place, in bounded memory."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from einpage.einsum_front.dtype import DType
+from einpage.einsum_front.expr import Acc
+from einpage.einsum_front.job import AttentionJob, ContractJob, MapJob
+from einpage.kernels.dispatch import Backend, prepare, scratch_bytes
+from einpage.kernels.errors import IndexOutOfRange
+from einpage.kernels.program import Program
+from einpage.kernels.torch_attention import attention_program
+from einpage.kernels.torch_contract import contract_program
+from einpage.kernels.torch_map import map_program
+from kernels_cases import (
+    ATTENTIONS,
+    CONTRACTS,
+    GATHERS,
+    MAPS,
+    attention,
+    embedding,
+    fn,
+    gated,
+    gather,
+    last_token,
+    op,
+    plain_heads,
+    project,
+    rms_norm,
+    rotation,
+    unproject,
+)
+from kernels_naive import TOLERANCE, Case, assert_right, expected, relative_error
+
+ALL = {**MAPS, **CONTRACTS, **ATTENTIONS, **GATHERS}
+BLOCKED = {**MAPS, **CONTRACTS, **ATTENTIONS}
+
+
+def program(case: Case, limit: int) -> Program:
+    match case.job:
+        case MapJob() as job:
+            return map_program(job, limit)
+        case ContractJob() as job:
+            return contract_program(job, limit)
+        case AttentionJob() as job:
+            return attention_program(job, limit)
+    raise AssertionError(case)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_equals_the_naive_definition(name: str) -> None:
+    case = ALL[name]()
+    out = case.poisoned()
+    prepare(case.job, Backend.TORCH)(case.operands(), out, None)
+    assert_right(case, out, f" ({name})")
+
+
+@pytest.mark.parametrize("limit", [1, 700])
+@pytest.mark.parametrize("name", BLOCKED)
+def test_small_blocks_give_the_same(name: str, limit: int) -> None:
+    case = BLOCKED[name]()
+    out = case.poisoned()
+    program(case, limit)(case.operands(), out, None)
+    assert_right(case, out, f" ({name}, blocks of {limit} bytes)")
+
+
+class Allocations(TorchDispatchMode):
+    """Counts the bytes of live tensors that torch calls made while it was on."""
+
+    def __init__(self, known: tuple[torch.Tensor, ...]) -> None:
+        super().__init__()
+        self.known = {t.untyped_storage().data_ptr() for t in known}
+        self.live: dict[int, int] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for t in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(t, torch.Tensor):
+                self._count(t)
+        self.peak = max(self.peak, sum(self.live.values()))
+        return out
+
+    def _count(self, t: torch.Tensor) -> None:
+        storage = t.untyped_storage()
+        if storage.data_ptr() not in self.known and storage._cdata not in self.live:
+            self.live[storage._cdata] = storage.nbytes()
+            weakref.finalize(t, self.live.pop, storage._cdata, None)
+
+
+@pytest.mark.parametrize("limit", [1, 8 << 20])
+@pytest.mark.parametrize("name", BLOCKED)
+def test_temporaries_stay_within_what_is_declared(name: str, limit: int) -> None:
+    case = BLOCKED[name]()
+    kernel, operands, out = program(case, limit), case.operands(), case.poisoned()
+    with Allocations((out, *(t for o in operands for t in o))) as allocations:
+        kernel(operands, out, None)
+    small = 64 * len(case.job.ranges) + 64  # numbers as tensors, and the like
+    assert allocations.peak <= kernel.scratch_bytes + small, f"{name}: {allocations.peak} bytes live, {kernel.scratch_bytes} declared"
+
+
+def test_large_jobs_are_blocked() -> None:
+    for case in (gated(s=700, f=9000), rms_norm(s=3000, m=2000)):
+        assert scratch_bytes(case.job) <= 8 << 20, case.job.result.name
+
+
+def taken(case: Case, name: str) -> tuple[tuple[tuple[torch.Tensor, ...], ...], torch.Tensor]:
+    """The case's operands, with the result lying where operand `name` lies."""
+    operands = case.operands()
+    out = next(o[0] for v, o in zip(case.job.reads, operands, strict=True) if v.name == name)
+    return operands, out
+
+
+@pytest.mark.parametrize(
+    ("case", "operand"), [(rms_norm(), "x"), (unproject(), "x"), (ATTENTIONS["biased_gated"](), "gate"), (MAPS["pythonic"](), "x")]
+)
+@pytest.mark.parametrize("limit", [1, 900, 8 << 20])
+def test_the_result_may_take_over_an_operand(case: Case, operand: str, limit: int) -> None:
+    kernel = program(case, limit)
+    apart = case.poisoned()
+    kernel(case.operands(), apart, None)
+    operands, out = taken(case, operand)
+    kernel(operands, out, None)
+    assert torch.equal(apart, out), f"{case.job.result.name} differs when it takes over {operand}"
+
+
+def test_runs_are_bitwise_equal() -> None:
+    case = unproject()
+    outs = []
+    for _ in range(3):
+        out = case.poisoned()
+        prepare(case.job)(case.operands(), out, None)
+        outs.append(out)
+    assert torch.equal(outs[0], outs[1])
+    assert torch.equal(outs[0], outs[2])
+
+
+def test_equal_jobs_share_a_kernel() -> None:
+    assert prepare(project().job) is prepare(project().job)
+    assert prepare(project().job) is not prepare(project(s=4).job)
+
+
+@pytest.mark.parametrize("cuts", [None, {1: [4, 8]}])
+@pytest.mark.parametrize("bad", [0, 10])
+def test_an_index_outside_is_named(bad: int, cuts: dict[int, list[int]] | None) -> None:
+    case = last_token(cuts)
+    case = Case(case.job, {**case.values, "lengths": np.array([4, bad, 1])})
+    with pytest.raises(IndexOutOfRange, match=rf"index {bad - 1} is outside dimension 1 of x, which has 9"):
+        prepare(case.job)(case.operands(), case.poisoned(), None)
+
+
+@pytest.mark.parametrize("cuts", [None, {0: [4, 9]}])
+@pytest.mark.parametrize("bad", [-1, 12])
+def test_a_gathered_index_outside_is_named_with_its_place(bad: int, cuts: dict[int, list[int]] | None) -> None:
+    case = gather(cuts=cuts, tokens=np.array([[11, 0, 3, 3, 7, 1], [2, 5, bad, 10, 6, 9]]))
+    with pytest.raises(IndexOutOfRange, match=rf"index {bad} \(at position \[1, 2\]\) is outside dimension 0 of table, which has 12"):
+        prepare(case.job)(case.operands(), case.poisoned(), None)
+
+
+@pytest.mark.parametrize("name", GATHERS)
+def test_a_gather_moves_the_rows_and_no_more(name: str) -> None:
+    case = GATHERS[name]()
+    out = case.poisoned()
+    assert prepare(case.job)(case.operands(), out, None) == out.nbytes
+
+
+def test_a_wrong_mask_a_swapped_operand_and_another_number_are_noticed() -> None:
+    """The tolerance rejects what it must: each mutant's result against the definition of the right job."""
+    late = fn("where", op("<", "t", "s"), op("/", Acc(0), 3.0), -math.inf)
+    gates, turned, found, heads = gated(), rotation(), embedding(), plain_heads()
+    mutants = {
+        "a mask one key short": (attention(), attention(score=late)),
+        "another theta": (turned, rotation(theta=10100.0)),
+        "gate and up swapped": (gates, Case(gates.job, {**gates.values, "w1": gates.values["w3"], "w3": gates.values["w1"]})),
+        "sequences swapped": (found, Case(found.job, {**found.values, "tokens": found.values["tokens"][::-1]})),
+        "heads swapped": (heads, Case(heads.job, {**heads.values, "k": heads.values["k"][::-1]})),
+    }
+    for what, (right, wrong) in mutants.items():
+        out = wrong.poisoned()
+        prepare(wrong.job)(wrong.operands(), out, None)
+        assert relative_error(out, expected(right)) > 10 * TOLERANCE[DType.FP32], what

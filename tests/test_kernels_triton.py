@@ -1,0 +1,95 @@
+"""The Triton kernels, in Triton's interpreter, against the naive fp64 definition: the same cases as the torch kernels, and small tiles."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from einpage.einsum_front.dtype import DType
+from einpage.kernels.dispatch import Backend, prepare
+from einpage.kernels.errors import IndexOutOfRange, Unsupported
+from kernels_cases import ATTENTIONS, CONTRACTS, GATHERS, MAPS, last_token
+from kernels_naive import Case, assert_right
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.interpreter
+
+from einpage.kernels import triton_attention, triton_contract, triton_jobs, triton_map  # noqa: E402
+from einpage.kernels.triton_tiles import Tiles  # noqa: E402
+
+REFUSED = {"row_extremes": "n is free inside a reduction"}
+ALL = {name: make for name, make in {**MAPS, **CONTRACTS, **ATTENTIONS, **GATHERS}.items() if name not in REFUSED}
+SMALL = Tiles(16, 16, 16, 4, 1)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_equals_the_naive_definition(name: str) -> None:
+    case = ALL[name]()
+    out = case.poisoned()
+    prepare(case.job, Backend.TRITON)(case.operands(), out, None)
+    assert_right(case, out, f" ({name})")
+
+
+@pytest.mark.parametrize("name", [n for n in ALL if n not in GATHERS])
+def test_small_tiles_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows longer than a block, several programs, several steps of every loop."""
+    monkeypatch.setattr(triton_map, "ROW", Tiles(1, 4, 0, 4, 1))
+    monkeypatch.setattr(triton_map, "POINTWISE", Tiles(32, 1, 0, 4, 1))
+    monkeypatch.setattr(triton_contract, "PRODUCT", dict.fromkeys(DType, SMALL))
+    monkeypatch.setattr(triton_attention, "ATTENTION", dict.fromkeys(DType, SMALL))
+    case = ALL[name]()
+    out = case.poisoned()
+    triton_jobs.triton_kernel(case.job)(case.operands(), out, None)
+    assert_right(case, out, f" ({name}, small tiles)")
+
+
+@pytest.mark.parametrize(("name", "operand"), [("rms_norm", "x"), ("unproject", "x"), ("biased_gated", "gate"), ("pythonic", "x")])
+def test_the_result_may_take_over_an_operand(name: str, operand: str) -> None:
+    case = ALL[name]()
+    operands = case.operands()
+    out = next(o[0] for v, o in zip(case.job.reads, operands, strict=True) if v.name == operand)
+    prepare(case.job, Backend.TRITON)(operands, out, None)
+    assert_right(case, out, f" ({name} in place of {operand})")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_triton_cannot_do_is_said(name: str) -> None:
+    with pytest.raises(Unsupported, match=REFUSED[name]):
+        prepare(MAPS[name]().job, Backend.TRITON)
+
+
+def test_an_index_outside_is_found_before_the_launch() -> None:
+    case = last_token()
+    case = Case(case.job, {**case.values, "lengths": np.array([4, 10, 1])})
+    out = case.poisoned()
+    with pytest.raises(IndexOutOfRange, match="index 9 is outside dimension 1 of x, which has 9"):
+        prepare(case.job, Backend.TRITON)(case.operands(), out, None)
+    assert out.isnan().all()
+
+
+def test_a_tile_of_another_shape_is_our_bug() -> None:
+    case = MAPS["rms_norm"]()
+    (x,), w = case.operands()
+    with pytest.raises(AssertionError, match="tile 0 of x has shape"):
+        prepare(case.job, Backend.TRITON)(((x[:, 1:].contiguous(),), w), case.poisoned(), None)
+
+
+def test_equal_sources_are_one_function_and_the_text_is_kept() -> None:
+    from einpage.kernels.triton_build import build
+
+    text = triton_jobs.kernel_sources(MAPS["rms_norm"]().job)[0]
+    assert build(text) is build(text)
+    assert "tl.rsqrt" in text
+    assert "# [b s]" in text
+
+
+def test_torch_jobs_never_import_triton() -> None:
+    program = (
+        "import sys, einpage.kernels.dispatch as d; from kernels_cases import project; case = project();"
+        "d.prepare(case.job, d.Backend.TORCH)(case.operands(), case.poisoned(), None); sys.exit('triton' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": ".:tests", "PATH": "/usr/bin:/bin"}, check=False)
+    assert done.returncode == 0

@@ -1,0 +1,111 @@
+"""Machine profiles: those that ship are sane, overrides hold, and a bad profile is refused with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+
+from einpage.einsum_front.dtype import DType
+from einpage.einsum_front.errors import UsageError
+from einpage.memplan.machine import PROFILES, Machine, load_machine, machine_from_text, machine_names, machine_text
+from strategies import machines
+
+GOOD = (PROFILES / "h100.yaml").read_text(encoding="utf-8")
+
+
+def test_the_profiles_that_ship() -> None:
+    assert set(machine_names()) >= {"p100", "v100", "a100", "a100-80", "h100", "h200", "cpu"}
+    for name in machine_names():
+        machine = load_machine(name)
+        assert machine.name == name
+        assert machine.host_bytes == 512 * 2**30
+        assert len(machine.about) > 100, f"{name} does not say where its figures come from"
+        assert (machine.threads is not None) == (name == "cpu")
+
+
+def test_facts_of_the_profiles() -> None:
+    assert load_machine("p100").flops_of(DType.FP16) == 16e12
+    assert load_machine("v100").h2d_bytes_per_s == 12e9
+    assert load_machine("a100").flops_of(DType.BF16) == 250e12
+    assert load_machine("a100-80").device_bytes > 79 * 2**30
+    assert load_machine("h100").d2h_bytes_per_s == 55e9
+    for name, least in (("p100", 15), ("v100", 15), ("a100", 38), ("h100", 38)):
+        assert load_machine(name).device_bytes >= least * 2**30
+
+
+def test_roofline() -> None:
+    machine = load_machine("h100")
+    assert machine.compute_seconds(790 * 10**12, 1, DType.BF16) == 1.0
+    assert machine.compute_seconds(1, 3 * 10**12, DType.BF16) == 1.0
+    assert machine.h2d_seconds(55 * 10**9) == pytest.approx(1.0 + 10e-6)
+
+
+def test_overrides() -> None:
+    machine = load_machine("a100", h2d="50GB/s", d2h=1e9, device_bytes="10GiB", host_bytes=2**33, threads=3)
+    assert (machine.h2d_bytes_per_s, machine.d2h_bytes_per_s) == (50e9, 1e9)
+    assert (machine.device_bytes, machine.host_bytes, machine.threads) == (10 * 2**30, 2**33, 3)
+    with pytest.raises(UsageError, match="--h2d"):
+        load_machine("a100", h2d=0)
+    with pytest.raises(UsageError, match="--threads"):
+        load_machine("a100", threads=0)
+
+
+def test_a_profile_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(GOOD.replace("name: h100", "name: mine"), encoding="utf-8")
+    assert load_machine(path).name == "mine"
+    assert load_machine(str(path)) == load_machine(path)
+
+
+@pytest.mark.parametrize(("name", "told"), [("h10", "did you mean h100"), ("A100", "did you mean a100"), ("tpu", "there are a100, ")])
+def test_unknown_name(name: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        load_machine(name)
+
+
+def test_missing_and_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not exist"):
+        load_machine(tmp_path / "none.yaml")
+    (tmp_path / "latin.yaml").write_bytes(b"name: \xff")
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_machine(tmp_path / "latin.yaml")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("h2d_bytes_per_s: 55e9", "h2d_bytes_per_s: -55e9", "h2d_bytes_per_s"),
+        ("h2d_bytes_per_s: 55e9", "h2d_bytes_per_s: 0", "h2d_bytes_per_s"),
+        ("h2d_bytes_per_s: 55e9", "h2d_bytes_per_s: .nan", "h2d_bytes_per_s"),
+        ("h2d_bytes_per_s: 55e9", "h2d_bytes_per_s: .inf", "h2d_bytes_per_s"),
+        ("h2d_bytes_per_s: 55e9", "h2d_bytes_per_s: [1]", "h2d_bytes_per_s"),
+        ("h2d_bytes_per_s: 55e9\n", "", "missing h2d_bytes_per_s"),
+        ("h2d_bytes_per_s: 55e9", "h2d_byte_per_s: 55e9", "did you mean 'h2d_bytes_per_s'"),
+        ("copy_latency_s: 10e-6", "copy_latency_s: -1", "copy_latency_s"),
+        ("copy_latency_s: 10e-6", "copy_latency_s: soon", "copy_latency_s"),
+        ("launch_latency_s: 8e-6", "launch_latency_s: .nan", "launch_latency_s"),
+        ("device_bytes: 81090MiB", "device_bytes: 0", "device_bytes"),
+        ("device_bytes: 81090MiB", "device_bytes: 80 giraffes", "device_bytes"),
+        ("bf16: 790e12", "bf17: 790e12", "flops_per_s"),
+        ("bf16: 790e12", "bf16: 0", "flops_per_s bf16"),
+        ("bf16: 790e12", "bf16: fast", "flops_per_s bf16"),
+        ("name: h100", "name: h100\nthreads: 0", "threads"),
+        ("name: h100", "name: h100\nthreads: many", "threads"),
+        ("name: h100", "name: [", "not YAML"),
+        ("name: h100", "name: !!python/object:os.system {}", "not YAML"),
+        (GOOD, "- h100", "mapping"),
+        (GOOD, "", "mapping"),
+    ],
+)
+def test_a_bad_profile_is_refused(old: str, new: str, told: str) -> None:
+    assert old in GOOD
+    with pytest.raises(UsageError, match=told) as caught:
+        machine_from_text(GOOD.replace(old, new), "bad.yaml")
+    assert str(caught.value).startswith("bad.yaml")
+
+
+@given(machines())
+def test_written_and_read_back(machine: Machine) -> None:
+    assert machine_from_text(machine_text(machine), "round trip") == machine

@@ -1,0 +1,164 @@
+"""The planner's small parts: prices and windows against brute force, reuse distances, orders, edges, host slots."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from einpage.einsum_front.taskgraph import HOST_AT_START, Kind, TaskGraph
+from einpage.memplan.edges import EdgeList
+from einpage.memplan.errors import DoesNotFit
+from einpage.memplan.host import Host
+from einpage.memplan.memgraph import EdgeKind, aligned
+from einpage.memplan.order import as_written, random_topological
+from einpage.memplan.record import AT_START, Recorder
+from einpage.memplan.reuse import Reuse, Step
+from einpage.memplan.victim import PINNED, VictimPolicy, cheapest_window, farthest, price_of, weighted
+from strategies import a_machine, random_graph, task_graphs
+
+segments = st.lists(st.tuples(st.integers(1, 6), st.sampled_from([PINNED, 0, 1, 2, 3, 9])), max_size=9)
+
+
+@given(segments, st.integers(1, 12))
+def test_the_cheapest_window_is_what_brute_force_finds(tiling: list[tuple[int, int]], wanted: int) -> None:
+    sizes, prices = [s for s, _ in tiling], [p for _, p in tiling]
+    ranges = [(a, b) for a in range(len(tiling)) for b in range(a + 1, len(tiling) + 1)]
+    possible = [(a, b) for a, b in ranges if PINNED not in prices[a:b] and sum(sizes[a:b]) >= wanted]
+    found = cheapest_window(sizes, prices, wanted)
+    if found is None:
+        assert not possible
+        return
+    assert found in possible
+    assert sum(prices[slice(*found)]) == min(sum(prices[a:b]) for a, b in possible)
+
+
+@pytest.mark.parametrize("price", [weighted, farthest])
+def test_farther_is_cheaper(price: object) -> None:
+    assert callable(price)
+    assert price(1024, 100, False) < price(1024, 10, False)
+
+
+def test_weighted_prefers_clean_and_small() -> None:
+    assert weighted(1024, 10, False) < weighted(1024, 10, True)
+    assert weighted(1024, 10, False) < weighted(2048, 10, False)
+    assert weighted(1024, 10, True) > weighted(1024, 15, False), "a clean tensor leaves before a dirty one of comparable distance"
+
+
+def test_farthest_looks_at_the_nearest_of_a_window_only() -> None:
+    assert farthest(1, 50, False) > 3 * farthest(1, 100, False)
+
+
+def test_random_prices_repeat_with_their_seed() -> None:
+    def draw(seed: int) -> list[int]:
+        price = price_of(VictimPolicy.RANDOM, seed)
+        return [price(1, 1, False) for _ in range(20)]
+
+    assert draw(3) == draw(3) != draw(4)
+    assert min(draw(3)) > 0
+
+
+@given(task_graphs(), st.integers(0, 100))
+def test_orders_put_producers_first(graph: TaskGraph, seed: int) -> None:
+    for order in (as_written(graph), random_topological(graph, seed)):
+        assert sorted(order) == list(range(len(graph.tasks)))
+        known = {t.id for t in graph.tensors if t.kind in HOST_AT_START}
+        for task_id in order:
+            assert known.issuperset(graph.tasks[task_id].reads())
+            known.add(graph.tasks[task_id].result)
+
+
+def test_random_orders_differ_and_repeat() -> None:
+    graph = random_graph(5, most_ops=8)
+    orders = {random_topological(graph, seed) for seed in range(20)}
+    assert len(orders) > 1
+    assert random_topological(graph, 1) == random_topological(graph, 1)
+
+
+@given(task_graphs(), st.integers(0, 100))
+def test_reuse_knows_the_next_use_at_every_step(graph: TaskGraph, seed: int) -> None:
+    order = random_topological(graph, seed)
+    tasks = [graph.tasks[t] for t in order]
+    uses = {t.id: [s for s, task in enumerate(tasks) if not task.gathers and t.id in task.reads()] for t in graph.tensors}
+    reuse = Reuse(graph, order)
+    for step, task in enumerate(tasks):
+        for t, steps in uses.items():
+            later = [s for s in steps if s >= step]
+            assert reuse.is_dead(t) == (not later)
+            if later:
+                assert reuse.next_use(t) == later[0]
+                assert reuse.is_last(t, Step(step)) == (later == [step])
+        for t in () if task.gathers else task.reads():
+            reuse.execute(t)
+
+
+def test_edges_are_sorted_and_data_wins() -> None:
+    edges = EdgeList()
+    edges.memory(2, 5)
+    edges.data(1, 5)
+    edges.data(2, 5)
+    edges.memory(0, 3)
+    edges.memory(-1, 4)
+    edges.memory(0, 3)
+    flat = edges.finish()
+    got = list(zip(flat.source.tolist(), flat.target.tolist(), flat.kind.tolist(), strict=True))
+    assert got == [(0, 3, EdgeKind.MEMORY), (1, 5, EdgeKind.DATA), (2, 5, EdgeKind.DATA)]
+    assert [a.dtype.name for a in (flat.source, flat.target, flat.kind)] == ["int32", "int32", "uint8"]
+
+
+def test_edges_keep_large_node_numbers_apart() -> None:
+    edges = EdgeList()
+    edges.data(2**31 - 2, 2**31 - 1)
+    flat = edges.finish()
+    assert (int(flat.source[0]), int(flat.target[0]), int(flat.kind[0])) == (2**31 - 2, 2**31 - 1, EdgeKind.DATA)
+
+
+def test_an_edge_that_points_backwards_is_our_bug() -> None:
+    edges = EdgeList()
+    edges.data(3, 3)
+    with pytest.raises(AssertionError, match="backwards"):
+        edges.finish()
+
+
+def _host(host_bytes: int) -> tuple[Host, Recorder, TaskGraph]:
+    graph = random_graph(3, most_ops=6)
+    recorder = Recorder(graph)
+    return Host(graph, a_machine(host_bytes=host_bytes), [aligned(t.nbytes) for t in graph.tensors], recorder), recorder, graph
+
+
+def _staying_bytes(graph: TaskGraph) -> int:
+    return sum(aligned(t.nbytes) for t in graph.tensors if t.kind in HOST_AT_START or t.kind is Kind.OUTPUT)
+
+
+def test_the_host_refuses_what_it_cannot_hold_at_the_start() -> None:
+    graph = random_graph(3, most_ops=6)
+    staying = _staying_bytes(graph)
+    host, *_ = _host(staying)
+    assert host.nbytes == staying
+    with pytest.raises(DoesNotFit) as refused:
+        _host(staying - 1)
+    misfit = refused.value.misfit
+    assert (misfit.place, misfit.budget, misfit.smallest_budget) == ("host", staying - 1, None)
+    assert misfit.wanted > misfit.free
+
+
+def test_a_spill_slot_is_used_again_and_a_full_host_says_who_is_there() -> None:
+    graph = random_graph(3, most_ops=6)
+    a, b = [t.id for t in graph.tensors if t.kind is Kind.ACTIVATION][:2]
+    room = max(aligned(graph.tensors[t].nbytes) for t in (a, b))
+    host, recorder, graph = _host(_staying_bytes(graph) + room)
+    from_a, from_b = (recorder.residency(t, recorder.residencies[0].place, 0, AT_START) for t in (a, b))
+    host.spill(a, from_a, "t")
+    host.spill(a, from_a, "t")
+    assert len(recorder.nodes) == 1, "a second spill of the same tensor copies nothing"
+    with pytest.raises(DoesNotFit) as refused:
+        host.spill(b, from_b, "some task")
+    misfit = refused.value.misfit
+    assert (misfit.task, misfit.place, misfit.smallest_budget) == ("some task", "host", None)
+    assert (graph.tensors[a].name, aligned(graph.tensors[a].nbytes)) in misfit.pinned
+    slot = recorder.residencies[host.copy[a]].extents[0].offset
+    host.drop(a)
+    host.spill(b, from_b, "t")
+    assert recorder.residencies[host.copy[b]].extents[0].offset == slot
+    after = recorder.edges.finish()
+    assert (after.source[-1], after.target[-1], after.kind[-1]) == (1, 2, EdgeKind.MEMORY), "the slot's Free comes before its next use"

@@ -1,0 +1,96 @@
+"""The report: its keys, its figures for the hand-made plan, what it says limits a plan, and its short form."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from einpage.einsum_front.dtype import DType
+from einpage.einsum_front.taskgraph import Nbytes
+from einpage.memplan.bounds import bounds
+from einpage.memplan.machine import Machine
+from einpage.memplan.memgraph import MemGraph, NodeId, Queue
+from einpage.memplan.report import limited_by, moved_bytes, peak_bytes, render, report, tasks_in_order
+from einpage.memplan.simulate import Timeline, simulate
+from hand_plan import hand_plan
+from strategies import a_machine
+
+SECONDS = a_machine(
+    flops_per_s=((DType.FP32, 128.0),), device_bytes_per_s=1e12, h2d_bytes_per_s=256.0, d2h_bytes_per_s=128.0,
+    copy_latency_s=0.5, launch_latency_s=2.0, device_bytes=2048,
+)  # fmt: skip
+KEYS = """spec machine dtype budget_bytes peak_bytes tasks nodes edges h2d_bytes d2h_bytes disk_read_bytes compute_s h2d_s d2h_s makespan_s
+    bound_s bound_ratio bound_order_s bytes_bound_h2d host_bytes plan_s largest_working_set_bytes verified"""
+
+
+def figures(plan: MemGraph, machine: Machine = SECONDS) -> dict[str, Any]:
+    b = bounds(plan.graph, machine, plan.budget_bytes, tasks_in_order(plan))
+    return report(plan, machine, simulate(plan, machine), b, plan_s=0.25, verified=True, spec="specs/hand.yaml")
+
+
+def test_figures_of_the_hand_made_plan() -> None:
+    got = figures(hand_plan())
+    assert set(KEYS.split()) <= set(got)
+    assert json.loads(json.dumps(got)) == got, "plain JSON"
+    expected = {
+        "spec": "specs/hand.yaml", "machine": "plain", "dtype": "fp32", "budget_bytes": 2048, "peak_bytes": 1792, "tasks": 4,
+        "nodes": 14, "edges": 25, "h2d_bytes": 512 + 256 + 512, "d2h_bytes": 3 * 512, "disk_read_bytes": 0, "compute_s": 9.0, "h2d_s": 6.5,
+        "d2h_s": 13.5, "makespan_s": 22.0, "bound_s": 8.0, "bound_ratio": 22.0 / 8.0, "bound_order_s": 17.5, "bytes_bound_h2d": 768,
+        "host_bytes": 2560, "plan_s": 0.25, "verified": True, "limited_by": "memory", "over_device_bytes": 0,
+    }  # fmt: skip
+    assert {key: got[key] for key in expected} == expected
+    assert got["largest_working_set_bytes"] == 512 + 256 + 512 + 256, "a: e and w, the result, the workspace; e is read later"
+    assert got["largest_working_set_task"] == "make a"
+
+
+def test_moved_bytes_are_the_plans_own() -> None:
+    plan = hand_plan()
+    for queue in (Queue.H2D, Queue.D2H):
+        nodes = [NodeId(n) for n in range(len(plan.nodes)) if plan.queue(NodeId(n)) is queue]
+        assert moved_bytes(plan, queue) == sum(plan.moved_bytes(n) for n in nodes) > 0
+
+
+def test_peak_counts_the_workspace_and_stays_within_the_budget() -> None:
+    plan = hand_plan()
+    assert peak_bytes(replace(plan, residencies=plan.residencies[:9])) == 1536, "the workspace's 100 bytes, rounded up"
+    assert peak_bytes(replace(plan, budget_bytes=Nbytes(1790))) == 1790
+
+
+@pytest.mark.parametrize(
+    ("busy", "makespan", "moved", "limit"),
+    [
+        ((9.0, 5.0, 1.0), 10.0, 100, "compute"),
+        ((9.0, 5.0, 1.0), 10.0, 200, "compute"),
+        ((5.0, 9.0, 1.0), 10.0, 100, "h2d"),
+        ((5.0, 9.0, 1.0), 10.0, 200, "memory"),
+        ((5.0, 1.0, 9.0), 10.0, 100, "d2h"),
+        ((5.0, 1.0, 9.0), 10.0, 200, "memory"),
+        ((5.0, 4.0, 3.0), 10.0, 100, "latency"),
+        ((5.0, 4.0, 3.0), 10.0, 200, "memory"),
+        ((0.0, 0.0, 0.0), 0.0, 0, "compute"),
+    ],
+)
+def test_what_limits_a_plan(busy: tuple[float, float, float], makespan: float, moved: int, limit: str) -> None:
+    plan = simulate(hand_plan(), SECONDS)
+    by_queue = tuple(zip((Queue.COMPUTE, Queue.H2D, Queue.D2H), busy, strict=True))
+    assert limited_by(Timeline(plan.start_s, plan.finish_s, by_queue, makespan), moved, 100) == limit
+
+
+def test_the_short_form() -> None:
+    lines = render(figures(hand_plan())).splitlines()
+    assert len(lines) <= 15
+    assert lines[0] == "plan          specs/hand.yaml, fp32, on plain: 4 tasks, 14 nodes"
+    assert "budget        2KiB, 1.75KiB of it used" in lines
+    assert "plan / bound  2.750 x 8.00 s (d2h; holds for any order and split)" in lines
+    assert "              1.257 x 17.5 s (compute; holds for these tasks)" in lines
+    assert any(line.startswith("limited by    memory: ") for line in lines)
+    assert "judge         passed; planned in 250 ms" in lines
+    assert not any(line.startswith("warning") for line in lines)
+
+
+def test_a_budget_beyond_the_device_is_warned_of() -> None:
+    text = render(figures(hand_plan(), replace(SECONDS, device_bytes=1024)))
+    assert "warning       the budget exceeds the device of plain by 1KiB" in text

@@ -1,0 +1,265 @@
+"""The judge: a hand-made plan passes, one mutant for every reason it can give is named rightly, and brute force agrees on random plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from einpage.einsum_front.taskgraph import Kind, Nbytes, TaskId, TensorId
+from einpage.memplan.fault import Reason
+from einpage.memplan.memgraph import (
+    DEVICE,
+    HOST,
+    Compute,
+    Edges,
+    Extent,
+    Free,
+    HostGather,
+    MemGraph,
+    Move,
+    Node,
+    NodeId,
+    Offset,
+    Place,
+    PlaceKind,
+    Residency,
+    ResidencyId,
+)  # fmt: skip
+from einpage.memplan.validate import _Owners, judge
+from hand_plan import EDGES, MEMORY, edges_of, hand_plan
+from plain_plan import plain_plan
+from strategies import budgets, task_graphs
+
+Mutant = Callable[[MemGraph], MemGraph]
+R = ResidencyId
+
+
+def with_node(plan: MemGraph, at: int, node: Node) -> MemGraph:
+    return replace(plan, nodes=(*plan.nodes[:at], node, *plan.nodes[at + 1 :]))
+
+
+def with_residency(plan: MemGraph, at: int, residency: Residency) -> MemGraph:
+    return replace(plan, residencies=(*plan.residencies[:at], residency, *plan.residencies[at + 1 :]))
+
+
+def moved(plan: MemGraph, at: int, offset: int) -> MemGraph:
+    """Residency `at` lies at `offset`."""
+    extent = replace(plan.residencies[at].extents[0], offset=Offset(offset))
+    return with_residency(plan, at, replace(plan.residencies[at], extents=(extent,)))
+
+
+def without(plan: MemGraph, *dropped: tuple[int, int]) -> MemGraph:
+    assert set(dropped) <= set(EDGES)
+    return replace(plan, edges=edges_of(tuple(e for e in EDGES if e not in dropped), MEMORY))
+
+
+def swapped_edges(plan: MemGraph) -> MemGraph:
+    order = np.arange(len(plan.edges))
+    order[[0, 1]] = [1, 0]
+    return replace(plan, edges=Edges(plan.edges.source[order], plan.edges.target[order], plan.edges.kind[order]))
+
+
+def doubled_edge(plan: MemGraph) -> MemGraph:
+    order = np.array([0, *range(len(plan.edges))])
+    return replace(plan, edges=Edges(plan.edges.source[order], plan.edges.target[order], plan.edges.kind[order]))
+
+
+def with_kind(plan: MemGraph, tensor: int, kind: Kind) -> MemGraph:
+    tensors = list(plan.graph.tensors)
+    tensors[tensor] = replace(tensors[tensor], kind=kind)
+    return replace(plan, graph=replace(plan.graph, tensors=tuple(tensors)))
+
+
+def nothing_offered(plan: MemGraph) -> MemGraph:
+    tasks = tuple(replace(t, inplace=()) for t in plan.graph.tasks)
+    return replace(plan, graph=replace(plan.graph, tasks=tasks))
+
+
+def offloaded_again(plan: MemGraph) -> MemGraph:
+    """Instead of being freed, c goes to a second place on the host."""
+    again = Residency(R(12), TensorId(6), HOST, (Extent(Offset(2560), Nbytes(512)),))
+    plan = with_node(plan, 13, Move(R(10), R(12)))
+    return replace(plan, residencies=(*plan.residencies, again), host_bytes=Nbytes(3072), end=(*plan.end, R(10), R(12)))
+
+
+def loaded_for_nobody(plan: MemGraph) -> MemGraph:
+    """At the end, c comes back to where e was, and is freed without a thread between the two."""
+    again = Residency(R(12), TensorId(6), DEVICE, (Extent(Offset(0), Nbytes(512)),))
+    nodes = (*plan.nodes, Move(R(11), R(12)), Free(R(12)))
+    return replace(plan, residencies=(*plan.residencies, again), nodes=nodes, edges=edges_of((*EDGES, (4, 14), (11, 14)), MEMORY))
+
+
+def compute(plan: MemGraph, at: int) -> Compute:
+    node = plan.nodes[at]
+    assert isinstance(node, Compute)
+    return node
+
+
+MUTANTS: list[tuple[Reason, tuple[int | None, int | None], Mutant]] = [
+    (Reason.EDGE_OUT_OF_RANGE, (13, 14), lambda p: replace(p, edges=edges_of((*EDGES, (13, 14)), MEMORY))),
+    (Reason.EDGE_BACKWARD, (5, 5), lambda p: replace(p, edges=edges_of((*EDGES, (5, 5)), MEMORY))),
+    (Reason.EDGE_BACKWARD, (8, 5), lambda p: replace(p, edges=edges_of((*EDGES, (8, 5)), MEMORY))),
+    (Reason.EDGES_UNSORTED, (0, 2), swapped_edges),
+    (Reason.EDGES_UNSORTED, (0, 2), doubled_edge),
+    (Reason.BAD_REFERENCE, (12, 12), lambda p: with_node(p, 12, Free(R(99)))),
+    (Reason.BAD_REFERENCE, (10, 10), lambda p: with_node(p, 10, replace(compute(p, 10), task=TaskId(4)))),
+    (Reason.BAD_REFERENCE, (None, None), lambda p: replace(p, end=(*p.end, R(-1)))),
+    (Reason.UNKNOWN_PLACE, (0, 0), lambda p: with_residency(p, 3, replace(p.residencies[3], place=Place(PlaceKind.DISK)))),
+    (Reason.UNKNOWN_PLACE, (0, 0), lambda p: with_residency(p, 3, replace(p.residencies[3], place=Place(PlaceKind.DEVICE, 1)))),
+    (Reason.WRONG_SIZE, (2, 2), lambda p: with_residency(p, 5, replace(p.residencies[5], extents=(Extent(Offset(768), Nbytes(508)),)))),
+    (Reason.MISALIGNED, (2, 2), lambda p: moved(p, 5, 772)),
+    (Reason.MISALIGNED, (2, 2), lambda p: with_node(p, 2, replace(compute(p, 2), workspace=Extent(Offset(1284), Nbytes(100))))),
+    (Reason.DEVICE_CAPACITY, (8, 8), lambda p: replace(p, budget_bytes=Nbytes(1791))),
+    (Reason.DEVICE_CAPACITY, (2, 2), lambda p: with_node(p, 2, replace(compute(p, 2), workspace=Extent(Offset(2048), Nbytes(100))))),
+    (Reason.HOST_CAPACITY, (7, 7), lambda p: replace(p, host_bytes=Nbytes(2559))),
+    (Reason.WORKSPACE_SIZE, (2, 2), lambda p: with_node(p, 2, replace(compute(p, 2), workspace=None))),
+    (Reason.WORKSPACE_SIZE, (2, 2), lambda p: with_node(p, 2, replace(compute(p, 2), workspace=Extent(Offset(1280), Nbytes(99))))),
+    (Reason.TASK_TWICE, (5, 10), lambda p: with_node(p, 10, compute(p, 5))),
+    (Reason.TASK_MISSING, (None, None), lambda p: with_node(p, 10, Free(R(10)))),
+    (Reason.WRONG_NODE, (0, 0), lambda p: with_node(p, 0, Compute(TaskId(0), ((R(0),), (R(1),)), R(3), None))),
+    (Reason.WRONG_NODE, (5, 5), lambda p: with_node(p, 5, HostGather(TaskId(2), ((R(5),), (R(4),)), R(7)))),
+    (Reason.WRONG_OPERANDS, (2, 2), lambda p: with_node(p, 2, replace(compute(p, 2), operands=((R(4),), (R(3),))))),
+    (Reason.WRONG_OPERANDS, (2, 2), lambda p: with_node(p, 2, replace(compute(p, 2), operands=((R(3),),)))),
+    (Reason.WRONG_RESULT, (2, 2), lambda p: with_node(p, 2, replace(compute(p, 2), creates=R(10)))),
+    (Reason.WRONG_PLACE, (2, 2), lambda p: with_node(p, 2, replace(compute(p, 2), operands=((R(3),), (R(2),))))),
+    (Reason.WRONG_MOVE, (3, 3), lambda p: with_node(p, 3, Move(R(3), R(9)))),
+    (Reason.WRONG_MOVE, (3, 3), lambda p: with_node(p, 3, Move(R(3), R(8)))),
+    (Reason.CREATED_TWICE, (None, 1), lambda p: replace(p, start=(*p.start, R(4)))),
+    (Reason.CREATED_TWICE, (None, None), lambda p: replace(p, start=(*p.start, R(2)))),
+    (Reason.CREATED_TWICE, (3, 12), lambda p: with_node(p, 12, Move(R(9), R(6)))),
+    (Reason.NEVER_CREATED, (None, 0), lambda p: replace(p, start=(R(0), R(2)))),
+    (Reason.FREED_TWICE, (9, 12), lambda p: with_node(p, 12, Free(R(6)))),
+    (Reason.MASTER_FREED, (12, 12), lambda p: with_node(p, 12, Free(R(2)))),
+    (Reason.START_UNTRUE, (None, None), lambda p: replace(p, start=(*p.start, R(5)))),
+    (Reason.TAKEOVER_UNDECLARED, (2, 5), nothing_offered),
+    (Reason.TAKEOVER_UNDECLARED, (2, 5), lambda p: moved(p, 7, 1024)),
+    (Reason.END_UNTRUE, (12, None), lambda p: replace(p, end=(*p.end, R(9)))),
+    (Reason.END_UNTRUE, (10, None), lambda p: replace(p, end=(*p.end, R(7)))),
+    (Reason.END_UNTRUE, (11, None), lambda p: replace(p, end=p.end[:-1])),
+    (Reason.END_UNTRUE, (None, None), lambda p: replace(p, end=(*p.end, R(11)))),
+    (Reason.READ_BEFORE_CREATED, (1, 2), lambda p: without(p, (1, 2))),
+    (Reason.SOURCE_MISSING, (3, 8), lambda p: without(p, (3, 8))),
+    (Reason.FREED_BEFORE_CREATED, (14, 15), loaded_for_nobody),
+    (Reason.FREED_IN_USE, (2, 4), lambda p: without(p, (2, 4))),
+    (Reason.TAKEOVER_IN_USE, (7, 10), lambda p: without(p, (7, 10))),
+    (Reason.OVERLAP, (0, 1), lambda p: moved(p, 4, 256)),
+    (Reason.OVERLAP, (0, 2), lambda p: with_node(p, 2, replace(compute(p, 2), workspace=Extent(Offset(256), Nbytes(100))))),
+    (Reason.OVERLAP, (2, 2), lambda p: with_node(p, 2, replace(compute(p, 2), workspace=Extent(Offset(768), Nbytes(100))))),
+    (Reason.OVERLAP, (None, None), lambda p: moved(p, 2, 768)),
+    (Reason.OVERLAP, (None, 3), lambda p: moved(p, 6, 1280)),
+    (Reason.RACE, (2, 8), lambda p: without(p, (2, 8))),
+    (Reason.RACE, (9, 11), lambda p: without(p, (9, 11))),
+    (Reason.RACE, (4, 8), lambda p: moved(p, 9, 0)),
+    (Reason.CLEAN_OFFLOAD, (11, 13), offloaded_again),
+    (Reason.OUTPUT_MISSING, (None, None), lambda p: with_kind(p, 4, Kind.OUTPUT)),
+]  # fmt: skip
+
+
+def test_hand_made_plan_passes() -> None:
+    assert judge(hand_plan()) is None
+
+
+@pytest.mark.parametrize(("reason", "nodes", "mutate"), MUTANTS, ids=[f"{m[0].name}-{i}" for i, m in enumerate(MUTANTS)])
+def test_mutant_is_named(reason: Reason, nodes: tuple[NodeId | None, NodeId | None], mutate: Mutant) -> None:
+    fault = judge(mutate(hand_plan()))
+    assert fault is not None
+    assert (fault.reason, fault.nodes) == (reason, nodes), fault.message
+    assert reason.value in fault.message
+
+
+def test_every_reason_has_a_mutant() -> None:
+    assert {reason for reason, *_ in MUTANTS} == set(Reason)
+
+
+def test_a_path_is_as_good_as_an_edge() -> None:
+    assert judge(without(hand_plan(), (5, 10))) is None, "5 -> 7 -> 10 orders them"
+    assert judge(without(hand_plan(), (10, 13))) is None, "10 -> 11 -> 13 orders them"
+    fault = judge(without(hand_plan(), (5, 10), (7, 10)))
+    assert fault is not None
+    assert fault.reason is Reason.READ_BEFORE_CREATED
+
+
+def test_a_load_for_nobody_is_right_if_wasteful() -> None:
+    plan = loaded_for_nobody(hand_plan())
+    assert judge(replace(plan, edges=edges_of((*EDGES, (4, 14), (11, 14), (14, 15)), MEMORY))) is None
+
+
+def test_masters_may_be_left_out_of_the_end() -> None:
+    plan = hand_plan()
+    assert judge(replace(plan, end=plan.end[3:])) is None
+
+
+def test_device_copies_of_weights_may_be_there_at_the_start() -> None:
+    """A warm plan: w is on the device already, and stays."""
+    plan = hand_plan()
+    nodes = tuple(n for i, n in enumerate(plan.nodes) if i not in (1, 6))
+    number = {old: new for new, old in enumerate(i for i in range(14) if i not in (1, 6))}
+    pairs = {(number[a], number[b]): (a, b) in MEMORY for a, b in EDGES if a in number and b in number}
+    edges = edges_of(tuple(pairs), frozenset(pair for pair, memory in pairs.items() if memory))
+    warm = replace(plan, nodes=nodes, edges=edges, start=(*plan.start, R(4)), end=(*plan.end, R(4)))
+    assert judge(warm) is None
+
+
+def accesses(plan: MemGraph) -> list[tuple[int, bool, int, int, bool]]:
+    """(node, on device, start, stop, writes) of everything a node touches; a Free writes, for it may be followed by poison."""
+    out = []
+
+    def add(n: int, residency: int, writes: bool) -> None:
+        r = plan.residencies[residency]
+        out.append((n, r.place.kind is PlaceKind.DEVICE, int(r.extents[0].offset), r.extents[0].stop, writes))
+
+    for n, node in enumerate(plan.nodes):
+        match node:
+            case Compute() | HostGather():
+                for r in {r for operand in node.operands for r in operand}:
+                    add(n, r, False)
+                add(n, node.creates, True)
+                if isinstance(node, Compute) and node.workspace:
+                    out.append((n, True, int(node.workspace.offset), node.workspace.stop, True))
+            case Move():
+                add(n, node.source, False)
+                add(n, node.target, True)
+            case Free():
+                add(n, node.residency, True)
+    return out
+
+
+def brute_force_orders_everything(plan: MemGraph) -> bool:
+    """Whether the transitive closure of the edges orders every two accesses to a common byte of which one writes."""
+    ancestors = [0] * len(plan.nodes)
+    for source, target in zip(plan.edges.source.tolist(), plan.edges.target.tolist(), strict=True):
+        ancestors[target] |= ancestors[source] | 1 << source
+    everything = accesses(plan)
+    for i, (n, place, start, stop, writes) in enumerate(everything):
+        for m, place2, start2, stop2, writes2 in everything[:i]:
+            clash = n != m and place == place2 and start < stop2 and start2 < stop and (writes or writes2)
+            if clash and not (ancestors[n] >> m & 1 or ancestors[m] >> n & 1):
+                return False
+    return True
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_brute_force_agrees_when_edges_go_missing(data: st.DataObject) -> None:
+    graph = data.draw(task_graphs(most_ops=3))
+    plan = plain_plan(graph, data.draw(budgets(graph)))
+    assert judge(plan) is None
+    assert brute_force_orders_everything(plan)
+    drop = data.draw(st.lists(st.integers(0, len(plan.edges) - 1), min_size=1, max_size=3, unique=True))
+    keep = np.setdiff1d(np.arange(len(plan.edges)), drop)
+    fewer = replace(plan, edges=Edges(plan.edges.source[keep], plan.edges.target[keep], plan.edges.kind[keep]))
+    assert (judge(fewer) is None) == brute_force_orders_everything(fewer)
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)), max_size=30))
+def test_owners_match_an_array_of_units(claims: list[tuple[int, int]]) -> None:
+    owners, model = _Owners(), [-1] * 20
+    for owner, (start, units) in enumerate(claims):
+        expected = [o for i, o in enumerate(model[start : start + units]) if o >= 0 and o not in model[start : start + i]]
+        assert list(dict.fromkeys(owners.claim(start * 256, (start + units) * 256 - 100, owner))) == expected
+        model[start : start + units] = [owner] * units
