@@ -136,7 +136,14 @@ class Sizer:
         grids = tuple(host[n] if n in host else Grid(result_cuts(self.op_by_value[n], cut)) for n in names)
         dtypes = tuple(self.values[n].dtype for n in names)
         dying = tuple(self.values[n].kind is Kind.ACTIVATION and self.last_reader[n] == op.value for n in names)
-        key = (template, grids, dtypes, dying, tuple(result_cuts(op, cut)), tuple(own_cuts(op, cut)[letter] for letter in cuttable_letters(op)))
+        key = (
+            template,
+            grids,
+            dtypes,
+            dying,
+            tuple(result_cuts(op, cut)),
+            tuple(own_cuts(op, cut)[letter] for letter in cuttable_letters(op)),
+        )
         if key not in self.known:
             grid = Grid(result_cuts(op, cut))
             self.known[key] = max(

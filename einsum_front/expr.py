@@ -247,8 +247,5 @@ def _text(e: Expr, outer: int) -> str:
 
 
 def _number(value: float | int, outer: int) -> str:
-    if isinstance(value, float) and value in (float("inf"), float("-inf")):
-        word = "inf" if value > 0 else "-inf"
-    else:
-        word = repr(value)
+    word = ("inf" if value > 0 else "-inf") if isinstance(value, float) and value in (float("inf"), float("-inf")) else repr(value)
     return f"({word})" if word.startswith("-") and outer > 0 else word

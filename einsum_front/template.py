@@ -108,10 +108,7 @@ def all_letters(op: FusedOp) -> tuple[Letter, ...]:
 def result_cuts(op: FusedOp, cuts_by_letter: Mapping[Letter, Cuts]) -> tuple[Cuts, ...]:
     """Where each dimension of the op's value is cut."""
     own = own_cuts(op, cuts_by_letter)
-    return tuple(
-        own[letter] if letter is not None else (0, extent)
-        for letter, extent in zip(target_letters(op), op.shape, strict=True)
-    )
+    return tuple(own[letter] if letter is not None else (0, extent) for letter, extent in zip(target_letters(op), op.shape, strict=True))
 
 
 def tiles(op: FusedOp, cuts_by_letter: Mapping[Letter, Cuts], few: bool = False) -> Iterator[Tile]:

@@ -57,7 +57,8 @@ def _math(job: Job) -> str:
             return f"{sums}{link}; [{_letters(job.target)}] = {text(job.epilogue)}"
         case AttentionJob():
             score = f"acc0 = sum[{_letters(job.score_letters)}]({text(job.q)} * {text(job.k)})"
-            return f"{score}; acc1 = sum[{job.row}](softmax[{job.row}]({text(job.score)}) * {text(job.v)}); [{_letters(job.target)}] = {text(job.epilogue)}"
+            mix = f"acc1 = sum[{job.row}](softmax[{job.row}]({text(job.score)}) * {text(job.v)})"
+            return f"{score}; {mix}; [{_letters(job.target)}] = {text(job.epilogue)}"
         case GatherJob():
             return f"[{_letters(job.target)}] = {text(job.load)}"
 

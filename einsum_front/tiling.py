@@ -81,7 +81,7 @@ def most_pieces(ops: tuple[FusedOp, ...], extents: Mapping[Letter, int]) -> dict
 def own_cuts(op: FusedOp, cuts_by_letter: Mapping[Letter, Cuts]) -> dict[Letter, Cuts]:
     """Where `op` cuts each letter: as everybody does, several pieces taken together where one would be too short for it."""
     extents = {letter: c[-1] for letter, c in cuts_by_letter.items()}
-    own = {letter: (0, extent) for letter, extent in extents.items()}
+    own: dict[Letter, Cuts] = {letter: (0, extent) for letter, extent in extents.items()}
     for letter in cuttable_letters(op):
         points = cuts_by_letter[letter]
         together = ceil(least_tile(op, letter, extents) / (points[1] - points[0]))

@@ -1,8 +1,8 @@
 """Where the elements of a load lie: from letters to strided windows of packed row-major tiles.
 
 In: a view (boxes), a load whose indices are affine in the letters. Out: a `Tile` per box, which for a region of the letters gives a
-`Window`: sizes, strides and an offset to look through, with no copy. A window's axes follow a given order of letters; a letter the load lacks
-has size 1, so windows broadcast.
+`Window`: sizes, strides and an offset to look through, with no copy. A window's axes follow a given order of letters; a letter the load
+lacks has size 1, so windows broadcast.
 
     value x [8, 6], box (4,0)..(8,6), load x[s, m+1]:   element (s, m) lies at (s - 4)*6 + (m + 1) = -23 + 6 s + m
 """

@@ -1,7 +1,8 @@
 """Compile generated kernels for GPUs that are not here, and read what they would use: registers, stack, shared memory.
 
-In: jobs and a compute capability (80, 90). Out: a `Resources` per kernel. Compilation runs in another process with a time limit, because it does not work
-where Triton interprets, and because a bad tile can keep the assembler busy for minutes. Run as a module it reads requests from standard input.
+In: jobs and a compute capability (80, 90). Out: a `Resources` per kernel. Compilation runs in another process with a time limit, because
+it does not work where Triton interprets, and because a bad tile can keep the assembler busy for minutes. Run as a module it reads
+requests from standard input.
 """
 
 from __future__ import annotations

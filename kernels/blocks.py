@@ -7,7 +7,7 @@ Out: block extents, and the blocks as regions (a half-open interval a letter), o
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from itertools import product
+from itertools import pairwise, product
 from typing import TypeAlias
 
 from einpage.einsum_front.expr import Letter
@@ -61,4 +61,4 @@ def regions(
 
 def _pieces(start: int, stop: int, size: int, cuts: Collection[int]) -> list[tuple[int, int]]:
     borders = [start, *sorted({c for c in cuts if start < c < stop}), stop]
-    return [(a, min(a + size, hi)) for lo, hi in zip(borders, borders[1:], strict=False) for a in range(lo, hi, size)]
+    return [(a, min(a + size, hi)) for lo, hi in pairwise(borders) for a in range(lo, hi, size)]

@@ -1,7 +1,7 @@
 """Expressions compiled to a tape: equal sub-expressions once, numbers folded, temporaries written over at their last use.
 
-In: expressions over letters, the views their loads name. Out: a `Tape`. Values are fp32 (or truths), indices int64; Python's meaning of truth, floor
-division and modulo holds. What cannot be an index raises Unsupported.
+In: expressions over letters, the views their loads name. Out: a `Tape`. Values are fp32 (or truths), indices int64; Python's meaning of
+truth, floor division and modulo holds. What cannot be an index raises Unsupported.
 """
 
 from __future__ import annotations
@@ -309,5 +309,3 @@ def compile_indices(
     for e, check in checks:
         builder.check(builder.value(e, True), check)
     return builder.finish()
-
-

@@ -1,7 +1,9 @@
-"""Products of two loads lowered to matrix products: letters sorted into batch, rows, columns and inner, windows folded to three dimensions.
+"""Products of two loads lowered to matrix products: letters sorted into batch, rows, columns and inner, windows folded to three
+dimensions.
 
-In: the tiles of x and y, where the product goes, a region. Out: steps that call torch.mm or bmm on strided windows, in fp32. A window that cannot be
-folded (its letters do not lie one stride apart), is not fp32, or is spread over several tiles, is first packed into scratch.
+In: the tiles of x and y, where the product goes, a region. Out: steps that call torch.mm or bmm on strided windows, in fp32. A window
+that cannot be folded (its letters do not lie one stride apart), is not fp32, or is spread over several tiles, is first packed into
+scratch.
 
     q[b,s,k,g] = h[b,s,m] * w[k,g,m]      rows (b,s)  columns (k,g)  inner (m):  [S, M] x [M, N], no copy
 """

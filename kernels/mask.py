@@ -47,7 +47,7 @@ def truth(e: Expr, region: Region) -> bool | None:
     found = interval(e, region)
     if found is None:
         return None
-    if found == (0, 0):
+    if found[0] == found[1] == 0:
         return False
     return True if found[0] > 0 or found[1] < 0 else None
 

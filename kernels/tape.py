@@ -124,5 +124,3 @@ class Tape:
                 return elements * 8
             case _:
                 return 0
-
-

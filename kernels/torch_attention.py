@@ -1,7 +1,8 @@
 """The plain-torch definition of an AttentionJob: queries in blocks, each against the keys that its mask leaves, a full row at a time.
 
-In: a job. Out: a program. A block holds its scores (queries x keys of one batch letter's value) in scratch, never more than the limit allows; key tiles
-are multiplied one after the other into that block, so keys and values are read where they lie. Rows whose scores are all -inf give 0.
+In: a job. Out: a program. A block holds its scores (queries x keys of one batch letter's value) in scratch, never more than the limit
+allows; key tiles are multiplied one after the other into that block, so keys and values are read where they lie. Rows whose scores are
+all -inf give 0.
 
     scores = q k^T -> score tape -> exp(score - max), sum -> times v -> divided by the sum -> epilogue tape
 """

@@ -96,19 +96,64 @@ ROW: dict[Reduction, Callable[..., Tensor]] = {
 }
 COMPARE = frozenset(("<", "<=", ">", ">=", "==", "!="))
 BINARY: dict[str, Callable[..., Any]] = {
-    "+": torch.add, "-": torch.sub, "*": torch.mul, "/": torch.div, "//": torch.floor_divide, "%": torch.remainder, "**": torch.pow,
-    "<": torch.lt, "<=": torch.le, ">": torch.gt, ">=": torch.ge, "==": torch.eq, "!=": torch.ne,
-}  # fmt: skip
+    "+": torch.add,
+    "-": torch.sub,
+    "*": torch.mul,
+    "/": torch.div,
+    "//": torch.floor_divide,
+    "%": torch.remainder,
+    "**": torch.pow,
+    "<": torch.lt,
+    "<=": torch.le,
+    ">": torch.gt,
+    ">=": torch.ge,
+    "==": torch.eq,
+    "!=": torch.ne,
+}
 POINTWISE: dict[str, Callable[..., Any]] = {
-    "exp": torch.exp, "log": torch.log, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "sin": torch.sin, "cos": torch.cos, "tanh": torch.tanh,
-    "erf": torch.erf, "sigmoid": torch.sigmoid, "silu": functional.silu, "gelu": functional.gelu, "gelu_tanh": gelu_tanh, "relu": relu, "abs": torch.abs,
-}  # fmt: skip
+    "exp": torch.exp,
+    "log": torch.log,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "tanh": torch.tanh,
+    "erf": torch.erf,
+    "sigmoid": torch.sigmoid,
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": gelu_tanh,
+    "relu": relu,
+    "abs": torch.abs,
+}
 OUTABLE: frozenset[Callable[..., Any] | None] = frozenset(
     (
-        torch.add, torch.sub, torch.mul, torch.div, torch.floor_divide, torch.remainder, torch.pow, torch.neg, torch.exp, torch.log, torch.sqrt, torch.rsqrt,
-        torch.sin, torch.cos, torch.tanh, torch.erf, torch.sigmoid, torch.abs, torch.minimum, torch.maximum, torch.where, below, above, relu,
+        torch.add,
+        torch.sub,
+        torch.mul,
+        torch.div,
+        torch.floor_divide,
+        torch.remainder,
+        torch.pow,
+        torch.neg,
+        torch.exp,
+        torch.log,
+        torch.sqrt,
+        torch.rsqrt,
+        torch.sin,
+        torch.cos,
+        torch.tanh,
+        torch.erf,
+        torch.sigmoid,
+        torch.abs,
+        torch.minimum,
+        torch.maximum,
+        torch.where,
+        below,
+        above,
+        relu,
     )
-)  # fmt: skip
+)
 HUNGRY: frozenset[Callable[..., Any] | None] = frozenset((functional.silu, functional.gelu, gelu_tanh))
 
 
@@ -122,10 +167,22 @@ def fold(op: str, x: float, y: float) -> float | int | bool | None:
 
 
 _FOLD: dict[str, Callable[[Any, Any], Any]] = {
-    "+": lambda x, y: x + y, "-": lambda x, y: x - y, "*": lambda x, y: x * y, "/": lambda x, y: x / y, "//": lambda x, y: x // y,
-    "%": lambda x, y: x % y, "**": lambda x, y: x**y, "<": lambda x, y: x < y, "<=": lambda x, y: x <= y, ">": lambda x, y: x > y,
-    ">=": lambda x, y: x >= y, "==": lambda x, y: x == y, "!=": lambda x, y: x != y, "and": lambda x, y: x and y, "or": lambda x, y: x or y,
-}  # fmt: skip
+    "+": lambda x, y: x + y,
+    "-": lambda x, y: x - y,
+    "*": lambda x, y: x * y,
+    "/": lambda x, y: x / y,
+    "//": lambda x, y: x // y,
+    "%": lambda x, y: x % y,
+    "**": lambda x, y: x**y,
+    "<": lambda x, y: x < y,
+    "<=": lambda x, y: x <= y,
+    ">": lambda x, y: x > y,
+    ">=": lambda x, y: x >= y,
+    "==": lambda x, y: x == y,
+    "!=": lambda x, y: x != y,
+    "and": lambda x, y: x and y,
+    "or": lambda x, y: x or y,
+}
 
 
 def fold_call(fn: str, args: Sequence[float]) -> float:

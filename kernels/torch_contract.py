@@ -1,7 +1,7 @@
 """The plain-torch definition of a ContractJob: matrix products into fp32 accumulators, then the epilogue, block by block.
 
-In: a job. Out: a program. Where the epilogue is the accumulator itself, or an addition to it, and the result is fp32, the product goes straight
-into the result; otherwise accumulators of a block lie in scratch and a tape carries them into the result.
+In: a job. Out: a program. Where the epilogue is the accumulator itself, or an addition to it, and the result is fp32, the product goes
+straight into the result; otherwise accumulators of a block lie in scratch and a tape carries them into the result.
 """
 
 from __future__ import annotations

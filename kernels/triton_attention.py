@@ -1,7 +1,7 @@
 """Triton source of an AttentionJob: flash attention, one pass over the keys with a running maximum and sum.
 
-In: a job. Out: a kernel's text. A program takes ROWS queries (letters of q alone, all of one batch index) and steps through the keys that the mask can leave
-for them: bounds such as `t <= s` or `s - t < window` become the loop's own. Rows whose scores are all -inf give 0.
+In: a job. Out: a kernel's text. A program takes ROWS queries (letters of q alone, all of one batch index) and steps through the keys that
+the mask can leave for them: bounds such as `t <= s` or `s - t < window` become the loop's own. Rows whose scores are all -inf give 0.
 Published as FlashAttention-2 (Dao, 2023).
 """
 

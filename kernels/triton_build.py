@@ -1,7 +1,7 @@
 """Source text to a Triton function, through a file named by its content, so that equal text is compiled once and can be read.
 
-The folder is `kernels/` in $EINPAGE_CACHE, else in einpage/ of $XDG_CACHE_HOME or ~/.cache, else a temporary one. A file is written beside and moved into place, and
-used only if it holds exactly the text asked for.
+The folder is `kernels/` in $EINPAGE_CACHE, else in einpage/ of $XDG_CACHE_HOME or ~/.cache, else a temporary one. A file is written
+beside and moved into place, and used only if it holds exactly the text asked for.
 """
 
 from __future__ import annotations

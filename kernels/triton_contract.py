@@ -1,7 +1,8 @@
 """Triton source of a ContractJob: a tiled matrix product with the epilogue written into it.
 
-In: a job. Out: a kernel's text. Target letters become rows (in x only), columns (in y only) or batch (in both; also any letter that two contractions of the
-job use in different roles): a program computes ROWS x COLS elements of one batch index, for every contraction, then the epilogue on them.
+In: a job. Out: a kernel's text. Target letters become rows (in x only), columns (in y only) or batch (in both; also any letter that two
+contractions of the job use in different roles): a program computes ROWS x COLS elements of one batch index, for every contraction, then
+the epilogue on them.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class _Kernel:
         accs = {n: Val(self._product(n, c, frame), frozenset("rc"), "f") for n, c in enumerate(job.contractions)}
         self._finish(accs, frame)
         programs = row_blocks * column_blocks * self.batch_count
-        what = f"{job.result.name}: rows over {' '.join(self.rows) or 'nothing'}, columns over {' '.join(self.columns) or 'nothing'}, batch over {' '.join(self.batch) or 'nothing'}"
+        over = [" ".join(group) or "nothing" for group in (self.rows, self.columns, self.batch)]
+        what = f"{job.result.name}: rows over {over[0]}, columns over {over[1]}, batch over {over[2]}"
         return source("contract_kernel", what, w, self.size), tuple(w.pointers), programs, self.tiles
 
     def _product(self, n: int, c: Contraction, frame: Frame) -> str:

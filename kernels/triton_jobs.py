@@ -1,7 +1,8 @@
 """From a job to Triton kernels that are ready to launch.
 
-In: a job. Out: a kernel whose call checks its tensors, allocates nothing and launches. A gather from the host is no kernel on any backend: it is handed to
-the host gather. Indices that depend on data are checked by the torch definition of the index expressions first, as no kernel can raise.
+In: a job. Out: a kernel whose call checks its tensors, allocates nothing and launches. A gather from the host is no kernel on any
+backend: it is handed to the host gather. Indices that depend on data are checked by the torch definition of the index expressions first,
+as no kernel can raise.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Triton source of a MapJob: a block of rows (the letters no reduction binds) by columns (those it binds).
 
-In: parts with the same target letters. Out: a kernel's text. A reduction is computed before what uses it. A row of up to a block's columns is
-held at once; a longer one is read again by each pass: one a reduction, one that writes. Everything a block reads of its own elements is read before
-it writes them, so the result may lie where an operand does.
+In: parts with the same target letters. Out: a kernel's text. A reduction is computed before what uses it. A row of up to a block's
+columns is held at once; a longer one is read again by each pass: one a reduction, one that writes. Everything a block reads of its own
+elements is read before it writes them, so the result may lie where an operand does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Expressions as lines of Triton source: letters become variables, loads become masked `tl.load`s, sums are written by the caller.
 
-In: an expression and a frame, which says which variable holds each letter's numbers and along which axes of the block they run. Out: lines,
-and the text of the value. Arithmetic is fp32 whatever the dtype of the operands, addresses are int64. Text only: Triton is not imported here.
+In: an expression and a frame, which says which variable holds each letter's numbers and along which axes of the block they run. Out:
+lines, and the text of the value. Arithmetic is fp32 whatever the dtype of the operands, addresses are int64. Text only: Triton is not
+imported here.
 """
 
 from __future__ import annotations
@@ -349,9 +350,23 @@ COMPARE = frozenset(("<", "<=", ">", ">=", "==", "!="))
 MATH = ("floor_div", "floor_mod", "floor_div_int", "floor_mod_int", "power", "tanh", "silu", "gelu", "gelu_tanh", "relu")
 """Functions of kernels/triton_math.py."""
 FUNCTION = {
-    "exp": "tl.exp", "log": "tl.log", "sqrt": "tl.sqrt_rn", "rsqrt": "tl.rsqrt", "sin": "tl.sin", "cos": "tl.cos", "erf": "tl.erf", "sigmoid": "tl.sigmoid",
-    "abs": "tl.abs", "min": "tl.minimum", "max": "tl.maximum", "tanh": "tanh", "silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_tanh", "relu": "relu",
-}  # fmt: skip
+    "exp": "tl.exp",
+    "log": "tl.log",
+    "sqrt": "tl.sqrt_rn",
+    "rsqrt": "tl.rsqrt",
+    "sin": "tl.sin",
+    "cos": "tl.cos",
+    "erf": "tl.erf",
+    "sigmoid": "tl.sigmoid",
+    "abs": "tl.abs",
+    "min": "tl.minimum",
+    "max": "tl.maximum",
+    "tanh": "tanh",
+    "silu": "silu",
+    "gelu": "gelu",
+    "gelu_tanh": "gelu_tanh",
+    "relu": "relu",
+}
 
 
 def source(name: str, what: str, writer: Writer, constants: Mapping[str, int]) -> str:

@@ -1,6 +1,7 @@
 """Fixtures for every test, and what Triton's interpreter needs: it must be switched on before any kernel's module is imported.
 
-In Triton 3.6 to 3.9 the interpreter keeps bf16 as bit patterns and is silently wrong with them: `tl.dot` multiplies the patterns and a cast to bf16 cuts
+In Triton 3.6 to 3.9 the interpreter keeps bf16 as bit patterns and is silently wrong with them: `tl.dot` multiplies the patterns and a
+cast to bf16 cuts
 bits off. Both are put right here, in the interpreter only; compiled kernels are not touched.
 """
 

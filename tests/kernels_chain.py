@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -24,7 +25,7 @@ def run_chain(case: Case, letter: str, pieces: list[int], backend: Backend, in_p
     n = len(job.contractions)
     stack = View("chain", DType.FP32, (Box((0, *box.start), (n, *box.stop)),))
     held: torch.Tensor | None = None
-    for i, (start, stop) in enumerate(zip(borders, borders[1:], strict=False)):
+    for i, (start, stop) in enumerate(itertools.pairwise(borders)):
         last = i == len(borders) - 2
         ranges = tuple(Range(r.letter, start, stop) if r.letter == letter else r for r in job.ranges)
         reads = tuple(_narrow(v, job, letter, start, stop) for v in job.reads)

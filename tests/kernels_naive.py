@@ -1,6 +1,7 @@
 """The dumb definition that kernels are judged by: whole values as fp64 arrays, one axis a letter, plain numpy broadcasting.
 
-It shares no code with the kernels: a job is turned back into one expression (accumulators become written sums), every load is an advanced index by
+It shares no code with the kernels: a job is turned back into one expression (accumulators become written sums), every load is an
+advanced index by
 integer arrays, every reduction is numpy's over an array of full extent.
 """
 
@@ -167,9 +168,20 @@ REDUCE = {
     Reduction.SOFTMAX: softmax,
 }
 BINARY = {
-    "+": np.add, "-": np.subtract, "*": np.multiply, "/": np.true_divide, "//": np.floor_divide, "%": np.mod, "**": np.power,
-    "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal, "==": np.equal, "!=": np.not_equal,
-}  # fmt: skip
+    "+": np.add,
+    "-": np.subtract,
+    "*": np.multiply,
+    "/": np.true_divide,
+    "//": np.floor_divide,
+    "%": np.mod,
+    "**": np.power,
+    "<": np.less,
+    "<=": np.less_equal,
+    ">": np.greater,
+    ">=": np.greater_equal,
+    "==": np.equal,
+    "!=": np.not_equal,
+}
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
@@ -178,11 +190,21 @@ def _sigmoid(x: Array) -> Array:
 
 
 POINTWISE = {
-    "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "sin": np.sin, "cos": np.cos, "tanh": np.tanh, "abs": np.abs, "erf": _erf, "sigmoid": _sigmoid,
-    "rsqrt": lambda x: 1 / np.sqrt(x), "relu": lambda x: np.maximum(x, 0), "silu": lambda x: x * _sigmoid(x),
+    "exp": np.exp,
+    "log": np.log,
+    "sqrt": np.sqrt,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tanh": np.tanh,
+    "abs": np.abs,
+    "erf": _erf,
+    "sigmoid": _sigmoid,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "relu": lambda x: np.maximum(x, 0),
+    "silu": lambda x: x * _sigmoid(x),
     "gelu": lambda x: 0.5 * x * (1 + _erf(x / math.sqrt(2))),
     "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
-}  # fmt: skip
+}
 
 
 def relative_error(got: torch.Tensor, want: Array) -> float:

@@ -1,6 +1,7 @@
 """Random jobs for kernels.
 
-`map_jobs` never makes: an index that depends on data, two statements, a comparison of computed numbers (a rounding could turn it), an argument outside a
+`map_jobs` never makes: an index that depends on data, two statements, a comparison of computed numbers (a rounding could turn it), an
+argument outside a
 function's domain. `contract_jobs` never makes: a chain, more than two contractions, a letter of extent 0.
 """
 

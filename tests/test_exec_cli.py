@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from specs_small import SMALL, SPECS, small_data, small_program
 
 from einpage.exec.cli import main
+from specs_small import SMALL, SPECS, small_data, small_program
 
 SMALL_LLAMA = [word for k, v in SMALL["llama"].items() for word in ("--set", f"{k}={v}")]
 LLAMA_SIZES = [word for k, v in SMALL["llama"].items() if k not in ("batch", "seq") for word in ("--set", f"{k}={v}")]
@@ -57,11 +57,32 @@ def mlp_files(folder: Path, drop: str = "", shape: tuple[int, ...] | None = None
 
 MLP_SIZES = [word for k, v in SMALL["mlp"].items() for word in ("--set", f"{k}={v}")]
 
-PLAN_KEYS = (
-    "spec machine dtype budget_bytes peak_bytes tasks nodes edges h2d_bytes d2h_bytes disk_read_bytes compute_s h2d_s d2h_s makespan_s "
-    "bound_s bound_ratio bound_order_s bytes_bound_h2d host_bytes plan_s largest_working_set_bytes verified"
-).split()
-RUN_KEYS = "device wall_s measured_h2d_bytes measured_d2h_bytes arena_bytes outside_arena_bytes peak_rss_bytes".split()
+PLAN_KEYS = [
+    "spec",
+    "machine",
+    "dtype",
+    "budget_bytes",
+    "peak_bytes",
+    "tasks",
+    "nodes",
+    "edges",
+    "h2d_bytes",
+    "d2h_bytes",
+    "disk_read_bytes",
+    "compute_s",
+    "h2d_s",
+    "d2h_s",
+    "makespan_s",
+    "bound_s",
+    "bound_ratio",
+    "bound_order_s",
+    "bytes_bound_h2d",
+    "host_bytes",
+    "plan_s",
+    "largest_working_set_bytes",
+    "verified",
+]
+RUN_KEYS = ["device", "wall_s", "measured_h2d_bytes", "measured_d2h_bytes", "arena_bytes", "outside_arena_bytes", "peak_rss_bytes"]
 
 
 def test_plan_answers_with_every_key(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from real_bytes import direct
-from specs_small import SMALL, small_data, small_program, tensors
 
 from einpage.einsum_front.choose import ALIGNMENT, candidates, coarse_to_fine
 from einpage.einsum_front.dtype import DType
@@ -23,6 +23,8 @@ from einpage.exec.build import build_graph
 from einpage.memplan import memgraph
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.footprint import largest_footprint
+from real_bytes import direct
+from specs_small import SMALL, small_data, small_program, tensors
 
 TOLERANCE = 1e-5
 
@@ -84,8 +86,18 @@ def test_fusion_of_a_llama_layer() -> None:
     layer = [op for op in opgraph.ops if op.loop == (1,)]
     kinds = [type(op).__name__ for op in layer]
     assert kinds == [
-        "MapOp", "ContractOp", "ContractOp", "ContractOp", "MapOp", "MapOp", "AttentionOp", "ContractOp", "MapOp", "ContractOp", "ContractOp",
-    ]  # fmt: skip
+        "MapOp",
+        "ContractOp",
+        "ContractOp",
+        "ContractOp",
+        "MapOp",
+        "MapOp",
+        "AttentionOp",
+        "ContractOp",
+        "MapOp",
+        "ContractOp",
+        "ContractOp",
+    ]
     assert opgraph.unfused == ()
     twin = layer[9]
     assert len(twin.contractions) == 2 and twin.fused[:2] == ("gate", "up")
@@ -154,7 +166,7 @@ def test_an_unknown_output_is_refused() -> None:
 @given(st.integers(1, 5000), st.integers(1, 40))
 def test_cuts_cover_in_equal_pieces(extent: int, pieces: int) -> None:
     points = cuts(extent, pieces)
-    sizes = [b - a for a, b in zip(points, points[1:], strict=False)]
+    sizes = [b - a for a, b in itertools.pairwise(points)]
     assert points[0] == 0 and points[-1] == extent and len(sizes) <= pieces
     assert len(set(sizes[:-1])) <= 1 and sizes[-1] <= sizes[0]
     assert len(sizes) == 1 or sizes[0] < GRAIN or sizes[0] % GRAIN == 0

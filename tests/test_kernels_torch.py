@@ -1,4 +1,6 @@
-"""The plain-torch kernels against the naive fp64 definition: every case, in small blocks too, poisoned, taken over in place, in bounded memory."""
+"""The plain-torch kernels against the naive fp64 definition: every case, in small blocks too, poisoned, taken over in place, in
+bounded memory.
+"""
 
 from __future__ import annotations
 

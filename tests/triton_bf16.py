@@ -1,4 +1,6 @@
-"""bf16 put right in Triton's interpreter, which keeps it as uint16 bit patterns: products widened, casts from fp32 rounded to nearest even."""
+"""bf16 put right in Triton's interpreter, which keeps it as uint16 bit patterns: products widened, casts from fp32 rounded to
+nearest even.
+"""
 
 from __future__ import annotations
 
