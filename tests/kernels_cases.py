@@ -1,8 +1,4 @@
-"""Jobs worth checking a kernel on, each with random whole values: what the shipped specs need, and what sits at the edges of the contract.
-
-Every backend runs the same cases. Sizes are ragged and small. Letters and numbers are written in a few characters: `ld("x", "s", 0)` is
-x[s, 0].
-"""
+"""Products, attentions and gathers worth checking a kernel on, with random whole values; sizes are ragged and small."""
 
 from __future__ import annotations
 
