@@ -103,8 +103,8 @@ def _straight(view: View, operand: int, dims: tuple[Affine, ...], order: Sequenc
     return lambda memory, slots: gathered(memory).as_strided(size, stride, offset)
 
 
-def assemble(view: View, operand: int, box: Box) -> Callable[[Memory], Tensor]:
-    """A packed copy of `box`, which several tiles of the view hold together."""
+def assemble(view: View, operand: int, box: Box, holes: bool = False) -> Callable[[Memory], Tensor]:
+    """A packed copy of `box`, which several tiles of the view hold together; with `holes`, all of it that is read."""
     copies = []
     covered = 0
     for j, b in enumerate(view.boxes):
@@ -121,7 +121,7 @@ def assemble(view: View, operand: int, box: Box) -> Callable[[Memory], Tensor]:
                     _offset(box, start),
                 )
             )
-    assert covered == box.size, f"the tiles of {view.name} hold {covered} of the {box.size} elements of {box}"
+    assert holes or covered == box.size, f"the tiles of {view.name} hold {covered} of the {box.size} elements of {box}"
     dtype, shape = TORCH_DTYPE[view.dtype], box.shape
 
     def gathered(memory: Memory) -> Tensor:
@@ -141,23 +141,30 @@ def _look_up(view: View, operand: int, dims: tuple[Affine | Ref, ...], order: Se
     """Elements at indices known only when the job runs: every tile gives those that lie in it."""
     at = [d for d, a in enumerate(dims) if isinstance(a, Ref)]
     slots_at = [a.slot for a in dims if isinstance(a, Ref)]
-    low = [min(b.start[d] for b in view.boxes) for d in at]
-    high = [max(b.stop[d] for b in view.boxes) for d in at]
+    hulls = {d: a.hull(region) for d, a in enumerate(dims) if isinstance(a, Affine)}
+    touched = [(j, b) for j, b in enumerate(view.boxes) if all(b.start[d] < hi and lo < b.stop[d] for d, (lo, hi) in hulls.items())]
+    low = [min(b.start[d] for _, b in touched) for d in at]
+    high = [max(b.stop[d] for _, b in touched) for d in at]
     rest = [letter for letter in order if any(isinstance(a, Affine) and letter in dict(a.terms) for a in dims)]
     rest_at = [list(order).index(x) for x in rest]
-    looks = []
-    for j, box in enumerate(view.boxes):
+
+    def laid_out(box: Box) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        """Size, stride and offset of a look into packed `box`: [looked-up dimensions, rest letters]."""
         step = row_major(box.shape)
         size = [box.shape[d] for d in at] + [region[x][1] - region[x][0] for x in rest]
-        stride = [step[d] for d in at] + [
-            sum(dict(a.terms).get(x, 0) * step[d] for d, a in enumerate(dims) if isinstance(a, Affine)) for x in rest
-        ]
-        hulls = [(d, a.hull(region)) for d, a in enumerate(dims) if isinstance(a, Affine)]
-        assert all(box.start[d] <= lo and hi <= box.stop[d] for d, (lo, hi) in hulls), (
-            f"{view.name}: tiles cut a dimension beside a looked-up one"
-        )
-        offset = sum((lo - box.start[d]) * step[d] for d, (lo, _) in hulls)
-        looks.append((Window(operand, j, tuple(size), tuple(stride), offset), [box.start[d] for d in at], [box.stop[d] for d in at]))
+        stride = [sum(dict(a.terms).get(x, 0) * step[d] for d, a in enumerate(dims) if isinstance(a, Affine)) for x in rest]
+        return tuple(size), (*(step[d] for d in at), *stride), sum((lo - box.start[d]) * step[d] for d, (lo, _) in hulls.items())
+
+    looks: list[tuple[Callable[[Memory], Tensor], Sequence[int], Sequence[int]]] = []
+    if all(b.start[d] <= lo and hi <= b.stop[d] for _, b in touched for d, (lo, hi) in hulls.items()):
+        for j, box in touched:
+            looks.append((Window(operand, j, *laid_out(box)).of, [box.start[d] for d in at], [box.stop[d] for d in at]))
+    else:
+        low_by_dim, high_by_dim = dict(zip(at, low, strict=True)), dict(zip(at, high, strict=True))
+        spans = [hulls.get(d) or (low_by_dim[d], high_by_dim[d]) for d in range(len(dims))]
+        box = Box(tuple(lo for lo, _ in spans), tuple(hi for _, hi in spans))
+        gathered, look = assemble(view, operand, box, holes=True), laid_out(box)
+        looks.append((lambda memory: gathered(memory).as_strided(*look), low, high))
     rank = len(order)
     kept = [p for p in range(rank) if p not in rest_at]
     positions = kept + rest_at
@@ -175,15 +182,15 @@ def _look_up(view: View, operand: int, dims: tuple[Affine | Ref, ...], order: Se
                 if least < lo or most >= hi:
                     raise IndexOutOfRange(view.name, d, least if least < lo else most, hi)
         if len(looks) == 1:
-            window, start, _ = looks[0]
-            return arranged(window.of(memory)[tuple(i - a for i, a in zip(indices, start, strict=True))])
+            look_at, start, _ = looks[0]
+            return arranged(look_at(memory)[tuple(i - a for i, a in zip(indices, start, strict=True))])
         out: Tensor | None = None
-        for window, start, stop in looks:
+        for look_at, start, stop in looks:
             inside = torch.ones((), dtype=torch.bool)
             for i, a, b in zip(indices, start, stop, strict=True):
                 inside = inside & (i >= a) & (i < b)
             local = tuple((i - a).clamp(0, b - a - 1) for i, a, b in zip(indices, start, stop, strict=True))
-            found = arranged(window.of(memory)[local])
+            found = arranged(look_at(memory)[local])
             out = found if out is None else torch.where(inside, found, out)
         assert out is not None
         return out

@@ -7,6 +7,7 @@ Indices are checked: one outside the table is an error that names it and where i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import EllipsisType
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from einpage.kernels.program import Operands
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """One table tile: which rows it holds, and how its element [row, rest letters] lies."""
+    """One table tile: which rows it holds, how its element [row, rest letters] lies, and which part of the result it fills."""
 
     tile: int
     start: int
@@ -29,6 +30,8 @@ class _Look:
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
+    part: tuple[slice, ...]
+    """Per rest letter, counted from the job's own start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +54,16 @@ class HostGather:
         flat = index.reshape(-1)
         self._check(index, flat)
         target = result.permute([job.target.index(x) for x in (*self.index_letters, *self.rest)])
+        if not index.dim():
+            index, target = index[None], target[None]
         for look in self.looks:
             rows = operands[0][look.tile].as_strided(look.size, look.stride, operands[0][look.tile].storage_offset() + look.offset)
             if len(self.looks) == 1:
                 self._fill(rows, flat - look.start, target)
             else:
                 here = ((index >= look.start) & (index < look.stop)).nonzero(as_tuple=True)
-                target[here] = rows[index[here] - look.start].to(result.dtype)
+                within: tuple[EllipsisType | slice, ...] = (..., *look.part)
+                target[within][here] = rows[index[here] - look.start].to(result.dtype)
         return result.nbytes
 
     def _fill(self, rows: Tensor, flat: Tensor, target: Tensor) -> None:
@@ -124,22 +130,25 @@ def _form(e: object) -> Affine:
 def _look(table: View, j: int, at: int, dims: list[Affine | None], rest: tuple[Letter, ...], ranges: dict[Letter, Range]) -> _Look | None:
     """How tile `j` gives rows over the `rest` letters; None for a tile of other columns."""
     box = table.boxes[j]
-    region = {x: (r.start, r.stop) for x, r in ranges.items()}
-    for d, a in enumerate(dims):
-        if a is not None:
-            lo, hi = a.hull(region)
-            if hi <= box.start[d] or box.stop[d] <= lo:
-                return None
-            assert box.start[d] <= lo and hi <= box.stop[d], f"{table.name}: tiles cut a gathered row"
     step = row_major(box.shape)
-    offset, stride = 0, dict.fromkeys(rest, 0)
+    offset, stride, part = 0, dict.fromkeys(rest, 0), {x: (0, ranges[x].extent) for x in rest}
     for d, a in enumerate(dims):
-        if a is not None:
-            offset += (a.hull(region)[0] - box.start[d]) * step[d]
-            for letter, c in a.terms:
-                stride[letter] += c * step[d]
-    size = (box.shape[at], *(ranges[x].extent for x in rest))
-    return _Look(j, box.start[at], box.stop[at], size, (step[at], *(stride[x] for x in rest)), offset)
+        if a is None:
+            continue
+        lo, hi = a.hull({x: (r.start, r.stop) for x, r in ranges.items()})
+        first, last = max(lo, box.start[d]), min(hi, box.stop[d])
+        if last <= first:
+            return None
+        offset += (first - box.start[d]) * step[d]
+        for letter, c in a.terms:
+            stride[letter] += c * step[d]
+        if (first, last) != (lo, hi):
+            ((letter, c),) = a.terms
+            assert c == 1, f"{table.name}: tiles cut a dimension that is read with steps"
+            part[letter] = (first - lo, last - lo)
+    size = (box.shape[at], *(part[x][1] - part[x][0] for x in rest))
+    slices = tuple(slice(*part[x]) for x in rest)
+    return _Look(j, box.start[at], box.stop[at], size, (step[at], *(stride[x] for x in rest)), offset, slices)
 
 
 def _strides(dims: list[Affine], box: Box, letters: tuple[Letter, ...], ranges: dict[Letter, Range]) -> tuple[list[int], int]:
