@@ -17,7 +17,7 @@ from einpage.einsum_front.opgraph import FusedOp, GatherOp, OpGraph, op_loads
 from einpage.einsum_front.split import accumulator_box, check_pieces, cuts_by_letter, declared_values, sketch
 from einpage.einsum_front.taskgraph import Kind, Value
 from einpage.einsum_front.template import Template, Tile, result_cuts, tiles
-from einpage.einsum_front.tiling import Cuts, cuts, cuttable_letters, most_pieces, own_cuts
+from einpage.einsum_front.tiling import Cuts, cuts, most_pieces, own_cuts, tiling_of
 
 ALIGNMENT = 256
 """Bytes; the planner's own figure (memplan.memgraph.ALIGNMENT), checked equal by a test."""
@@ -64,7 +64,7 @@ def candidates(opgraph: OpGraph, dtype: DType, budget_bytes: int, fixed: Mapping
 def coarse_to_fine(opgraph: OpGraph, dtype: DType, fixed: Mapping[Letter, int]) -> Iterator[Choice]:
     """Splits from the coarsest on: each cuts the op whose task is largest along the letter that shrinks it most, while one does."""
     check_pieces(opgraph, fixed)
-    most = most_pieces(opgraph.ops, opgraph.program.extents)
+    most = most_pieces(map(tiling_of, opgraph.ops), opgraph.program.extents)
     sizer = Sizer(opgraph, dtype)
     pieces = dict(fixed)
     now = sizer.measure(pieces)
@@ -79,8 +79,9 @@ def _finer(
 ) -> tuple[dict[Letter, int], Choice] | None:
     """`pieces` with one more cut of the op that is largest now; None where no cut of it helps."""
     (op,) = (op for op in opgraph.ops if op.value == now.task)
+    cuttable = [letter for letter, _ in sizer.templates[op.value][0].tiling.inside]
     found: list[tuple[int, int, Letter, dict[Letter, int]]] = []
-    for position, letter in enumerate(cuttable_letters(op)):
+    for position, letter in enumerate(cuttable):
         if letter in fixed:
             continue
         extent, have = opgraph.program.extents[letter], pieces.get(letter, 1)
@@ -114,7 +115,6 @@ class Sizer:
         self.opgraph, self.dtype = opgraph, dtype
         self.values: dict[str, Value] = declared_values(opgraph, dtype)
         self.templates = templates_of(opgraph, self.values)
-        self.op_by_value = {op.value: op for op in opgraph.ops}
         self.last_reader = {load.name: op.value for op in opgraph.ops for load in op_loads(op)}
         self.known: dict[tuple[object, ...], int] = {}
 
@@ -133,22 +133,14 @@ class Sizer:
 
     def _footprint(self, op: FusedOp, cut: Mapping[Letter, Cuts], host: Mapping[str, Grid]) -> int:
         template, names = self.templates[op.value]
-        grids = tuple(host[n] if n in host else Grid(result_cuts(self.op_by_value[n], cut)) for n in names)
+        grids = tuple(host[n] if n in host else Grid(result_cuts(self.templates[n][0], cut)) for n in names)
         dtypes = tuple(self.values[n].dtype for n in names)
         dying = tuple(self.values[n].kind is Kind.ACTIVATION and self.last_reader[n] == op.value for n in names)
-        key = (
-            template,
-            grids,
-            dtypes,
-            dying,
-            tuple(result_cuts(op, cut)),
-            tuple(own_cuts(op, cut)[letter] for letter in cuttable_letters(op)),
-        )
+        own = own_cuts(template.tiling, cut)
+        key = (template, grids, dtypes, dying, tuple(own[letter] for letter, _ in template.tiling.inside))
         if key not in self.known:
-            grid = Grid(result_cuts(op, cut))
-            self.known[key] = max(
-                self._task_bytes(template, tile, grids, dtypes, dying, grid) for tile in tiles(template.op, cut, few=True)
-            )
+            grid = Grid(result_cuts(template, cut))
+            self.known[key] = max(self._task_bytes(template, tile, grids, dtypes, dying, grid) for tile in tiles(template, cut, few=True))
         return self.known[key]
 
     def _task_bytes(

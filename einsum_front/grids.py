@@ -16,8 +16,8 @@ from einpage.einsum_front.expr import Axis, Expr, Letter, Load, free_letters, lo
 from einpage.einsum_front.job import Box
 from einpage.einsum_front.opgraph import OpGraph, op_loads
 from einpage.einsum_front.taskgraph import Kind, Value
-from einpage.einsum_front.template import Template, template_of
-from einpage.einsum_front.tiling import Cuts, load_box, own_cuts
+from einpage.einsum_front.template import Skeleton, Template, skeleton_of
+from einpage.einsum_front.tiling import Cuts, load_box, own_cuts, tiling_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,13 @@ def templates_of(opgraph: OpGraph, values: Mapping[str, Value]) -> dict[str, tup
     """The template of every op; equal templates are one object."""
     shapes = {name: value.shape for name, value in values.items()}
     bases = {name: value.base for name, value in values.items()}
-    same: dict[Template, Template] = {}
+    template_by_skeleton: dict[Skeleton, Template] = {}
     out = {}
     for op in opgraph.ops:
-        template, names = template_of(op, bases, shapes)
-        out[op.value] = same.setdefault(template, template), names
+        skeleton, names = skeleton_of(op, bases, shapes)
+        if skeleton not in template_by_skeleton:
+            template_by_skeleton[skeleton] = Template(*skeleton, tiling_of(op))
+        out[op.value] = template_by_skeleton[skeleton], names
     return out
 
 
@@ -83,7 +85,7 @@ def _asked(template: Template, cut: Mapping[Letter, Cuts]) -> dict[str, tuple[se
     """Per slot and dimension, where the boxes that the template's tasks read begin and end."""
     out: dict[str, tuple[set[int], ...]] = {}
     by_slot = {slot: [load for load in op_loads(template.op) if load.name == slot] for slot in template.slots}
-    own = own_cuts(template.op, cut)
+    own = own_cuts(template.tiling, cut)
     for slot, shape in zip(template.slots, template.shapes, strict=True):
         sets: tuple[set[int], ...] = tuple(set() for _ in shape)
         for load in by_slot[slot]:

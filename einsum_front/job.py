@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from operator import sub
 from typing import TypeAlias
 
 from einpage.einsum_front.dtype import DType
@@ -27,11 +28,11 @@ class Box:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
+        return tuple(map(sub, self.stop, self.start))
 
     @property
     def size(self) -> int:
-        return prod(self.shape)
+        return prod(map(sub, self.stop, self.start))
 
     def intersects(self, other: Box) -> bool:
         """True where the two boxes share an element (always, for two boxes of no dimensions)."""

@@ -20,7 +20,7 @@ from einpage.einsum_front.opgraph import KIND_WORD, AttentionOp, ContractOp, Fus
 from einpage.einsum_front.schedule import Draft, scheduled
 from einpage.einsum_front.taskgraph import Kind, Nbytes, Op, OpId, TaskGraph, Tensor, TensorId, Value
 from einpage.einsum_front.template import Template, Tile, result_cuts, takeovers, tiles
-from einpage.einsum_front.tiling import Cuts, cuts, load_box, most_pieces, target_letters
+from einpage.einsum_front.tiling import Cuts, cuts, load_box, most_pieces, target_letters, tiling_of
 from einpage.einsum_front.work import flops
 
 
@@ -37,7 +37,7 @@ def split(opgraph: OpGraph, pieces: Mapping[Letter, int], dtype: DType) -> TaskG
 
 def check_pieces(opgraph: OpGraph, pieces: Mapping[Letter, int]) -> None:
     """Raises UsageError where `pieces` asks for what cannot be."""
-    most = most_pieces(opgraph.ops, opgraph.program.extents)
+    most = most_pieces(map(tiling_of, opgraph.ops), opgraph.program.extents)
     for letter, n in pieces.items():
         if letter not in most:
             raise UsageError(f"--split {letter}={n}: no operation can be cut along {letter!r}; letters that can: {', '.join(most)}")
@@ -151,13 +151,13 @@ class _Splitter:
         return TaskGraph(self.program.name, self.dtype, pieces, values, tensors, tasks, tuple(ops), self.opgraph.outputs)
 
     def cut(self, op_id: OpId, op: FusedOp, template: Template, names: tuple[str, ...], segment: int) -> None:
-        grid = Grid(result_cuts(op, self.cuts))
+        grid = Grid(result_cuts(template, self.cuts))
         self.grids[op.value] = grid
         slots = tuple(self.grids[name] for name in names)
         dtypes = tuple(self.values[name].dtype for name in names)
         key = (template, slots, dtypes)
         if key not in self.sketches:
-            self.sketches[key] = [sketch(template, tile, slots, dtypes, grid.cuts, self.dtype) for tile in tiles(template.op, self.cuts)]
+            self.sketches[key] = [sketch(template, tile, slots, dtypes, grid.cuts, self.dtype) for tile in tiles(template, self.cuts)]
         rows = row_positions(op, self.weight_letters)
         carry: TensorId | None = None
         for number, s in enumerate(self.sketches[key]):

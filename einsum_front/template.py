@@ -9,23 +9,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import TypeAlias
 
 from einpage.einsum_front.expr import Axis, Expr, Letter, Load, Reduce, loads, substitute, walk
 from einpage.einsum_front.job import Box, Contraction, Part
 from einpage.einsum_front.masks import visible
 from einpage.einsum_front.opgraph import AttentionOp, ContractOp, FusedOp, GatherOp, MapOp, expressions, op_loads
 from einpage.einsum_front.rewrite import axes_only
-from einpage.einsum_front.tiling import GRAIN, Cuts, Ranges, chain_letters, cuttable_letters, own_cuts, target_letters
+from einpage.einsum_front.tiling import GRAIN, Cuts, Ranges, Tiling, own_cuts, target_letters
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Template:
+    """Equal only to itself: `templates_of` makes one object for all ops that are alike."""
+
     op: FusedOp
     """Its value is called "", its loads name slots."""
     slots: tuple[str, ...]
     """Slot names, in order of first appearance; unique within the op."""
     shapes: tuple[tuple[int, ...], ...]
     """Per slot, the shape of the value in it."""
+    tiling: Tiling
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +47,14 @@ class Tile:
     """Tile index along each cut letter of the target, then of the chain."""
 
 
-def template_of(
+Skeleton: TypeAlias = "tuple[FusedOp, tuple[str, ...], tuple[tuple[int, ...], ...]]"
+"""Op, slots and shapes of a template: what two ops that are alike have in common."""
+
+
+def skeleton_of(
     op: FusedOp, base_by_value: Mapping[str, str], shape_by_value: Mapping[str, tuple[int, ...]]
-) -> tuple[Template, tuple[str, ...]]:
-    """The template of `op` and the value in each of its slots."""
+) -> tuple[Skeleton, tuple[str, ...]]:
+    """`op` without its values' names, and the value in each of its slots."""
     slot_by_value: dict[str, str] = {}
     for load in op_loads(op):
         if load.name not in slot_by_value:
@@ -56,7 +64,7 @@ def template_of(
             slot_by_value[load.name] = word
     values = tuple(slot_by_value)
     renamed = _with_slots(op, slot_by_value)
-    return Template(renamed, tuple(slot_by_value.values()), tuple(shape_by_value[v] for v in values)), values
+    return (renamed, tuple(slot_by_value.values()), tuple(shape_by_value[v] for v in values)), values
 
 
 def _with_slots(op: FusedOp, slot_by_value: Mapping[str, str]) -> FusedOp:
@@ -105,22 +113,25 @@ def all_letters(op: FusedOp) -> tuple[Letter, ...]:
     return tuple(found)
 
 
-def result_cuts(op: FusedOp, cuts_by_letter: Mapping[Letter, Cuts]) -> tuple[Cuts, ...]:
+def result_cuts(template: Template, cuts_by_letter: Mapping[Letter, Cuts]) -> tuple[Cuts, ...]:
     """Where each dimension of the op's value is cut."""
-    own = own_cuts(op, cuts_by_letter)
-    return tuple(own[letter] if letter is not None else (0, extent) for letter, extent in zip(target_letters(op), op.shape, strict=True))
+    return _of_result(template, own_cuts(template.tiling, cuts_by_letter))
 
 
-def tiles(op: FusedOp, cuts_by_letter: Mapping[Letter, Cuts], few: bool = False) -> Iterator[Tile]:
-    """Every tile of `op`, row-major over its value, the links of a chain one after another.
+def _of_result(template: Template, own: Mapping[Letter, Cuts]) -> tuple[Cuts, ...]:
+    pairs = zip(template.tiling.target, template.op.shape, strict=True)
+    return tuple(own[letter] if letter is not None else (0, extent) for letter, extent in pairs)
+
+
+def tiles(template: Template, cuts_by_letter: Mapping[Letter, Cuts], few: bool = False) -> Iterator[Tile]:
+    """Every tile of the op, row-major over its value, the links of a chain one after another.
 
     With `few`, only a sample that almost always holds the largest: along each dimension the first piece and the last three (all
     but the last are equally long, and a causal mask lets later rows see more), the first two links and the last two.
     """
-    target = target_letters(op)
-    own = own_cuts(op, cuts_by_letter)
-    grid = result_cuts(op, cuts_by_letter)
-    chain = [letter for letter in chain_letters(op) if letter in cuttable_letters(op)]
+    op, target, chain = template.op, template.tiling.target, template.tiling.chain
+    own = own_cuts(template.tiling, cuts_by_letter)
+    grid = _of_result(template, own)
     links = list(product(*(range(len(own[letter]) - 1) for letter in chain)))
     letters = all_letters(op)
     whole = {letter: (0, cuts_by_letter[letter][-1]) for letter in letters}
@@ -155,8 +166,7 @@ def takeovers(template: Template) -> tuple[bool, ...]:
 
     It may where they are read element by element at the target's own letters, in no product and no reduction.
     """
-    op = template.op
-    target = target_letters(op)
+    op, target = template.op, template.tiling.target
     out = []
     for slot, shape in zip(template.slots, template.shapes, strict=True):
         uses = [load for load in op_loads(op) if load.name == slot]

@@ -9,7 +9,8 @@ the whole side is smaller. An op for which a piece would be too short takes seve
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from math import ceil, prod
 
 from einpage.einsum_front.expr import Axis, Expr, Letter, Load, Num, Reduce, walk
@@ -62,31 +63,51 @@ def cuttable_letters(op: FusedOp) -> tuple[Letter, ...]:
     return tuple(letter for letter in (*target_letters(op), *chain_letters(op)) if letter is not None and letter not in uncut)
 
 
-def least_tile(op: FusedOp, letter: Letter, extents: Mapping[Letter, int]) -> int:
-    """The shortest piece of `letter` that the rule on sides allows in `op`."""
-    target = [other for other in target_letters(op) if other is not None]
-    return min(extents[letter], ceil(GRAIN / prod(extents[other] for other in _inside(op, letter, target))))
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """All that an op's cuts depend on: read off the op once, asked under every split."""
+
+    target: tuple[Letter | None, ...]
+    """As `target_letters`."""
+    inside: tuple[tuple[Letter, tuple[Letter, ...]], ...]
+    """The letters the op may be cut along, each with those inside it on its side of the op."""
+    chain: tuple[Letter, ...]
+    """Those of them that are cut into a chain of accumulating tasks."""
 
 
-def most_pieces(ops: tuple[FusedOp, ...], extents: Mapping[Letter, int]) -> dict[Letter, int]:
+def tiling_of(op: FusedOp) -> Tiling:
+    """What decides how `op` may be cut."""
+    target = target_letters(op)
+    named = [letter for letter in target if letter is not None]
+    cuttable = cuttable_letters(op)
+    inside = tuple((letter, tuple(_inside(op, letter, named))) for letter in cuttable)
+    return Tiling(target, inside, tuple(letter for letter in chain_letters(op) if letter in cuttable))
+
+
+def most_pieces(tilings: Iterable[Tiling], extents: Mapping[Letter, int]) -> dict[Letter, int]:
     """For every letter that some op may be cut along: into how many pieces at most."""
     least: dict[Letter, int] = {}
-    for op in ops:
-        for letter in cuttable_letters(op):
-            tile = least_tile(op, letter, extents)
+    for tiling in tilings:
+        for letter, inside in tiling.inside:
+            tile = _least_tile(letter, inside, extents)
             least[letter] = min(least.get(letter, tile), tile)
     return {letter: max(1, extents[letter] // tile) for letter, tile in sorted(least.items())}
 
 
-def own_cuts(op: FusedOp, cuts_by_letter: Mapping[Letter, Cuts]) -> dict[Letter, Cuts]:
-    """Where `op` cuts each letter: as everybody does, several pieces taken together where one would be too short for it."""
+def own_cuts(tiling: Tiling, cuts_by_letter: Mapping[Letter, Cuts]) -> dict[Letter, Cuts]:
+    """Where the op cuts each letter: as everybody does, several pieces taken together where one would be too short for it."""
     extents = {letter: c[-1] for letter, c in cuts_by_letter.items()}
     own: dict[Letter, Cuts] = {letter: (0, extent) for letter, extent in extents.items()}
-    for letter in cuttable_letters(op):
+    for letter, inside in tiling.inside:
         points = cuts_by_letter[letter]
-        together = ceil(least_tile(op, letter, extents) / (points[1] - points[0]))
+        together = ceil(_least_tile(letter, inside, extents) / (points[1] - points[0]))
         own[letter] = points if together == 1 else (*points[:-1:together], points[-1])
     return own
+
+
+def _least_tile(letter: Letter, inside: tuple[Letter, ...], extents: Mapping[Letter, int]) -> int:
+    """The shortest piece of `letter` that the rule on sides allows."""
+    return min(extents[letter], ceil(GRAIN / prod(extents[other] for other in inside)))
 
 
 def _inside(op: FusedOp, letter: Letter, target: list[Letter]) -> list[Letter]:

@@ -18,7 +18,7 @@ from einpage.einsum_front.job import AttentionJob
 from einpage.einsum_front.reference import evaluate
 from einpage.einsum_front.split import split
 from einpage.einsum_front.taskgraph import Kind, TaskGraph
-from einpage.einsum_front.tiling import GRAIN, cuts, most_pieces
+from einpage.einsum_front.tiling import GRAIN, cuts, most_pieces, tiling_of
 from einpage.exec.build import build_graph
 from einpage.memplan import memgraph
 from einpage.memplan.errors import DoesNotFit
@@ -41,7 +41,7 @@ def everything(name: str) -> list[str]:
 def splits(draw: st.DrawFn, name: str) -> dict[Letter, int]:
     """Any split the rules allow, several letters at once. Never one that is refused."""
     program = small_program(name)
-    most = most_pieces(fuse(program, everything(name)).ops, program.extents)
+    most = most_pieces(map(tiling_of, fuse(program, everything(name)).ops), program.extents)
     return {letter: n for letter, top in most.items() if (n := draw(st.integers(1, min(top, 4)))) > 1}
 
 
