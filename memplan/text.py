@@ -46,7 +46,7 @@ def _graph_lines(graph: TaskGraph) -> Iterator[str]:
         yield f"  {v.name} ({v.base}) {v.kind.value} {v.dtype.value} {list(v.shape)}{default} {sources}".rstrip()
     yield f"ops {len(graph.ops)}"
     for op in graph.ops:
-        yield f"  {op.id} {op.kind} {op.name} {op.flops} flops {op.bytes_touched} bytes; {op.note}"
+        yield f"  {op.id} {op.kind} {op.name} {op.flops} flops {op.bytes_touched} bytes" + (f"; {op.note}" if op.note else "")
     yield f"tensors {len(graph.tensors)}"
     for t in graph.tensors:
         yield f"  t{t.id} {_tensor(t)}"

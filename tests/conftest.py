@@ -15,6 +15,10 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import pytest
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from what the code says now (make golden)")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _interpreter_knows_bf16() -> None:
     """Nothing, where Triton is absent or not interpreting."""
