@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import resource
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -32,6 +31,7 @@ from einpage.exec.engine import Measured
 from einpage.exec.fill import fill
 from einpage.exec.host import HostArena, masters, outputs
 from einpage.exec.inputs import TokenLists, bind_inputs
+from einpage.exec.resident import peak_resident_bytes
 from einpage.exec.serial import run_serial
 from einpage.exec.static import run_static
 from einpage.exec.tokenizer import Tokenizer
@@ -114,10 +114,12 @@ def run_model(
     fill_inputs(built, arrays, slots)
     device = CpuDevice(memgraph, host, backend=options.kernels, threads=machine.threads, poison=options.poison)
     measured = RUNNER_BY_DISPATCH[options.dispatch](memgraph, device, hooks)
+    on_device = {"device": device.name, "arena_bytes": device.arena_bytes, "outside_arena_bytes": device.outside_arena_bytes}
+    del device  # its arena goes before outputs, which may be as large, are put together
     found = outputs(memgraph, host)
     facts = {
         **planned.report,
-        "device": device.name,
+        **on_device,
         "dispatch": options.dispatch.value,
         "kernels": options.kernels,
         "threads": torch.get_num_threads(),
@@ -128,9 +130,7 @@ def run_model(
         "measured_compute_s": measured.compute_s,
         "measured_h2d_s": measured.h2d_s,
         "measured_d2h_s": measured.d2h_s,
-        "arena_bytes": device.arena_bytes,
-        "outside_arena_bytes": device.outside_arena_bytes,
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_rss_bytes": peak_resident_bytes(),
         **answers(found, model.tokens, model.tokenizer, options.perplexity),
     }
     return RunResult(planned, measured, found, facts)

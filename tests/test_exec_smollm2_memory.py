@@ -1,0 +1,98 @@
+"""The real command line on the real model under 64 MiB, seen from outside: its perplexity, and how much memory it ever has resident.
+
+    peak ≤ (base + weights in the run's dtype + arena + planned spills, inputs and outputs) × 1.05
+
+The base is the peak of the same command, checkpoint and prompt with a spec that does nothing: interpreter, libraries, tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from einpage.einsum_front.dtype import DType
+from smollm2 import smollm2_path
+from smollm2_run import LLAMA, MIB, TEXT_FILE, WEIGHT_ELEMENTS
+
+NOTHING = """
+einpage: 1
+name: nothing
+sizes: {batch: 1, seq: 1}
+axes: {b: batch, s: seq}
+inputs:
+  tokens: {axes: b s, dtype: int32}
+ignore: ["*"]
+body:
+  - y[b,s] = 2 * tokens[b,s]
+outputs:
+  y: {axes: b s}
+"""
+BETWEEN = """
+import resource, subprocess, sys
+status = subprocess.run(sys.argv[1:]).returncode
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
+sys.exit(status)
+"""
+"""Starts the command and says its peak. It is small: a child that pytest itself started would be said to have had pytest's memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    facts: Mapping[str, Any]
+    peak_bytes: int
+
+
+def run(spec: Path, *words: str) -> Ran:
+    command = [sys.executable, "-m", "einpage.exec.cli", "run", str(spec), "--weights", str(smollm2_path()), "--machine", "cpu", "--json"]
+    text = TEXT_FILE.read_text(encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-c", BETWEEN, *command, "--prompt", text, *words],
+        capture_output=True,
+        text=True,
+        cwd=LLAMA.parents[1],
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    facts, peak = done.stdout.splitlines()
+    return Ran(json.loads(facts), int(peak))
+
+
+@cache
+def run_llama(dtype: DType) -> Ran:
+    return run(LLAMA, "--budget", "64MiB", "--dtype", dtype.value, "--perplexity")
+
+
+@pytest.fixture(scope="module")
+def base_bytes(tmp_path_factory: pytest.TempPathFactory) -> int:
+    spec = tmp_path_factory.mktemp("nothing") / "nothing.yaml"
+    spec.write_text(NOTHING, encoding="utf-8")
+    ran = run(spec, "--budget", "64KiB")
+    assert ran.facts["arena_bytes"] + ran.facts["host_bytes"] < MIB
+    return ran.peak_bytes
+
+
+@pytest.mark.parametrize(("dtype", "within"), [(DType.FP32, 0.01), (DType.BF16, 0.3)])
+def test_perplexity(dtype: DType, within: float) -> None:
+    facts = run_llama(dtype).facts
+    assert facts["perplexity"] == pytest.approx(29.956, abs=within)
+    assert facts["tokens"] == 93
+    assert facts["arena_bytes"] == 64 * MIB
+
+
+@pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
+def test_memory_is_weights_arena_and_what_is_planned(dtype: DType, base_bytes: int) -> None:
+    ran = run_llama(dtype)
+    weights = WEIGHT_ELEMENTS * dtype.nbytes
+    planned = ran.facts["host_bytes"] - weights
+    assert 0 < planned < 24 * MIB, "more than logits of 93 positions is planned on the host beside the weights"
+    limit = (base_bytes + weights + 64 * MIB + planned) * 1.05
+    assert ran.peak_bytes <= limit, f"peak {ran.peak_bytes / MIB:.0f} MiB, base {base_bytes / MIB:.0f}, limit {limit / MIB:.0f}"
+    assert 0.97 * ran.peak_bytes <= ran.facts["peak_rss_bytes"] <= ran.peak_bytes
