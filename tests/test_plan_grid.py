@@ -1,0 +1,58 @@
+"""LLaMA 7B and 65B over machines, budgets, lengths and batches: every plan is judged, soon made, and writes no clean byte.
+
+A few cells always, all of bench/plans.py's grid with `make test-all`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
+from pathlib import Path
+from time import perf_counter
+
+import pytest
+
+from bench.plans import BATCHES, BUDGETS, MODELS, SAMPLE, SEQUENCES
+from einpage.einsum_front.dtype import DType
+from einpage.einsum_front.taskgraph import HOST_AT_START
+from einpage.exec.build import build_graph, make_plan, open_model
+from einpage.memplan.machine import load_machine
+from einpage.memplan.memgraph import Move, NodeId, Queue
+from einpage.memplan.units import parse_bytes
+
+LLAMA = Path(__file__).parents[1] / "specs" / "llama.yaml"
+LONGEST_S = 10.0
+"""Seconds, from opening the spec to a judged plan."""
+
+
+def check(model: str, machine: str, budget: str, seq: int, batch: int) -> None:
+    """One cell. `make_plan` raises where the judge rejects."""
+    began = perf_counter()
+    nbytes = parse_bytes(budget)
+    program = open_model(LLAMA, {**MODELS[model], "seq": seq, "batch": batch}).program
+    memgraph = make_plan(build_graph(program, DType.FP16, nbytes), load_machine(machine), nbytes).memgraph
+    took = perf_counter() - began
+    written = Counter(
+        memgraph.residencies[node.source].tensor
+        for n, node in enumerate(memgraph.nodes)
+        if isinstance(node, Move) and memgraph.queue(NodeId(n)) is Queue.D2H
+    )
+    tensors = memgraph.graph.tensors
+    assert written, "not even the logits reach the host"
+    assert not [tensors[t].name for t in written if tensors[t].kind in HOST_AT_START], "clean bytes are offloaded"
+    assert max(written.values()) == 1, "a tensor is offloaded twice"
+    assert took < LONGEST_S
+
+
+@pytest.mark.parametrize(("model", "machine", "budget", "seq", "batch"), SAMPLE)
+def test_a_sample_of_the_grid(model: str, machine: str, budget: str, seq: int, batch: int) -> None:
+    check(model, machine, budget, seq, batch)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("machine", BUDGETS)
+def test_the_whole_grid(model: str, machine: str) -> None:
+    for budget, seq, batch in product(BUDGETS[machine], SEQUENCES, BATCHES):
+        check(model, machine, budget, seq, batch)
