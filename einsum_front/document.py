@@ -87,6 +87,8 @@ class Document:
     axes: tuple[Entry, ...]
     config: Mapping[str, tuple[str, ...]]
     """Size or scalar → the keys of a checkpoint's metadata that may hold it, in the order to try."""
+    assume: Mapping[str, tuple[str, ...]]
+    """A key of a checkpoint's metadata → the values, as written, under which the spec is right."""
     inputs: tuple[InputEntry, ...]
     weights: tuple[WeightEntry, ...]
     body: tuple[Item, ...]
@@ -139,6 +141,7 @@ class _Reader:
             scalars=scalars,
             axes=self._entries(root.items.get("axes"), whole=True),
             config=config,
+            assume={key: _texts(value) for key, value in _items(root.items.get("assume"))},
             inputs=tuple(self._input(root.items["inputs"], key) for key, _ in _items(root.items.get("inputs"))),
             weights=self._weights(root.items.get("weights")),
             body=self._body(root.items["body"]),

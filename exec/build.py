@@ -26,7 +26,7 @@ from einpage.einsum_front.taskgraph import TaskGraph
 from einpage.einsum_front.tie import tie
 from einpage.exec.inputs import TokenLists, token_sizes
 from einpage.exec.tokenizer import Tokenizer
-from einpage.exec.weights import Resolved, open_weights, present_names, resolve, spec_settings
+from einpage.exec.weights import Resolved, check_assumptions, open_weights, present_names, resolve, spec_settings
 from einpage.memplan.bounds import Bounds, bounds
 from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.fault import Fault
@@ -92,6 +92,8 @@ def open_model(
     document = load_document(Path(spec))
     settings = dict(settings or {})
     checkpoint = open_weights(weights) if weights is not None else None
+    if checkpoint is not None:
+        check_assumptions(document.assume, checkpoint)
     found = spec_settings(document.config, checkpoint) if checkpoint is not None else {}
     implied = token_sizes(tokens, _whole_numbers(settings)) if tokens is not None else {}
     sizes = {entry.name for entry in document.sizes}

@@ -101,6 +101,31 @@ def spec_settings(document_config: Mapping[str, tuple[str, ...]], checkpoint: Ch
     return settings
 
 
+def check_assumptions(assume: Mapping[str, tuple[str, ...]], checkpoint: Checkpoint) -> None:
+    """Raises WeightError where the metadata say what the spec's `assume:` rules out: the weights would fit, and the results be wrong."""
+    metadata = checkpoint.config()
+    faults = [
+        f"`{key}` is {value!r}; the spec is right {'for ' + ' or '.join(allowed) if allowed else 'only without it'}"
+        for key, allowed in assume.items()
+        for found, value in metadata.items()
+        if (found == key or found.startswith(f"{key}.")) and value is not None and not any(_says(value, word) for word in allowed)
+    ]
+    if faults:
+        raise WeightError("\n  ".join(["this checkpoint's metadata ask for other math than the spec's (see `assume:` there)", *faults]))
+
+
+def _says(value: object, word: str) -> bool:
+    """Whether a checkpoint's `value` is what `word` says in a spec: a truth, a number or text."""
+    if isinstance(value, bool):
+        return word.lower() == str(value).lower()
+    if isinstance(value, int | float):
+        try:
+            return float(word) == value
+        except ValueError:
+            return False
+    return str(value) == word
+
+
 def present_names(program: Program, checkpoint: Checkpoint) -> frozenset[str]:
     """The tensor names that can be read, for `tie`; random weights serve the first source of every weight."""
     if isinstance(checkpoint, RandomWeights):
