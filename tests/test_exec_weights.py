@@ -374,7 +374,7 @@ def test_metadata_that_ask_for_other_math_are_refused(tmp_path: Path, config: di
 def test_a_llama_with_stretched_positions_is_refused(tmp_path: Path) -> None:
     save_file({"a": array(4)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"hidden_act": "silu", "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}))
-    with pytest.raises(WeightError, match="`rope_scaling.rope_type` is 'llama3'"):
+    with pytest.raises(WeightError, match=r"`rope_scaling\.rope_type` is 'llama3'"):
         open_model(Path(__file__).parents[1] / "specs" / "llama.yaml", {}, str(tmp_path))
 
 
