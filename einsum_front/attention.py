@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from einpage.einsum_front.expr import Acc, Axis, Expr, Letter, Load, Reduce, Reduction, loads, substitute
+from einpage.einsum_front.notes import spoken
 from einpage.einsum_front.opgraph import AttentionOp, ContractOp, FusedOp, MapOp, has_reduce, is_bare_contraction
 from einpage.einsum_front.rewrite import Capture, axes_only, plain_letters, rename, rename_load
 
@@ -52,7 +53,7 @@ def match_attention(
         if not (isinstance(found, Reduce) and found.op is Reduction.SOFTMAX and found.letters == (row,)):
             continue
         if readers[p.name] != 1:
-            raise NotAttention(f"{last.base}: its softmax {producer.base} is read elsewhere too")
+            raise NotAttention(f"{spoken(last.base)}: its softmax {spoken(producer.base)} is read elsewhere too")
         return _build(last, found.body, row, v, op_by_value, readers, gone | {p.name})
     return None
 
@@ -78,27 +79,27 @@ def _build(
 ) -> tuple[AttentionOp, frozenset[str]]:
     products = {load for load in loads(body) if load.name in op_by_value and is_bare_contraction(op_by_value[load.name])}
     if len(products) != 1:
-        raise NotAttention(f"{last.base}: its softmax reads {len(products)} contractions, not one")
+        raise NotAttention(f"{spoken(last.base)}: its softmax reads {len(products)} contractions, not one")
     (product,) = products
     score_op = op_by_value[product.name]
     assert isinstance(score_op, ContractOp)
     letters = axes_only(product)
     if readers[product.name] != 1 or letters is None or row not in letters or has_reduce(body):
-        raise NotAttention(f"{last.base}: the scores {score_op.base} are read elsewhere, or not element by element")
+        raise NotAttention(f"{spoken(last.base)}: the scores {spoken(score_op.base)} are read elsewhere, or not element by element")
     mapping: dict[Letter, Expr] = {a: Axis(b) for a, b in zip(score_op.target, letters, strict=True)}
     inner = score_op.contractions[0]
     if set(inner.letters) & set(letters):
-        raise NotAttention(f"{last.base}: a letter of {score_op.base} has two meanings here")
+        raise NotAttention(f"{spoken(last.base)}: a letter of {spoken(score_op.base)} has two meanings here")
     x, y = rename_load(inner.x, mapping), rename_load(inner.y, mapping)
     x_letters, y_letters, v_letters = plain_letters(x), plain_letters(y), plain_letters(v)
     if x_letters is None or y_letters is None or v_letters is None:
-        raise NotAttention(f"{last.base}: an operand is not read by plain letters")
+        raise NotAttention(f"{spoken(last.base)}: an operand is not read by plain letters")
     if row in x_letters:
         x, y, x_letters, y_letters = y, x, y_letters, x_letters
     if row in x_letters or row not in y_letters:
-        raise NotAttention(f"{last.base}: both sides of the scores have the softmax letter {row}")
+        raise NotAttention(f"{spoken(last.base)}: both sides of the scores have the softmax letter {row}")
     if not set(x_letters) - set(inner.letters) <= set(last.target):
-        raise NotAttention(f"{last.base}: a letter of the query is summed after the softmax")
+        raise NotAttention(f"{spoken(last.base)}: a letter of the query is summed after the softmax")
     score = substitute(body, lambda node: Acc(0) if node == product else None)
     fused = tuple(op_by_value[name].base for name in sorted({*gone, product.name}))
     op = AttentionOp(

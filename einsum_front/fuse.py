@@ -16,6 +16,7 @@ from einpage.einsum_front.errors import UsageError
 from einpage.einsum_front.expr import Acc, Axis, Expr, Letter, Load, Num, Reduce, loads, substitute, walk
 from einpage.einsum_front.hoist import hoist
 from einpage.einsum_front.job import Contraction, Part
+from einpage.einsum_front.notes import spoken
 from einpage.einsum_front.opgraph import ContractOp, FusedOp, MapOp, OpGraph, has_reduce, is_bare_contraction, op_loads
 from einpage.einsum_front.program import Definition, Program
 from einpage.einsum_front.rewrite import Capture, axes_only, rename_load
@@ -137,7 +138,7 @@ class _Fuser:
             try:
                 parts = tuple(Part(part.target, _inline(part.expr, producer)) for part in op.parts)
             except Capture:
-                self.note(f"{producer.base} stays apart from {op.base}: a letter has two meanings there")
+                self.note(f"{spoken(producer.base)} stays apart from {spoken(op.base)}: a letter has two meanings there")
                 continue
             return replace(op, parts=parts, fused=(*producer.fused, producer.base, *op.fused)), name
         return None

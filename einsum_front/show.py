@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from itertools import groupby
 from math import prod
 
+from einpage.einsum_front.notes import spoken
 from einpage.einsum_front.opgraph import FusedOp, OpGraph
 from einpage.einsum_front.taskgraph import Kind, Op, TaskGraph
+from einpage.einsum_front.tiling import target_letters
 
 
 def summary(opgraph: OpGraph, graph: TaskGraph) -> dict[str, object]:
@@ -36,12 +38,13 @@ def render(opgraph: OpGraph, graph: TaskGraph) -> str:
     """The same for a person, ending with the ops of each kind of layer."""
     s = summary(opgraph, graph)
     sizes = "  ".join(f"{name}={n}" for name, n in opgraph.program.sizes.items())
+    a_layer = f" (at most {s['most_ops_in_a_layer']} a layer)" if s["most_ops_in_a_layer"] else ""
     lines = [
         f"{graph.name}  ({graph.dtype.value})  outputs: {', '.join(name for name, _ in graph.outputs)}",
         f"sizes       {sizes}",
         f"parameters  {s['parameters']:,}  = {s['weight_bytes']:,} bytes",
-        f"work        {s['flops']:,} FLOPs in {s['ops']} operations (at most {s['most_ops_in_a_layer']} a layer), {s['tasks']} tasks",
-        f"split       {' '.join(f'{k}={n}' for k, n in graph.split) or 'none'}",
+        f"work        {s['flops']:,} FLOPs in {_operations(len(graph.ops))}{a_layer}, {len(graph.tasks)} tasks",
+        f"split       {' '.join(f'{k}={n}' for k, n in graph.split) or 'none: `plan` chooses one for a budget, --split fixes one'}",
         "",
         *_layers(opgraph, graph),
     ]
@@ -52,18 +55,29 @@ def render(opgraph: OpGraph, graph: TaskGraph) -> str:
 def _layers(opgraph: OpGraph, graph: TaskGraph) -> Iterator[str]:
     """Each run of equal layers once."""
     layers = [list(pairs) for _, pairs in groupby(zip(opgraph.ops, graph.ops, strict=True), key=lambda pair: pair[0].loop)]
+    shapes = max((len(_shape(op)) for op in opgraph.ops), default=0)
+    figures = max((len(f"{op.flops:,}") for op in graph.ops), default=0)
     for _, same in groupby(layers, key=lambda layer: tuple(_signature(a, b) for a, b in layer)):
         alike = list(same)
         first = alike[0]
         loop = first[0][0].loop
         head = f"repeat {'.'.join(map(str, loop))}" if loop else "outside repeats"
         if len(alike) > 1:
-            head += f" .. {'.'.join(map(str, alike[-1][0][0].loop))}  ({len(alike)} alike, {len(first)} operations each)"
-        yield head
+            head += f" .. {'.'.join(map(str, alike[-1][0][0].loop))}  ({len(alike)} alike, {_operations(len(first))} each)"
+        if len(layers) > 1:
+            yield head
         for fused, op in first:
-            shape = "x".join(map(str, fused.shape)) or "scalar"
-            note = f"  with {op.note}" if op.note else ""
-            yield f"  {op.kind:<9} {fused.base:<12} [{shape}]  {op.flops:,} FLOPs{note}"
+            note = f"  {op.note}" if op.note else ""
+            yield f"  {op.kind:<9} {spoken(fused.base):<12} {_shape(fused):<{shapes}}  {op.flops:>{figures},} FLOPs{note}"
+
+
+def _shape(op: FusedOp) -> str:
+    """The extents of an op's value, each behind its letter: `b=1 s=128 m=64`."""
+    return " ".join(f"{letter}={n}" if letter else str(n) for letter, n in zip(target_letters(op), op.shape, strict=True)) or "scalar"
+
+
+def _operations(n: int) -> str:
+    return f"{n} operation" + "s" * (n != 1)
 
 
 def _signature(fused: FusedOp, op: Op) -> tuple[object, ...]:

@@ -16,6 +16,7 @@ from einpage.einsum_front.errors import UsageError
 from einpage.einsum_front.expr import Letter
 from einpage.einsum_front.grids import Grid, host_grids, templates_of
 from einpage.einsum_front.job import AttentionJob, Box, ContractJob, GatherJob, Job, MapJob, Range, View
+from einpage.einsum_front.notes import note_of
 from einpage.einsum_front.opgraph import KIND_WORD, AttentionOp, ContractOp, FusedOp, GatherOp, MapOp, OpGraph, op_loads
 from einpage.einsum_front.schedule import Draft, scheduled
 from einpage.einsum_front.taskgraph import Kind, Nbytes, Op, OpId, TaskGraph, Tensor, TensorId, Value
@@ -135,6 +136,7 @@ class _Splitter:
         whole = {letter: (0, extent) for letter, extent in self.program.extents.items()}
         segment, loop = -1, None
         work: dict[Template, tuple[int, Nbytes]] = {}
+        notes: dict[tuple[Template, tuple[str, ...]], str] = {}
         for n, op in enumerate(self.opgraph.ops):
             if op.loop != loop:
                 segment, loop = segment + 1, op.loop
@@ -142,7 +144,9 @@ class _Splitter:
             if template not in work:
                 dtypes = [self.values[v].dtype for v in names]
                 work[template] = flops(op, whole, at_least=True), _whole_bytes(template, dtypes, self.dtype, whole)
-            ops.append(Op(OpId(n), op.value, KIND_WORD[type(op)], *work[template], ", ".join(op.fused)))
+            if (template, op.fused) not in notes:
+                notes[template, op.fused] = note_of(template.op, op.fused)
+            ops.append(Op(OpId(n), op.value, KIND_WORD[type(op)], *work[template], notes[template, op.fused]))
             self.cut(OpId(n), op, template, names, segment)
         tensors, tasks = scheduled(self.tensors, self.drafts, [v for _, v in self.opgraph.outputs])
         live = {t.value for t in tensors}

@@ -23,7 +23,7 @@ def _lines(graph: TaskGraph) -> Iterator[str]:
     for name, value in graph.outputs:
         yield f"output {name} = {value}"
     for op in graph.ops:
-        yield f"op {op.id} {op.kind} {op.name} flops {op.flops} bytes {op.bytes_touched}" + (f" fused {op.note}" if op.note else "")
+        yield f"op {op.id} {op.kind} {op.name} flops {op.flops} bytes {op.bytes_touched}" + (f"; {op.note}" if op.note else "")
     for t in graph.tensors:
         yield f"tensor {t.id} {t.name} {t.dtype.value} {t.kind.value} {t.nbytes}"
     number_by_job: dict[Job, int] = {}
