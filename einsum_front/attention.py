@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from einpage.einsum_front.expr import Acc, Axis, Expr, Letter, Load, Reduce, Reduction, loads, substitute
+from einpage.einsum_front.expr import Acc, Axis, Expr, Letter, Load, Reduce, Reduction, loads, size, substitute
 from einpage.einsum_front.notes import spoken
 from einpage.einsum_front.opgraph import AttentionOp, ContractOp, FusedOp, MapOp, has_reduce, is_bare_contraction
 from einpage.einsum_front.rewrite import Capture, axes_only, plain_letters, rename, rename_load
+
+MOST_NODES = 300
+"""An expression is not fused into a longer one than this: a value that is read twice is written out twice."""
 
 
 class NotAttention(Exception):
@@ -59,8 +62,9 @@ def match_attention(
 
 
 def _inline_pointwise(e: Expr, op_by_value: Mapping[str, FusedOp], readers: Mapping[str, int]) -> tuple[Expr, frozenset[str]]:
-    """`e` with every map that only it reads folded in, and the names of those maps."""
+    """`e` with every map that only it reads folded in, and the names of those maps. Raises Capture, also where it gets too long."""
     gone: set[str] = set()
+    nodes = size(e)
 
     def step(node: Expr) -> Expr | None:
         if not isinstance(node, Load) or readers.get(node.name) != 1:
@@ -69,7 +73,12 @@ def _inline_pointwise(e: Expr, op_by_value: Mapping[str, FusedOp], readers: Mapp
         if producer is None or not is_inlinable(producer) or axes_only(node) is None:
             return None
         gone.add(node.name)
-        return substitute(inlined(producer, node), step)
+        found = inlined(producer, node)
+        nonlocal nodes
+        nodes += size(found)
+        if nodes > MOST_NODES:
+            raise Capture
+        return substitute(found, step)
 
     return substitute(e, step), frozenset(gone)
 

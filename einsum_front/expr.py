@@ -150,6 +150,11 @@ def walk(e: Expr) -> Iterator[Expr]:
         stack.extend(reversed(children(node)))
 
 
+def size(e: Expr) -> int:
+    """How many nodes `e` has."""
+    return sum(1 for _ in walk(e))
+
+
 def loads(e: Expr) -> tuple[Load, ...]:
     """Every load in `e`, those inside index expressions included, in reading order."""
     return tuple(n for n in walk(e) if isinstance(n, Load))

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from einpage.einsum_front.attention import NotAttention, inlined, is_inlinable, match_attention
+from einpage.einsum_front.attention import MOST_NODES, NotAttention, inlined, is_inlinable, match_attention
 from einpage.einsum_front.errors import UsageError
-from einpage.einsum_front.expr import Acc, Axis, Expr, Letter, Load, Num, Reduce, loads, substitute, walk
+from einpage.einsum_front.expr import Acc, Axis, Expr, Letter, Load, Num, Reduce, loads, size, substitute, walk
 from einpage.einsum_front.hoist import hoist
 from einpage.einsum_front.job import Contraction, Part
 from einpage.einsum_front.notes import spoken
@@ -122,8 +122,10 @@ class _Fuser:
             if not isinstance(op, MapOp):
                 continue
             while (folded := self._fold_one(op, by_value, readers)) is not None:
-                op, vanished = folded
+                before, (op, vanished) = op, folded
                 gone.add(vanished)
+                shared = {load.name for load in op_loads(by_value[vanished])} & {load.name for load in op_loads(before)}
+                readers.subtract(shared)
             self.ops[i] = by_value[op.value] = op
         self.ops = [op for op in self.ops if op.value not in gone]
 
@@ -134,6 +136,9 @@ class _Fuser:
                 continue
             assert isinstance(producer, MapOp)
             if not _may_fold(producer, op, by_value):
+                continue
+            if not _short_enough(producer, op):
+                self.note(f"{spoken(producer.base)} stays apart from {spoken(op.base)}: together they would be too long")
                 continue
             try:
                 parts = tuple(Part(part.target, _inline(part.expr, producer)) for part in op.parts)
@@ -174,6 +179,12 @@ def _may_fold(producer: MapOp, reader: MapOp, by_value: Mapping[str, FusedOp]) -
         return False
     finishes = any(is_bare_contraction(by_value[load.name]) for load in op_loads(producer) if load.name in by_value)
     return not (finishes and (len(reader.parts) > 1 or has_reduce(reader.parts[0].expr)))
+
+
+def _short_enough(producer: MapOp, reader: MapOp) -> bool:
+    """Whether `reader` stays under MOST_NODES with `producer` written out at each use: `x = x * tanh(x)` doubles at every fold."""
+    uses = sum(load.name == producer.value for load in op_loads(reader))
+    return sum(size(part.expr) for part in reader.parts) + uses * size(producer.parts[0].expr) <= MOST_NODES
 
 
 def _bound_letters(op: MapOp) -> set[Letter]:
