@@ -98,6 +98,12 @@ CASES: dict[str, Case] = {
     "gate and up in one statement": Case(
         "y[b,s,f] = silu(sum[m](x[b,s,m] * w[f,m])) * sum[m](x[b,s,m] * w2[f,m])", "y b s f", "contract y"
     ),
+    "gate and up, one the other way round": Case(
+        "gate[b,s,f] = w[f,m] * x[b,s,m]\nup[b,s,f] = x[b,s,m] * w2[f,m]\ny[b,s,f] = silu(gate[b,s,f]) * up[b,s,f]",
+        "y b s f",
+        "contract y",
+        {"y": "gate up"},
+    ),
     "gate and up of two rows": Case(
         "gate[b,s,f] = x[b,s,m] * w[f,m]\nup[b,s,f] = r[b,s,m] * w2[f,m]\ny[b,s,f] = silu(gate[b,s,f]) * up[b,s,f]",
         "y b s f",
@@ -119,6 +125,7 @@ CASES: dict[str, Case] = {
         {"y": "a i j"},
     ),
     "two reductions of one row": Case("y[b,s,m] = (x[b,s,m] - min[m](x[b,s,m])) / (max[m](x[b,s,m]) - min[m](x[b,s,m]) + 1)", ROW, "map y"),
+    "a reduction that many rows read": Case("a[b,s] = mean[m](x[b,s,m])\ny[b,s,f] = a[b,s] * bias[f]", "y b s f", "map a; map y"),
     "norm before a contraction": Case(
         "a[b,s,m] = x[b,s,m] * rsqrt(mean[m](x[b,s,m]**2) + eps)\ny[b,s,f] = a[b,s,m] * w[f,m]", "y b s f", "map a; contract y"
     ),
@@ -138,6 +145,7 @@ CASES: dict[str, Case] = {
         {"y": "p i j a"},
     ),
     "not causal": attention("q[b,s,h,d] * k[b,t,h,d] / 2"),
+    "keys before queries": attention("where(t <= s, k[b,t,h,d] * q[b,s,h,d] / 2, -inf)"),
     "soft-capped": attention("where(t <= s, 3 * tanh(sum[d](q[b,s,h,d] * k[b,t,h,d]) / 3), -inf)"),
     "a sliding window": attention("where(t <= s and s - t < 4, sum[d](q[b,s,h,d] * k[b,t,h,d]), -inf)"),
     "ALiBi": attention("where(t <= s, sum[d](q[b,s,h,d] * k[b,t,h,d]) - slope[h] * (s - t), -inf)"),
