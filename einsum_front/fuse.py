@@ -215,11 +215,9 @@ def _epilogue(
     if not found:
         return None
     last = max(found, key=lambda name: position[name])
-    shared = found[last][1]
-    twins = [name for name, (_, c) in found.items() if c.letters == shared.letters and shared.x in (c.x, c.y)]
-    if len(twins) > 1:
-        twins.sort(key=lambda name: position[name])
-    contractions = tuple(_sharing(found[name][1], shared.x) for name in twins)
+    x, twins = _twins({name: contraction for name, (_, contraction) in found.items()}, found[last][1])
+    twins.sort(key=lambda name: position[name])
+    contractions = tuple(_sharing(found[name][1], x) for name in twins)
     index_by_name = {name: i for i, name in enumerate(twins)}
     epilogue = substitute(
         op.parts[0].expr, lambda node: Acc(index_by_name[node.name]) if isinstance(node, Load) and node.name in index_by_name else None
@@ -235,6 +233,13 @@ def _renamed_contraction(op: ContractOp, letters: tuple[Letter, ...], target: tu
         return None
     mapping: dict[Letter, Expr] = {a: Axis(b) for a, b in zip(op.target, letters, strict=True)}
     return Contraction(rename_load(contraction.x, mapping), rename_load(contraction.y, mapping), contraction.letters)
+
+
+def _twins(contractions: Mapping[str, Contraction], last: Contraction) -> tuple[Load, list[str]]:
+    """The operand of `last` that most of `contractions` share with it, its first where none is better, and who they are."""
+    alike = [(name, c) for name, c in contractions.items() if c.letters == last.letters]
+    by_operand = [(x, [name for name, c in alike if x in (c.x, c.y)]) for x in (last.x, last.y)]
+    return max(by_operand, key=lambda found: len(found[1]))
 
 
 def _sharing(contraction: Contraction, x: Load) -> Contraction:

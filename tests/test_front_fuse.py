@@ -99,7 +99,7 @@ CASES: dict[str, Case] = {
         "y[b,s,f] = silu(sum[m](x[b,s,m] * w[f,m])) * sum[m](x[b,s,m] * w2[f,m])", "y b s f", "contract y"
     ),
     "gate and up, one the other way round": Case(
-        "gate[b,s,f] = w[f,m] * x[b,s,m]\nup[b,s,f] = x[b,s,m] * w2[f,m]\ny[b,s,f] = silu(gate[b,s,f]) * up[b,s,f]",
+        "gate[b,s,f] = x[b,s,m] * w[f,m]\nup[b,s,f] = w2[f,m] * x[b,s,m]\ny[b,s,f] = silu(gate[b,s,f]) * up[b,s,f]",
         "y b s f",
         "contract y",
         {"y": "gate up"},
