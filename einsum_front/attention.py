@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from einpage.einsum_front.expr import Acc, Axis, Expr, Letter, Load, Reduce, Reduction, loads, size, substitute
+from einpage.einsum_front.expr import Acc, Axis, Expr, Letter, Load, Reduce, Reduction, free_letters, loads, size, substitute
 from einpage.einsum_front.notes import spoken
 from einpage.einsum_front.opgraph import AttentionOp, ContractOp, FusedOp, MapOp, has_reduce, is_bare_contraction
 from einpage.einsum_front.rewrite import Capture, axes_only, plain_letters, rename, rename_load
@@ -110,6 +110,11 @@ def _build(
     if not set(x_letters) - set(inner.letters) <= set(last.target):
         raise NotAttention(f"{spoken(last.base)}: a letter of the query is summed after the softmax")
     score = substitute(body, lambda node: Acc(0) if node == product else None)
+    of_scores = {*x_letters, *y_letters}
+    if alone := sorted(free_letters(score) - of_scores):
+        raise NotAttention(f"{spoken(last.base)}: its scores have {', '.join(alone)}, which is in neither query nor key")
+    if alone := sorted(set(last.target) - of_scores - set(v_letters)):
+        raise NotAttention(f"{spoken(last.base)}: {', '.join(alone)} is in none of its operands")
     fused = tuple(op_by_value[name].base for name in sorted({*gone, product.name}))
     op = AttentionOp(
         last.value, last.base, last.shape, last.loop, last.target, x, y, inner.letters, score, row, v, Acc(1), (*last.fused, *fused)

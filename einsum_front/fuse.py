@@ -44,7 +44,8 @@ def fuse(program: Program, outputs: Sequence[str] | None = None, options: FuseOp
             raise UsageError(f"{program.path}: no output {name!r}; declared: {', '.join(value_by_output)}")
     ops = hoist(program, _needed(program, [value_by_output[name] for name in names]))
     ops += _copies(program, names, {op.value for op in ops})
-    wanted = tuple((name, value_by_output[name] if value_by_output[name] in {op.value for op in ops} else name) for name in names)
+    computed = {op.value for op in ops}
+    wanted = tuple((name, value_by_output[name] if value_by_output[name] in computed else _copy_name(name)) for name in names)
     fuser = _Fuser(ops, {value for _, value in wanted})
     if options.attention:
         fuser.fuse_attention()
@@ -61,8 +62,13 @@ def _copies(program: Program, names: Sequence[str], computed: set[str]) -> list[
     for output in program.outputs:
         if output.name in names and output.value not in computed:
             axes = tuple(Axis(letter) for letter in output.letters)
-            out.append(MapOp(output.name, output.name, output.shape, (), (Part(axes, Load(output.value, axes)),)))
+            out.append(MapOp(_copy_name(output.name), output.name, output.shape, (), (Part(axes, Load(output.value, axes)),)))
     return out
+
+
+def _copy_name(output: str) -> str:
+    """The value of such a copy: the output may be called as the weight or input is."""
+    return f"{output}~copy"
 
 
 def _needed(program: Program, values: Sequence[str]) -> list[Definition]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -36,7 +37,7 @@ def direct(graph: TaskGraph, values: Data) -> dict[str, Tensor]:
     tiles: dict[TensorId, Tensor] = {}
     for tensor in graph.tensors:
         if tensor.value in values:
-            tiles[tensor.id] = torch.from_numpy(values[tensor.value][slices(tensor.box)].copy()).to(TORCH_DTYPE[tensor.dtype])
+            tiles[tensor.id] = torch.from_numpy(np.array(values[tensor.value][slices(tensor.box)])).to(TORCH_DTYPE[tensor.dtype])
         else:
             tiles[tensor.id] = torch.full(tensor.shape, torch.nan).to(TORCH_DTYPE[tensor.dtype])
     for task in graph.tasks:
@@ -59,7 +60,7 @@ def filled_host(plan: MemGraph, values: Data) -> HostArena:
     host.poison()
     for t, slot in masters(plan, host).items():
         tensor = plan.graph.tensors[t]
-        slot.copy_(torch.from_numpy(values[tensor.value][slices(tensor.box)].copy()))
+        slot.copy_(torch.from_numpy(np.array(values[tensor.value][slices(tensor.box)])))
     return host
 
 

@@ -151,6 +151,18 @@ CASES: dict[str, Case] = {
     "ALiBi": attention("where(t <= s, sum[d](q[b,s,h,d] * k[b,t,h,d]) - slope[h] * (s - t), -inf)"),
     "a padding mask": attention("where(t < lengths[b], sum[d](q[b,s,h,d] * k[b,t,h,d]), -inf)"),
     "rows that see nothing": attention("where(t < s - 5, sum[d](q[b,s,h,d] * k[b,t,h,d]), -inf)"),
+    "a letter that only the scores have": Case(
+        "a[b,m,h,s,t] = softmax[t](sum[d](q[b,s,h,d] * k[b,t,h,d]) - g[m] * t)\ny[b,m,s,h,d] = a[b,m,h,s,t] * v[b,t,h,d]",
+        "y b m s h d",
+        "contract a~0; map a; contract y",
+        unfused="scores have m",
+    ),
+    "a letter that nothing has": Case(
+        "a[b,m,h,s,t] = softmax[t](sum[d](q[b,s,h,d] * k[b,t,h,d]))\ny[b,m,s,h,d] = a[b,m,h,s,t] * v[b,t,h,d]",
+        "y b m s h d",
+        "contract a~0; map a; contract y",
+        unfused="m is in none of its operands",
+    ),
     "attention and its projection": Case(
         f"a[b,h,s,t] = {SCORES}\ni[b,s,h,d] = a[b,h,s,t] * v[b,t,h,d]\ny[b,s,m] = x[b,s,m] + i[b,s,h,d] * wo[m,h,d]",
         "y b s m",
@@ -180,6 +192,7 @@ CASES: dict[str, Case] = {
     ),
     "what no output needs": Case("a[b,s,m] = x[b,s,m] * 2\ny[b,s,m] = x[b,s,m] + 1", ROW, "map y"),
     "a gather and its neighbour": Case("y[b,s,m] = table[ids[b,s], m] + c[m]", ROW, "gather y~0; map y"),
+    "an input and a weight as outputs": Case("y[b,s,m] = x[b,s,m] * g[m]", "y b s m; x b s m; g m", "map y; map x; map g"),
     "parts": Case(
         "i[b,s,m] = x[b,s,m] + 1\ny[b,s,0,m] = i[b,s,m] * 2\ny[b,s,1,m] = i[b,s,m] - r[b,s,m]", "y b s parts m", "map y", {"y": "i"}
     ),
