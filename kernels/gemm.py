@@ -223,7 +223,7 @@ def _matrix(
     tile = scratch.tile(name, packed, region)
     window = fold(tile, region, roles)
     assert window is not None
-    key = (tuple((t.operand, t.tile, t.origin) for t in factor.tiles), packed, tuple(region[x] for x in packed))
+    key = (tuple((t.operand, t.tile, t.origin, tuple(t.stride.items())) for t in factor.tiles), packed, tuple(region[x] for x in packed))
     if scratch.held.get(name) == key:
         return window, []
     scratch.held[name] = key

@@ -156,6 +156,7 @@ def attention_program(job: AttentionJob, limit: int = SCRATCH_BYTES) -> Program:
 
     for letter in plan.qk.batch[: separate_batch(plan.qk.batch, plan.region, folds)]:
         size[letter] = 1
+    size |= {letter: 1 for letter in plan.qk.columns if letter != job.row}
     row = whole(job.ranges)[job.row]
     free = plan.outer
     borders = plan.borders([job.q, job.k, job.v, *loads(job.epilogue)])

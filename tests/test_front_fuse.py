@@ -38,6 +38,8 @@ inputs:
   q: {axes: b s h d}
   k: {axes: b t h d}
   v: {axes: b t h d}
+  cell: {axes: b s h m}
+  one: {axes: s d}
   ids: {axes: b s, dtype: int32}
   lengths: {axes: b, dtype: int32}
 weights:
@@ -49,6 +51,7 @@ weights:
   c: {axes: m, from: c}
   slope: {axes: h, from: slope}
   wo: {axes: m h d, from: wo}
+  cube: {axes: m n h, from: cube}
   table: {axes: f m, from: table}
 body:
 """
@@ -110,6 +113,12 @@ CASES: dict[str, Case] = {
         "contract gate; contract y",
         {"y": "up"},
     ),
+    "twins over one weight turned around": Case(
+        "a[b,s,n] = cell[b,s,h,m] * cube[m,n,h]\nj[b,s,n] = cell[b,s,h,m] * cube[n,m,h]\ny[b,s,n] = a[b,s,n] * sigmoid(j[b,s,n])",
+        "y b s n",
+        "contract y",
+        {"y": "a j"},
+    ),
     "RMSNorm": Case("y[b,s,m] = x[b,s,m] * rsqrt(mean[m](x[b,s,m]**2) + eps) * g[m]", ROW, "map y"),
     "RMSNorm in three statements": Case(
         "a[b,s] = mean[m](x[b,s,m]**2)\ni[b,s] = rsqrt(a[b,s] + eps)\ny[b,s,m] = x[b,s,m] * i[b,s] * g[m]", ROW, "map y", {"y": "a i"}
@@ -146,6 +155,9 @@ CASES: dict[str, Case] = {
     ),
     "not causal": attention("q[b,s,h,d] * k[b,t,h,d] / 2"),
     "keys before queries": attention("where(t <= s, k[b,t,h,d] * q[b,s,h,d] / 2, -inf)"),
+    "heads that share a query": Case(
+        f"i[b,t,h,d] = k[b,t,h,d] * 2\na[b,h,s,t] = softmax[t](one[s,d] * i[b,t,h,d])\n{MIX}", HEADS, "map i; attention y"
+    ),
     "soft-capped": attention("where(t <= s, 3 * tanh(sum[d](q[b,s,h,d] * k[b,t,h,d]) / 3), -inf)"),
     "a sliding window": attention("where(t <= s and s - t < 4, sum[d](q[b,s,h,d] * k[b,t,h,d]), -inf)"),
     "ALiBi": attention("where(t <= s, sum[d](q[b,s,h,d] * k[b,t,h,d]) - slope[h] * (s - t), -inf)"),
@@ -289,3 +301,9 @@ def test_what_is_read_twice_does_not_double_without_end(case: Case) -> None:
     assert max(size(e) for op in opgraph.ops for e in expressions(op)) <= MOST_NODES
     assert "too long" in " ".join(opgraph.unfused)
     assert worst(program, opgraph, {}) <= TOLERANCE
+
+
+def test_keys_in_tiles_under_heads_that_share_a_query() -> None:
+    program = program_of(CASES["heads that share a query"])
+    with patch.object(tiling, "GRAIN", 1), patch.object(template, "GRAIN", 1):
+        assert worst(program, fused(program), {"t": 3}) <= TOLERANCE  # type: ignore[dict-item]
