@@ -13,6 +13,8 @@ class DType(Enum):
     FP16 = "fp16"
     INT32 = "int32"
     INT64 = "int64"
+    BYTE = "byte"
+    """Bytes that nobody reads as numbers: tensors of an access trace."""
 
     @property
     def nbytes(self) -> int:
@@ -24,6 +26,6 @@ class DType(Enum):
         return self in (DType.FP32, DType.BF16, DType.FP16)
 
 
-_NBYTES = {DType.FP32: 4, DType.BF16: 2, DType.FP16: 2, DType.INT32: 4, DType.INT64: 8}
+_NBYTES = {DType.FP32: 4, DType.BF16: 2, DType.FP16: 2, DType.INT32: 4, DType.INT64: 8, DType.BYTE: 1}
 RUN_DTYPES = (DType.FP32, DType.BF16, DType.FP16)
 """What `--dtype` may be."""

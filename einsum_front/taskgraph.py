@@ -90,13 +90,15 @@ class Op:
     name: str
     """The value it defines, as `x.4`."""
     kind: str
-    """map | contract | attention | gather"""
+    """map | contract | attention | gather; `traced` in a graph that was read from an access trace"""
     flops: int
     """Multiply-adds count two; an attention's masked blocks are not counted. A lower bound over every split."""
     bytes_touched: Nbytes
     """Distinct operand bytes plus result bytes on the device; for a gather, the bytes that cross the link."""
     note: str
     """What was fused into it, in words."""
+    seconds: float | None = None
+    """How long it takes on the machine at hand however it is cut, where that was given; None: the machine's roofline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,8 @@ class Task:
     """None only in a graph read back from a plan file."""
     gathers: bool
     """True for a host gather: its operands are read on the host and its result crosses the link."""
+    seconds: float | None = None
+    """How long the task takes, its launch included, where that was measured or given; None: the machine's roofline."""
 
     def reads(self) -> tuple[TensorId, ...]:
         """Distinct operand tensors, in order of first appearance."""

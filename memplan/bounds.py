@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from einpage.einsum_front.job import Box
-from einpage.einsum_front.taskgraph import HOST_AT_START, Kind, Nbytes, Op, OpId, TaskGraph, TaskId, Tensor, TensorId
-from einpage.memplan.machine import Machine
+from einpage.einsum_front.taskgraph import HOST_AT_START, Kind, Nbytes, OpId, TaskGraph, TaskId, Tensor, TensorId
+from einpage.memplan.machine import Machine, op_seconds, task_seconds
 
 Seconds: TypeAlias = NDArray[np.float64]
 
@@ -41,7 +41,7 @@ class Limit(Enum):
 @dataclass(frozen=True, slots=True)
 class Bounds:
     compute_s: float
-    """Roofline time of all unsplit ops, without launches."""
+    """Roofline time of all unsplit ops, without launches; of an op whose time is given, that time."""
     h2d_s: float
     """Bytes that must come in, over the link's rate."""
     d2h_s: float
@@ -66,7 +66,7 @@ def bounds(graph: TaskGraph, machine: Machine, budget_bytes: int | None = None, 
 
     With a budget and an order (device tasks and gathers, as the plan runs them), bound_order_s includes the window bound for that order.
     """
-    compute_s = sum((_op_seconds(op, graph, machine) for op in graph.ops), 0.0)
+    compute_s = sum((op_seconds(machine, graph, op) for op in graph.ops), 0.0)
     bytes_in, bytes_out = compulsory_h2d(graph), compulsory_d2h(graph)
     h2d_s, d2h_s = bytes_in / machine.h2d_bytes_per_s, bytes_out / machine.d2h_bytes_per_s
     for_all = {Limit.COMPUTE: compute_s, Limit.H2D: h2d_s, Limit.D2H: d2h_s}
@@ -84,10 +84,6 @@ def bounds(graph: TaskGraph, machine: Machine, budget_bytes: int | None = None, 
     alike = [word for word in here if here[word] >= longest * (1 - 1e-9)]
     limit_order = max(alike, key=lambda word: clock.busy(word))
     return Bounds(compute_s, h2d_s, d2h_s, here[Limit.CRITICAL_PATH], for_all[limit], longest, bytes_in, bytes_out, limit, limit_order)
-
-
-def _op_seconds(op: Op, graph: TaskGraph, machine: Machine) -> float:
-    return 0.0 if op.kind == "gather" else machine.compute_seconds(op.flops, op.bytes_touched, graph.dtype)
 
 
 def compulsory_h2d(graph: TaskGraph) -> Nbytes:
@@ -137,12 +133,7 @@ class _Clock:
 
     def __init__(self, graph: TaskGraph, machine: Machine) -> None:
         self.graph, self.machine = graph, machine
-        self.seconds = [
-            machine.h2d_seconds(graph.tensors[t.result].nbytes)
-            if t.gathers
-            else machine.launch_latency_s + machine.compute_seconds(t.flops, t.bytes_touched, graph.dtype)
-            for t in graph.tasks
-        ]
+        self.seconds = [task_seconds(machine, graph, t) for t in graph.tasks]
         self.device_tasks = [t for t in graph.tasks if not t.gathers]
         self.gathers = [t for t in graph.tasks if t.gathers]
         self.loads = dict.fromkeys(t for task in self.device_tasks for t in task.reads() if graph.tensors[t].kind in HOST_AT_START)
@@ -211,7 +202,7 @@ def window_bound(graph: TaskGraph, machine: Machine, budget_bytes: int, order: S
     if not tasks:
         return 0.0
     at, nbytes, previous = _touches(graph, [t.reads() for t in tasks], [t.result for t in tasks])
-    seconds = [machine.launch_latency_s + machine.compute_seconds(t.flops, t.bytes_touched, graph.dtype) for t in tasks]
+    seconds = [task_seconds(machine, graph, t) for t in tasks]
     elapsed = np.concatenate(([0.0], np.cumsum(seconds)))
     cuts = np.unique(np.linspace(0, len(tasks), min(WINDOWS, len(tasks)) + 1).astype(np.int64))
     best = np.zeros(len(cuts))

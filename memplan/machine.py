@@ -17,6 +17,7 @@ import yaml
 
 from einpage.einsum_front.dtype import RUN_DTYPES, DType
 from einpage.einsum_front.errors import UsageError
+from einpage.einsum_front.taskgraph import Op, Task, TaskGraph
 from einpage.memplan.units import parse_bytes, parse_rate
 
 PROFILES = Path(__file__).parents[1] / "specs" / "machines"
@@ -58,6 +59,22 @@ class Machine:
     def d2h_seconds(self, nbytes: int) -> float:
         """Time of one copy to the host."""
         return self.copy_latency_s + nbytes / self.d2h_bytes_per_s
+
+
+def task_seconds(machine: Machine, graph: TaskGraph, task: Task) -> float:
+    """How long `task` keeps its engine: what was given for it; else a gather its copy, any other task its launch and its roofline."""
+    if task.seconds is not None:
+        return task.seconds
+    if task.gathers:
+        return machine.h2d_seconds(graph.tensors[task.result].nbytes)
+    return machine.launch_latency_s + machine.compute_seconds(task.flops, task.bytes_touched, graph.dtype)
+
+
+def op_seconds(machine: Machine, graph: TaskGraph, op: Op) -> float:
+    """The least that `op` keeps the compute engine, however it is cut: what was given for it, else its roofline; nothing for a gather."""
+    if op.seconds is not None:
+        return op.seconds
+    return 0.0 if op.kind == "gather" else machine.compute_seconds(op.flops, op.bytes_touched, graph.dtype)
 
 
 def machine_names() -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from einpage.memplan.memgraph import (
 )
 
 FORMAT = "einpage-plan"
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +60,11 @@ def save_plan(path: str | Path, memgraph: MemGraph, recipe: Mapping[str, Any]) -
         "recipe": recipe,
         "graph": {"name": graph.name, "dtype": graph.dtype.value, "split": graph.split, "outputs": graph.outputs},
         "values": [_value_out(v) for v in graph.values],
-        "ops": [[op.name, op.kind, op.flops, op.bytes_touched, op.note] for op in graph.ops],
+        "ops": [[op.name, op.kind, op.flops, op.bytes_touched, op.note, op.seconds] for op in graph.ops],
         "tensors": [[t.name, t.value, t.box.start, t.box.stop, t.dtype.value, t.kind.value] for t in graph.tensors],
         "tasks": [
-            [t.name, t.op, t.operands, t.result, t.inplace, t.flops, t.bytes_touched, t.workspace_bytes, t.gathers] for t in graph.tasks
+            [t.name, t.op, t.operands, t.result, t.inplace, t.flops, t.bytes_touched, t.workspace_bytes, t.gathers, t.seconds]
+            for t in graph.tasks
         ],
         "arenas": {"budget_bytes": memgraph.budget_bytes, "host_bytes": memgraph.host_bytes},
         "residencies": [
@@ -167,6 +169,14 @@ def _ints(x: Sequence[object]) -> tuple[int, ...]:
     return tuple(_int(n) for n in x)
 
 
+def _seconds(x: object) -> float | None:
+    if x is None:
+        return None
+    if isinstance(x, bool) or not isinstance(x, int | float) or not 0 <= x < inf:
+        raise TypeError(f"{x!r} is not a number of seconds")
+    return float(x)
+
+
 def _id(x: object, count: int) -> int:
     if not 0 <= _int(x) < count:
         raise IndexError(f"{x} is not one of {count}")
@@ -184,8 +194,8 @@ def _graph_in(raw: Mapping[str, Any]) -> TaskGraph:
         tensors=tensors,
         tasks=tuple(_task_in(i, row, len(tensors)) for i, row in enumerate(raw["tasks"])),
         ops=tuple(
-            Op(OpId(i), _str(name), _str(kind), _int(flops), Nbytes(_int(nbytes)), _str(note))
-            for i, (name, kind, flops, nbytes, note) in enumerate(raw["ops"])
+            Op(OpId(i), _str(name), _str(kind), _int(flops), Nbytes(_int(nbytes)), _str(note), _seconds(seconds))
+            for i, (name, kind, flops, nbytes, note, seconds) in enumerate(raw["ops"])
         ),
         outputs=tuple((_str(name), _str(value)) for name, value in head["outputs"]),
     )
@@ -205,7 +215,7 @@ def _tensor_in(i: int, row: Sequence[Any]) -> Tensor:
 
 
 def _task_in(i: int, row: Sequence[Any], tensors: int) -> Task:
-    name, op, operands, result, inplace, flops, touched, workspace, gathers = row
+    name, op, operands, result, inplace, flops, touched, workspace, gathers, seconds = row
     if type(gathers) is not bool:
         raise TypeError(f"gathers {gathers!r} is not true or false")
     return Task(
@@ -220,6 +230,7 @@ def _task_in(i: int, row: Sequence[Any], tensors: int) -> Task:
         Nbytes(_int(workspace)),
         None,
         gathers,
+        _seconds(seconds),
     )
 
 

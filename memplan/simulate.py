@@ -4,7 +4,7 @@ In: a MemGraph and a Machine. Out: a Timeline. One compute queue, one H2D and on
 
     start  = max(end of the node before it on its queue, latest end of its predecessors)        finish = start + duration
 
-A Free takes no time and no queue. Durations are launch + roofline for a task, latency + bytes / rate for a copy.
+A Free takes no time and no queue. Durations are what was given for a task, else launch + roofline; latency + bytes / rate for a copy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from einpage.memplan.machine import Machine
+from einpage.memplan.machine import Machine, task_seconds
 from einpage.memplan.memgraph import Compute, Free, HostGather, MemGraph, Move, PlaceKind, Queue
 
 QUEUES = (Queue.COMPUTE, Queue.H2D, Queue.D2H, Queue.NONE)
@@ -57,17 +57,15 @@ def queue_numbers(memgraph: MemGraph) -> NDArray[np.int8]:
 def durations(memgraph: MemGraph, machine: Machine) -> NDArray[np.float64]:
     """[node] seconds each node keeps its engine."""
     graph = memgraph.graph
-    task_seconds = [machine.launch_latency_s + machine.compute_seconds(t.flops, t.bytes_touched, graph.dtype) for t in graph.tasks]
+    seconds_by_task = [task_seconds(machine, graph, task) for task in graph.tasks]
     nbytes_by_tensor = [t.nbytes for t in graph.tensors]
     nbytes = [nbytes_by_tensor[r.tensor] for r in memgraph.residencies]
     on_host = [r.place.kind is PlaceKind.HOST for r in memgraph.residencies]
     seconds = np.zeros(len(memgraph.nodes))
     for n, node in enumerate(memgraph.nodes):
         match node:
-            case Compute():
-                seconds[n] = task_seconds[node.task]
-            case HostGather():
-                seconds[n] = machine.h2d_seconds(nbytes[node.creates])
+            case Compute() | HostGather():
+                seconds[n] = seconds_by_task[node.task]
             case Move():
                 seconds[n] = (machine.h2d_seconds if on_host[node.source] else machine.d2h_seconds)(nbytes[node.target])
             case Free():

@@ -46,7 +46,9 @@ def _graph_lines(graph: TaskGraph) -> Iterator[str]:
         yield f"  {v.name} ({v.base}) {v.kind.value} {v.dtype.value} {list(v.shape)}{default} {sources}".rstrip()
     yield f"ops {len(graph.ops)}"
     for op in graph.ops:
-        yield f"  {op.id} {op.kind} {op.name} {op.flops} flops {op.bytes_touched} bytes" + (f"; {op.note}" if op.note else "")
+        given = "" if op.seconds is None else f" {op.seconds!r} seconds"
+        note = f"; {op.note}" if op.note else ""
+        yield f"  {op.id} {op.kind} {op.name} {op.flops} flops {op.bytes_touched} bytes{given}{note}"
     yield f"tensors {len(graph.tensors)}"
     for t in graph.tensors:
         yield f"  t{t.id} {_tensor(t)}"
@@ -64,7 +66,8 @@ def _task(task: Task) -> str:
     reads = " ".join("(" + " ".join(f"t{t}" for t in operand) + ")" for operand in task.operands)
     inplace = " inplace " + " ".join(f"t{t}" for t in task.inplace) if task.inplace else ""
     word = "gather" if task.gathers else "task"
-    figures = f"{task.flops} flops {task.bytes_touched} bytes {task.workspace_bytes} workspace"
+    given = "" if task.seconds is None else f" {task.seconds!r} seconds"
+    figures = f"{task.flops} flops {task.bytes_touched} bytes {task.workspace_bytes} workspace{given}"
     return f"{word} {task.name} op {task.op} {reads} -> t{task.result}{inplace}; {figures}"
 
 
