@@ -1,7 +1,7 @@
 """One arena as an ordered tiling of segments: live ones, and holes that remember who used their bytes last.
 
 In: requests for bytes. Out: offsets, and the nodes that must have run before those bytes may be written again. Invariant: live
-segments and holes tile [0, capacity) without overlap, no two holes touch, and every boundary is a multiple of ALIGNMENT.
+segments and holes tile [0, capacity) without overlap, no two holes touch, and every boundary is a multiple of the alignment.
 
     offset  0      256     768            1536      2048
             | x 3   | hole: 256..512 after node 7    |
@@ -54,12 +54,12 @@ FIT_BY_POLICY: dict[FitPolicy, Fit] = {FitPolicy.BEST: best_fit, FitPolicy.FIRST
 
 
 class Arena:
-    """`capacity` bytes, rounded down to ALIGNMENT. All sizes handed in are multiples of ALIGNMENT."""
+    """`capacity` bytes, rounded down to `alignment`. All sizes handed in are multiples of it, and positive."""
 
     __slots__ = ("_hole_by_stop", "_holes", "_live", "_pieces", "capacity", "free_bytes", "high_water")
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = max(capacity, 0) // ALIGNMENT * ALIGNMENT
+    def __init__(self, capacity: int, alignment: int = ALIGNMENT) -> None:
+        self.capacity = max(capacity, 0) // alignment * alignment
         self.free_bytes = self.capacity
         self.high_water = 0
         """The largest offset ever in use."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from einpage.einsum_front.taskgraph import Kind, Nbytes, Task, TaskGraph, TaskId, TensorId
-from einpage.memplan.memgraph import aligned
+from einpage.memplan.memgraph import ALIGNMENT, aligned
 
 
 def last_use_by_tensor(graph: TaskGraph) -> dict[TensorId, TaskId]:
@@ -39,16 +39,16 @@ def takeover(graph: TaskGraph, task: Task, last_use: Mapping[TensorId, TaskId]) 
     return None
 
 
-def footprint(graph: TaskGraph, task: Task, last_use: Mapping[TensorId, TaskId] | None = None) -> Nbytes:
+def footprint(graph: TaskGraph, task: Task, last_use: Mapping[TensorId, TaskId] | None = None, alignment: int = ALIGNMENT) -> Nbytes:
     """Bytes of the arena that `task` needs by itself. Hand in `last_use_by_tensor(graph)` when asking for many tasks."""
     if last_use is None:
         last_use = last_use_by_tensor(graph)
-    result = 0 if takeover(graph, task, last_use) is not None else aligned(graph.tensors[task.result].nbytes)
-    operands = 0 if task.gathers else sum(aligned(graph.tensors[t].nbytes) for t in task.reads())
-    return Nbytes(operands + result + aligned(task.workspace_bytes))
+    result = 0 if takeover(graph, task, last_use) is not None else aligned(graph.tensors[task.result].nbytes, alignment)
+    operands = 0 if task.gathers else sum(aligned(graph.tensors[t].nbytes, alignment) for t in task.reads())
+    return Nbytes(operands + result + aligned(task.workspace_bytes, alignment))
 
 
-def largest_footprint(graph: TaskGraph) -> tuple[TaskId, Nbytes]:
+def largest_footprint(graph: TaskGraph, alignment: int = ALIGNMENT) -> tuple[TaskId, Nbytes]:
     """The task with the largest footprint (the first such) and that footprint: the smallest budget of this graph.
 
     A graph without tasks needs no device: (TaskId(-1), 0).
@@ -56,7 +56,7 @@ def largest_footprint(graph: TaskGraph) -> tuple[TaskId, Nbytes]:
     last_use = last_use_by_tensor(graph)
     best, most = TaskId(-1), Nbytes(0)
     for task in graph.tasks:
-        nbytes = footprint(graph, task, last_use)
+        nbytes = footprint(graph, task, last_use, alignment)
         if nbytes > most:
             best, most = task.id, nbytes
     return best, most

@@ -15,7 +15,7 @@ from einpage.einsum_front.taskgraph import HOST_AT_START, Kind, Nbytes, TaskGrap
 from einpage.memplan.arena import Arena
 from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.machine import Machine
-from einpage.memplan.memgraph import HOST, ResidencyId
+from einpage.memplan.memgraph import ALIGNMENT, HOST, ResidencyId
 from einpage.memplan.record import NO_RESIDENCY, Recorder
 
 MOST_NAMED = 8
@@ -23,9 +23,9 @@ MOST_NAMED = 8
 
 
 class Host:
-    """`copy[t]` is the residency of tensor t on the host, or NO_RESIDENCY. `sizes` are aligned."""
+    """`copy[t]` is the residency of tensor t on the host, or NO_RESIDENCY. `sizes` are multiples of `alignment`."""
 
-    def __init__(self, graph: TaskGraph, machine: Machine, sizes: list[int], recorder: Recorder) -> None:
+    def __init__(self, graph: TaskGraph, machine: Machine, sizes: list[int], recorder: Recorder, alignment: int = ALIGNMENT) -> None:
         self.graph, self.sizes, self.recorder, self.total = graph, sizes, recorder, machine.host_bytes
         self.copy = [NO_RESIDENCY] * len(graph.tensors)
         self._stays = [t.kind in HOST_AT_START or t.kind is Kind.OUTPUT for t in graph.tensors]
@@ -45,7 +45,7 @@ class Host:
         self._base = top
         if top > self.total:
             self._refuse_start(masters, top)
-        self._spills = Arena(self.total - top)
+        self._spills = Arena(self.total - top, alignment)
 
     @property
     def nbytes(self) -> Nbytes:

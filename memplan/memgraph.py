@@ -30,12 +30,12 @@ Offset = NewType("Offset", int)
 """Bytes from the start of an arena."""
 
 ALIGNMENT = 256
-"""Every offset is a multiple of this, and every extent's length is rounded up to it when footprints are counted."""
+"""What kernels want: every offset of a plan that is to run is a multiple of this."""
 
 
-def aligned(nbytes: int) -> Nbytes:
-    """`nbytes` rounded up to ALIGNMENT."""
-    return Nbytes(-(-nbytes // ALIGNMENT) * ALIGNMENT)
+def aligned(nbytes: int, alignment: int = ALIGNMENT) -> Nbytes:
+    """`nbytes` rounded up to a multiple of `alignment`."""
+    return Nbytes(-(-nbytes // alignment) * alignment)
 
 
 class PlaceKind(Enum):
@@ -156,6 +156,8 @@ class MemGraph:
     """What is there before the first node: host masters and inputs (and, for a warm plan, device residencies)."""
     end: tuple[ResidencyId, ...]
     """What is there after the last node: the outputs on the host, besides the masters."""
+    alignment: int = ALIGNMENT
+    """Every offset is a multiple of this, and every extent's length is rounded up to it when footprints are counted."""
 
     def queue(self, node: NodeId) -> Queue:
         """The engine that runs `node`."""

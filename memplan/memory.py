@@ -12,7 +12,7 @@ from einpage.einsum_front.taskgraph import Kind, Task, TaskGraph, TensorId
 from einpage.memplan.arena import Arena, Piece
 from einpage.memplan.host import Host
 from einpage.memplan.machine import Machine
-from einpage.memplan.memgraph import DEVICE, NodeId, ResidencyId, aligned
+from einpage.memplan.memgraph import ALIGNMENT, DEVICE, NodeId, ResidencyId, aligned
 from einpage.memplan.record import NO_RESIDENCY, Recorder
 from einpage.memplan.reuse import Reuse, Step
 
@@ -44,13 +44,16 @@ class Reservation:
 class Memory:
     """Device and host. Flat lists by tensor; sizes are aligned bytes."""
 
-    def __init__(self, graph: TaskGraph, machine: Machine, budget_bytes: int, reuse: Reuse, recorder: Recorder) -> None:
+    def __init__(
+        self, graph: TaskGraph, machine: Machine, budget_bytes: int, reuse: Reuse, recorder: Recorder, alignment: int = ALIGNMENT
+    ) -> None:
         n = len(graph.tensors)
         self.graph, self.reuse, self.recorder = graph, reuse, recorder
-        self.size: list[int] = [aligned(t.nbytes) for t in graph.tensors]
+        self.alignment = alignment
+        self.size: list[int] = [aligned(t.nbytes, alignment) for t in graph.tensors]
         self.is_output = [t.kind is Kind.OUTPUT for t in graph.tensors]
-        self.device = Arena(budget_bytes)
-        self.host = Host(graph, machine, self.size, recorder)
+        self.device = Arena(budget_bytes, alignment)
+        self.host = Host(graph, machine, self.size, recorder, alignment)
         self.at = [NOWHERE] * n
         """Offset on the device, from the promise on."""
         self.on_device = [NO_RESIDENCY] * n
@@ -85,7 +88,7 @@ class Memory:
     def size_of(self, it: Reservation, want: TensorId) -> int:
         """Bytes of the arena that `want` has to find; a result that takes over finds none."""
         if want == WORKSPACE:
-            return aligned(it.task.workspace_bytes)
+            return aligned(it.task.workspace_bytes, self.alignment)
         return 0 if want == it.task.result and it.taken is not None else self.size[want]
 
     def footprint(self, it: Reservation) -> int:

@@ -44,6 +44,8 @@ class PlanOptions:
     """Tensors needed farther away leave for a reload before the horizons meet, when little has been brought in ahead."""
     ahead_bytes: Nbytes | None = None
     """What `evict_ahead` keeps brought in ahead; None: a sixteenth of the budget."""
+    alignment: int = ALIGNMENT
+    """What every offset is a multiple of; kernels want the default, a trace's bytes may lie anywhere."""
     seed: int = 0
     """Used by RANDOM policies only."""
 
@@ -54,7 +56,7 @@ def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOpt
     Raises DoesNotFit, with the task, the bytes and the smallest budget that works.
     """
     options = options or PlanOptions()
-    _refuse_too_small(graph, budget_bytes)
+    _refuse_too_small(graph, budget_bytes, options.alignment)
     horizons = Horizons(graph, machine, budget_bytes, options)
     horizons.run()
     memory, recorder = horizons.memory, horizons.recorder
@@ -67,6 +69,7 @@ def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOpt
         edges=recorder.edges.finish(),
         start=memory.host.start,
         end=memory.end(),
+        alignment=options.alignment,
     )
 
 
@@ -78,7 +81,7 @@ class Horizons:
         self.order: Sequence[Task] = [graph.tasks[t] for t in order]
         self.options = options
         self.recorder = Recorder(graph)
-        self.memory = Memory(graph, machine, budget_bytes, Reuse(graph, order), self.recorder)
+        self.memory = Memory(graph, machine, budget_bytes, Reuse(graph, order), self.recorder, options.alignment)
         self.malloc = Allocator(self.memory, FIT_BY_POLICY[options.fit], price_of(options.victim, options.seed))
         self.between: deque[Reservation] = deque()
         self.ahead_bytes = 0
@@ -126,14 +129,14 @@ class Horizons:
         self.ahead_bytes -= it.ahead_bytes
 
 
-def _refuse_too_small(graph: TaskGraph, budget_bytes: int) -> None:
+def _refuse_too_small(graph: TaskGraph, budget_bytes: int, alignment: int) -> None:
     """Raise DoesNotFit if the largest task does not fit an empty arena, with its operands laid out as far as they go."""
-    task_id, least = largest_footprint(graph)
-    capacity = max(budget_bytes, 0) // ALIGNMENT * ALIGNMENT
+    task_id, least = largest_footprint(graph, alignment)
+    capacity = max(budget_bytes, 0) // alignment * alignment
     if least <= capacity:
         return
     task = graph.tasks[task_id]
-    sizes = [(graph.tensors[t].name, aligned(graph.tensors[t].nbytes)) for t in (() if task.gathers else task.reads())]
+    sizes = [(graph.tensors[t].name, aligned(graph.tensors[t].nbytes, alignment)) for t in (() if task.gathers else task.reads())]
     operands = sum(nbytes for _, nbytes in sizes)
     pinned: list[tuple[str, int]] = []
     free, wanted = capacity, least - operands

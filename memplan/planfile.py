@@ -66,7 +66,7 @@ def save_plan(path: str | Path, memgraph: MemGraph, recipe: Mapping[str, Any]) -
             [t.name, t.op, t.operands, t.result, t.inplace, t.flops, t.bytes_touched, t.workspace_bytes, t.gathers, t.seconds]
             for t in graph.tasks
         ],
-        "arenas": {"budget_bytes": memgraph.budget_bytes, "host_bytes": memgraph.host_bytes},
+        "arenas": {"budget_bytes": memgraph.budget_bytes, "host_bytes": memgraph.host_bytes, "alignment": memgraph.alignment},
         "residencies": [
             [r.tensor, r.place.kind.value, r.place.index, [[e.offset, e.nbytes] for e in r.extents]] for r in memgraph.residencies
         ],
@@ -169,6 +169,12 @@ def _ints(x: Sequence[object]) -> tuple[int, ...]:
     return tuple(_int(n) for n in x)
 
 
+def _positive(x: object) -> int:
+    if _int(x) < 1:
+        raise ValueError(f"{x} is not positive")
+    return _int(x)
+
+
 def _seconds(x: object) -> float | None:
     if x is None:
         return None
@@ -250,6 +256,7 @@ def _plan_in(raw: Mapping[str, Any], graph: TaskGraph) -> MemGraph:
         edges=edges,
         start=tuple(ResidencyId(r) for r in _ints(raw["start"])),
         end=tuple(ResidencyId(r) for r in _ints(raw["end"])),
+        alignment=_positive(raw["arenas"]["alignment"]),
     )
 
 

@@ -33,7 +33,7 @@ def peak_bytes(memgraph: MemGraph) -> int:
     """The smallest arena these very offsets would fit: the highest byte ever used, rounded up to the alignment."""
     tops = [r.extents[0].stop for r in memgraph.residencies if r.place.kind is PlaceKind.DEVICE]
     tops += [n.workspace.stop for n in memgraph.nodes if isinstance(n, Compute) and n.workspace is not None]
-    return min(aligned(max(tops, default=0)), memgraph.budget_bytes)
+    return min(aligned(max(tops, default=0), memgraph.alignment), memgraph.budget_bytes)
 
 
 def moved_bytes(memgraph: MemGraph, queue: Queue) -> int:
@@ -48,7 +48,7 @@ def report(
     """Everything `plan --json` prints. `plan_s` is the time from spec to judged plan; `verified` is the judge's word."""
     graph = memgraph.graph
     h2d_bytes, d2h_bytes = moved_bytes(memgraph, Queue.H2D), moved_bytes(memgraph, Queue.D2H)
-    largest_task, largest_bytes = largest_footprint(graph)
+    largest_task, largest_bytes = largest_footprint(graph, memgraph.alignment)
     return {
         "spec": spec,
         "machine": machine.name,

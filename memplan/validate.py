@@ -19,7 +19,7 @@ import numpy as np
 
 from einpage.einsum_front.taskgraph import HOST_AT_START, Kind
 from einpage.memplan.fault import Fault, Pair, Reason, fault_of
-from einpage.memplan.memgraph import ALIGNMENT, Compute, Free, HostGather, MemGraph, Move, NodeId, PlaceKind
+from einpage.memplan.memgraph import Compute, Free, HostGather, MemGraph, Move, NodeId, PlaceKind
 from einpage.memplan.paths import first_unordered
 
 ALWAYS = -1
@@ -130,7 +130,7 @@ def _extents(plan: MemGraph) -> Fault | None:
         if len(r.extents) != 1 or r.extents[0].nbytes != size_by_tensor[r.tensor]:
             return fault_of(Reason.WRONG_SIZE, *_creator(plan, r.id), f"{tensors[r.tensor].name} in {r.extents}")
         extent = r.extents[0]
-        if extent.offset % ALIGNMENT:
+        if extent.offset % plan.alignment:
             return fault_of(Reason.MISALIGNED, *_creator(plan, r.id), f"{tensors[r.tensor].name} at {extent.offset}")
         if extent.offset < 0 or extent.stop > (plan.budget_bytes if on_device else plan.host_bytes):
             reason = Reason.DEVICE_CAPACITY if on_device else Reason.HOST_CAPACITY
@@ -141,7 +141,7 @@ def _extents(plan: MemGraph) -> Fault | None:
         wanted, extent_or_none = tasks[node.task].workspace_bytes, node.workspace
         if (extent_or_none.nbytes if extent_or_none else 0) < wanted:
             return fault_of(Reason.WORKSPACE_SIZE, n, n, f"{tasks[node.task].name} wants {wanted} bytes, has {extent_or_none}")
-        if extent_or_none and extent_or_none.offset % ALIGNMENT:
+        if extent_or_none and extent_or_none.offset % plan.alignment:
             return fault_of(Reason.MISALIGNED, n, n, f"the workspace of {tasks[node.task].name} at {extent_or_none.offset}")
         if extent_or_none and (extent_or_none.offset < 0 or extent_or_none.stop > plan.budget_bytes):
             return fault_of(Reason.DEVICE_CAPACITY, n, n, f"the workspace of {tasks[node.task].name} in {extent_or_none}")
@@ -293,7 +293,7 @@ def _reads_in_order(flat: Flat) -> Fault | None:
 
 def _bytes_in_order(flat: Flat) -> Fault | None:
     """Whoever creates something on bytes comes after the end of the last owner of each of them."""
-    device, host = _Owners(), _Owners()
+    device, host = _Owners(flat.plan.alignment), _Owners(flat.plan.alignment)
     first: list[int] = []
     second: list[int] = []
     owners: list[int] = []
@@ -326,7 +326,8 @@ def _bytes_in_order(flat: Flat) -> Fault | None:
 class _Owners:
     """Who last owned each byte of an arena: disjoint half-open segments, sorted. An owner is a residency, or ~node for a workspace."""
 
-    def __init__(self) -> None:
+    def __init__(self, alignment: int) -> None:
+        self.alignment = alignment
         self.starts: list[int] = []
         self.stops: list[int] = []
         self.owners: list[int] = []
@@ -337,7 +338,7 @@ class _Owners:
         The stop is rounded up to the alignment. That changes no verdict: all starts are aligned, so two claims that share a unit share its
         first byte; and it leaves no slivers that belong to somebody of long ago.
         """
-        stop = -(-stop // ALIGNMENT) * ALIGNMENT
+        stop = -(-stop // self.alignment) * self.alignment
         lo = bisect_right(self.starts, start)
         if lo and self.stops[lo - 1] > start:
             lo -= 1

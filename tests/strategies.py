@@ -327,16 +327,20 @@ def a_machine(**figures: Any) -> Machine:
     return replace(Machine("plain", 2**30, 2**36, rates, 1e9, 1e8, 1e8, 1e-5, 1e-5), **figures)
 
 
-def budgets(graph: TaskGraph) -> st.SearchStrategy[Nbytes]:
+alignments = st.sampled_from((ALIGNMENT, 1))
+"""What kernels want, and what traces get. Never makes: any other."""
+
+
+def budgets(graph: TaskGraph, alignment: int = ALIGNMENT) -> st.SearchStrategy[Nbytes]:
     """Budgets under which a plan of `graph` exists, from the smallest there is up to all tensors at once.
 
     Never makes: a budget that is too small, or one that is not a multiple of the alignment.
     """
-    _, least = largest_footprint(graph)
-    everything = sum(aligned(t.nbytes) for t in graph.tensors) + max(aligned(t.workspace_bytes) for t in graph.tasks)
+    _, least = largest_footprint(graph, alignment)
+    everything = sum(aligned(t.nbytes, alignment) for t in graph.tensors) + max(aligned(t.workspace_bytes, alignment) for t in graph.tasks)
     most = max(everything, least)
-    tight = st.integers(0, 8).map(lambda n: Nbytes(least + n * ALIGNMENT))
-    return tight | st.integers(least // ALIGNMENT, most // ALIGNMENT).map(lambda n: Nbytes(n * ALIGNMENT))
+    tight = st.integers(0, 8).map(lambda n: Nbytes(least + n * alignment))
+    return tight | st.integers(least // alignment, most // alignment).map(lambda n: Nbytes(n * alignment))
 
 
 def data(graph: TaskGraph, seed: int = 0) -> dict[str, NDArray[Any]]:

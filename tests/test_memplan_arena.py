@@ -1,4 +1,4 @@
-"""The arena against a dictionary model: a state machine that knows, for each block of 256 bytes, who has it or who had it last."""
+"""The arena against a dictionary model: a state machine that knows, for each block, who has it or who had it last."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ BLOCKS = 24
 
 
 class ArenaMachine(RuleBasedStateMachine):
-    """Never asks for sizes that are not multiples of ALIGNMENT, nor for a live segment that does not exist."""
+    """Never asks for sizes that are not multiples of the unit, nor for a live segment that does not exist."""
+
+    unit = ALIGNMENT
 
     def __init__(self) -> None:
         super().__init__()
-        self.arena = Arena(BLOCKS * ALIGNMENT + 100)
+        self.arena = Arena(BLOCKS * self.unit + self.unit // 2, self.unit)
         self.owner: dict[int, int | None] = dict.fromkeys(range(BLOCKS))
         self.last: dict[int, int] = dict.fromkeys(range(BLOCKS), VIRGIN)
         self.live: dict[int, list[Piece]] = {}
@@ -37,7 +39,7 @@ class ArenaMachine(RuleBasedStateMachine):
 
     @rule(blocks=st.integers(1, 8), policy=st.sampled_from(FitPolicy))
     def take(self, blocks: int, policy: FitPolicy) -> None:
-        start = self.arena.find(blocks * ALIGNMENT, FIT_BY_POLICY[policy])
+        start = self.arena.find(blocks * self.unit, FIT_BY_POLICY[policy])
         fitting = [run for run in self.runs() if run[0] >= blocks]
         if start is None:
             assert not fitting
@@ -47,19 +49,19 @@ class ArenaMachine(RuleBasedStateMachine):
             FitPolicy.FIRST: lambda: min(fitting, key=lambda run: run[1]),
             FitPolicy.WORST: lambda: max(fitting),
         }[policy]()
-        assert start == expected[1] * ALIGNMENT
-        pieces = self.arena.take(start, blocks * ALIGNMENT, owner=self.node)
-        mine = range(start // ALIGNMENT, start // ALIGNMENT + blocks)
-        assert [b for a, z, _ in pieces for b in range(a // ALIGNMENT, z // ALIGNMENT)] == list(mine)
-        assert [n for a, z, n in pieces for _ in range(a // ALIGNMENT, z // ALIGNMENT)] == [self.last[b] for b in mine]
+        assert start == expected[1] * self.unit
+        pieces = self.arena.take(start, blocks * self.unit, owner=self.node)
+        mine = range(start // self.unit, start // self.unit + blocks)
+        assert [b for a, z, _ in pieces for b in range(a // self.unit, z // self.unit)] == list(mine)
+        assert [n for a, z, n in pieces for _ in range(a // self.unit, z // self.unit)] == [self.last[b] for b in mine]
         for b in mine:
             self.owner[b] = self.node
         self.live[start] = pieces
         self.node += 1
-        self.top = max(self.top, mine.stop * ALIGNMENT)
+        self.top = max(self.top, mine.stop * self.unit)
 
     def blocks_of(self, start: int) -> range:
-        return range(start // ALIGNMENT, self.live[start][-1][1] // ALIGNMENT)
+        return range(start // self.unit, self.live[start][-1][1] // self.unit)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -92,16 +94,23 @@ class ArenaMachine(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         runs = self.runs()
-        assert self.arena.free_bytes == sum(n for n, _ in runs) * ALIGNMENT
-        assert self.arena.largest_hole() == max((n for n, _ in runs), default=0) * ALIGNMENT
+        assert self.arena.free_bytes == sum(n for n, _ in runs) * self.unit
+        assert self.arena.largest_hole() == max((n for n, _ in runs), default=0) * self.unit
         assert self.arena.high_water == self.top
-        owner_by_block = {b: owner for start, stop, owner in self.arena.segments() for b in range(start // ALIGNMENT, stop // ALIGNMENT)}
+        owner_by_block = {b: owner for start, stop, owner in self.arena.segments() for b in range(start // self.unit, stop // self.unit)}
         assert owner_by_block == self.owner
         for n, first in runs:
-            assert self.arena.hole_at((first + n - 1) * ALIGNMENT) == first * ALIGNMENT
+            assert self.arena.hole_at((first + n - 1) * self.unit) == first * self.unit
+
+
+class ByteMachine(ArenaMachine):
+    """An arena without alignment: a block is one byte."""
+
+    unit = 1
 
 
 TestArena = ArenaMachine.TestCase
+TestArenaOfBytes = ByteMachine.TestCase
 
 
 def test_a_segment_remembers_everyone_who_had_its_bytes() -> None:

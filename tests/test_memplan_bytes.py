@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.taskgraph import Kind
 from einpage.memplan.footprint import largest_footprint
-from einpage.memplan.memgraph import Compute, Edges, Free, HostGather, MemGraph, Move, NodeId, PlaceKind, ResidencyId
+from einpage.memplan.memgraph import ALIGNMENT, Compute, Edges, Free, HostGather, MemGraph, Move, NodeId, PlaceKind, ResidencyId
+from einpage.memplan.plan import PlanOptions
 from einpage.memplan.plan import plan as make_plan
 from einpage.memplan.validate import judge
 from numpy_jobs import evaluate, run_job
 from plain_plan import plain_plan, random_order
-from strategies import a_machine, budgets, data, random_graph, task_graphs
+from strategies import a_machine, alignments, budgets, data, random_graph, task_graphs
 
 NAN_BYTE = 0xFF
 
@@ -71,8 +72,9 @@ def right_in(order: list[NodeId], plan: MemGraph, given_data: dict[str, NDArray[
 @given(draw=st.data())
 def test_any_order_that_respects_the_edges_is_right(planner: str, draw: st.DataObject) -> None:
     graph = draw.draw(task_graphs(most_ops=5, dtypes=(DType.FP32,)))
-    budget = draw.draw(budgets(graph))
-    plan = plain_plan(graph, budget) if planner == "plain" else make_plan(graph, a_machine(), budget)
+    alignment = ALIGNMENT if planner == "plain" else draw.draw(alignments)
+    budget = draw.draw(budgets(graph, alignment))
+    plan = plain_plan(graph, budget) if planner == "plain" else make_plan(graph, a_machine(), budget, PlanOptions(alignment=alignment))
     assert judge(plan) is None
     given_data = data(graph)
     assert right_in([NodeId(n) for n in range(len(plan.nodes))], plan, given_data)
@@ -84,7 +86,8 @@ def test_any_order_that_respects_the_edges_is_right(planner: str, draw: st.DataO
 @given(draw=st.data())
 def test_what_the_judge_passes_with_edges_missing_is_right_too(draw: st.DataObject) -> None:
     graph = draw.draw(task_graphs(most_ops=3, dtypes=(DType.FP32,)))
-    plan = make_plan(graph, a_machine(), draw.draw(budgets(graph)))
+    alignment = draw.draw(alignments)
+    plan = make_plan(graph, a_machine(), draw.draw(budgets(graph, alignment)), PlanOptions(alignment=alignment))
     dropped = draw.draw(st.lists(st.integers(0, max(0, len(plan.edges) - 1)), max_size=2, unique=True))
     keep = np.setdiff1d(np.arange(len(plan.edges)), dropped)
     fewer = replace(plan, edges=Edges(plan.edges.source[keep], plan.edges.target[keep], plan.edges.kind[keep]))

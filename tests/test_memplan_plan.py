@@ -19,13 +19,13 @@ from einpage.memplan.fault import Reason
 from einpage.memplan.footprint import largest_footprint
 from einpage.memplan.machine import Machine
 from einpage.memplan.malloc import Allocator
-from einpage.memplan.memgraph import ALIGNMENT, DEVICE, Compute, MemGraph, Move, NodeId, Queue, aligned
+from einpage.memplan.memgraph import DEVICE, Compute, MemGraph, Move, NodeId, Queue, aligned
 from einpage.memplan.order import OrderPolicy
 from einpage.memplan.plan import Horizons, PlanOptions, plan
 from einpage.memplan.reuse import Step
 from einpage.memplan.validate import judge
 from einpage.memplan.victim import VictimPolicy
-from strategies import a_machine, budgets, machines, random_graph, task_graphs
+from strategies import a_machine, alignments, budgets, machines, random_graph, task_graphs
 
 all_options = st.builds(
     PlanOptions,
@@ -35,6 +35,7 @@ all_options = st.builds(
     prefetch=st.booleans(),
     evict_ahead=st.booleans(),
     ahead_bytes=st.none() | st.integers(0, 8192).map(Nbytes),
+    alignment=alignments,
     seed=st.integers(0, 1000),
 )
 
@@ -77,25 +78,36 @@ def position(memgraph: MemGraph, what: str) -> int:
 
 @given(task_graphs(), machines(), all_options, st.data())
 def test_every_plan_is_judged_right(graph: TaskGraph, machine: Machine, options: PlanOptions, data: st.DataObject) -> None:
-    memgraph = plan(graph, machine, data.draw(budgets(graph)), options)
+    memgraph = plan(graph, machine, data.draw(budgets(graph, options.alignment)), options)
     assert judge(memgraph) is None
 
 
 @given(task_graphs(), all_options)
 def test_the_largest_footprint_is_the_smallest_budget(graph: TaskGraph, options: PlanOptions) -> None:
-    task, least = largest_footprint(graph)
-    assert judge(plan(graph, a_machine(), least + ALIGNMENT - 1, options)) is None
+    task, least = largest_footprint(graph, options.alignment)
+    assert judge(plan(graph, a_machine(), least + options.alignment - 1, options)) is None
     with pytest.raises(DoesNotFit) as refused:
         plan(graph, a_machine(), least - 1, options)
     misfit = refused.value.misfit
     assert (misfit.place, misfit.task, misfit.smallest_budget) == ("device", graph.tasks[task].name, least)
     assert misfit.wanted > misfit.free == misfit.largest_hole
-    assert misfit.free + sum(nbytes for _, nbytes in misfit.pinned) == (least - 1) // ALIGNMENT * ALIGNMENT
+    assert misfit.free + sum(nbytes for _, nbytes in misfit.pinned) == (least - 1) // options.alignment * options.alignment
+
+
+@given(task_graphs(), all_options, st.data())
+def test_a_plan_keeps_its_alignment(graph: TaskGraph, options: PlanOptions, data: st.DataObject) -> None:
+    """On the device and on the host; with an alignment of one byte, bytes lie without gaps, so a host holds exactly what it must."""
+    memgraph = plan(graph, a_machine(), data.draw(budgets(graph, options.alignment)), options)
+    assert memgraph.alignment == options.alignment
+    assert all(e.offset % options.alignment == 0 for r in memgraph.residencies for e in r.extents)
+    staying = sum(aligned(t.nbytes, options.alignment) for t in graph.tensors if t.kind in HOST_AT_START or t.kind is Kind.OUTPUT)
+    spilled = set(moves(memgraph, Queue.D2H)) - {t.name for t in graph.tensors if t.kind is Kind.OUTPUT}
+    assert memgraph.host_bytes >= staying and (memgraph.host_bytes == staying) == (not spilled)
 
 
 @given(task_graphs(), all_options, st.data())
 def test_no_clean_byte_is_offloaded_and_each_dirty_tensor_once(graph: TaskGraph, options: PlanOptions, data: st.DataObject) -> None:
-    written = Counter(moves(plan(graph, a_machine(), data.draw(budgets(graph)), options), Queue.D2H))
+    written = Counter(moves(plan(graph, a_machine(), data.draw(budgets(graph, options.alignment)), options), Queue.D2H))
     kinds = {t.name: t.kind for t in graph.tensors}
     assert all(kinds[name] not in HOST_AT_START for name in written)
     assert not written or max(written.values()) == 1
@@ -104,8 +116,8 @@ def test_no_clean_byte_is_offloaded_and_each_dirty_tensor_once(graph: TaskGraph,
 
 @given(task_graphs(), all_options)
 def test_with_room_for_all_only_what_must_moves(graph: TaskGraph, options: PlanOptions) -> None:
-    room = sum(aligned(t.nbytes) for t in graph.tensors) + sum(aligned(t.workspace_bytes) for t in graph.tasks)
-    memgraph = plan(graph, a_machine(), room, options)
+    sizes = [*(t.nbytes for t in graph.tensors), *(t.workspace_bytes for t in graph.tasks)]
+    memgraph = plan(graph, a_machine(), sum(aligned(nbytes, options.alignment) for nbytes in sizes), options)
     read = {graph.tensors[t].name for task in graph.tasks if not task.gathers for t in task.reads()}
     masters = {t.name for t in graph.tensors if t.kind in HOST_AT_START}
     assert sorted(moves(memgraph, Queue.H2D)) == sorted(read & masters)
@@ -114,7 +126,7 @@ def test_with_room_for_all_only_what_must_moves(graph: TaskGraph, options: PlanO
 
 @given(task_graphs(), all_options, st.data())
 def test_the_same_input_gives_the_same_plan(graph: TaskGraph, options: PlanOptions, data: st.DataObject) -> None:
-    budget = data.draw(budgets(graph))
+    budget = data.draw(budgets(graph, options.alignment))
     a, b = (plan(graph, a_machine(), budget, options) for _ in range(2))
     assert (a.nodes, a.residencies, a.start, a.end, a.host_bytes) == (b.nodes, b.residencies, b.start, b.end, b.host_bytes)
     for x, y in ((a.edges.source, b.edges.source), (a.edges.target, b.edges.target), (a.edges.kind, b.edges.kind)):
@@ -123,10 +135,10 @@ def test_the_same_input_gives_the_same_plan(graph: TaskGraph, options: PlanOptio
 
 @given(task_graphs(), all_options, st.data())
 def test_a_full_host_is_refused_and_never_overrun(graph: TaskGraph, options: PlanOptions, data: st.DataObject) -> None:
-    staying = sum(aligned(t.nbytes) for t in graph.tensors if t.kind in HOST_AT_START or t.kind is Kind.OUTPUT)
+    staying = sum(aligned(t.nbytes, options.alignment) for t in graph.tensors if t.kind in HOST_AT_START or t.kind is Kind.OUTPUT)
     machine = a_machine(host_bytes=staying + data.draw(st.integers(0, 4096)))
     try:
-        memgraph = plan(graph, machine, data.draw(budgets(graph)), options)
+        memgraph = plan(graph, machine, data.draw(budgets(graph, options.alignment)), options)
     except DoesNotFit as refused:
         misfit = refused.misfit
         assert (misfit.place, misfit.smallest_budget, misfit.budget) == ("host", None, machine.host_bytes)
@@ -138,7 +150,7 @@ def test_a_full_host_is_refused_and_never_overrun(graph: TaskGraph, options: Pla
 
 @given(task_graphs(), all_options, st.data())
 def test_the_simulation_counts_what_it_may_evict(graph: TaskGraph, options: PlanOptions, data: st.DataObject) -> None:
-    horizons = Horizons(graph, a_machine(), data.draw(budgets(graph)), options)
+    horizons = Horizons(graph, a_machine(), data.draw(budgets(graph, options.alignment)), options)
     memory = horizons.memory
     for step, task in enumerate(horizons.order):
         horizons.allocate(Step(step), task)
@@ -280,6 +292,10 @@ def test_a_refusal_says_everything() -> None:
     with pytest.raises(DoesNotFit, match=r"make y wants 768 bytes on the device; budget 3800, free 512, .* pinned: a 1024, b 2048; "):
         plan(graph, a_machine(), 3800)
     assert judge(plan(graph, a_machine(), 3840)) is None
+    odd = made({"a": (1004, W), "b": (2004, W), "y": (512, OUT)}, [("y", ["a", "b"], [], 101)])
+    with pytest.raises(DoesNotFit, match=r"wants 613 bytes .* budget 3620, free 612, .* pinned: a 1004, b 2004; .* works: 3621 bytes"):
+        plan(odd, a_machine(), 3620, PlanOptions(alignment=1))
+    assert judge(plan(odd, a_machine(), 3621, PlanOptions(alignment=1))) is None
 
 
 @pytest.mark.parametrize("budget", [0, -1, 255])

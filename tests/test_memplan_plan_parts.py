@@ -10,7 +10,7 @@ from einpage.einsum_front.taskgraph import HOST_AT_START, Kind, TaskGraph
 from einpage.memplan.edges import EdgeList
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.host import Host
-from einpage.memplan.memgraph import EdgeKind, aligned
+from einpage.memplan.memgraph import ALIGNMENT, EdgeKind, aligned
 from einpage.memplan.order import as_written, random_topological
 from einpage.memplan.record import AT_START, Recorder
 from einpage.memplan.reuse import Reuse, Step
@@ -120,14 +120,15 @@ def test_an_edge_that_points_backwards_is_our_bug() -> None:
         edges.finish()
 
 
-def _host(host_bytes: int) -> tuple[Host, Recorder, TaskGraph]:
+def _host(host_bytes: int, unit: int = ALIGNMENT) -> tuple[Host, Recorder, TaskGraph]:
     graph = random_graph(3, most_ops=6)
     recorder = Recorder(graph)
-    return Host(graph, a_machine(host_bytes=host_bytes), [aligned(t.nbytes) for t in graph.tensors], recorder), recorder, graph
+    sizes = [aligned(t.nbytes, unit) for t in graph.tensors]
+    return Host(graph, a_machine(host_bytes=host_bytes), sizes, recorder, unit), recorder, graph
 
 
-def _staying_bytes(graph: TaskGraph) -> int:
-    return sum(aligned(t.nbytes) for t in graph.tensors if t.kind in HOST_AT_START or t.kind is Kind.OUTPUT)
+def _staying_bytes(graph: TaskGraph, unit: int = ALIGNMENT) -> int:
+    return sum(aligned(t.nbytes, unit) for t in graph.tensors if t.kind in HOST_AT_START or t.kind is Kind.OUTPUT)
 
 
 def test_the_host_refuses_what_it_cannot_hold_at_the_start() -> None:
@@ -142,11 +143,12 @@ def test_the_host_refuses_what_it_cannot_hold_at_the_start() -> None:
     assert misfit.wanted > misfit.free
 
 
-def test_a_spill_slot_is_used_again_and_a_full_host_says_who_is_there() -> None:
+@pytest.mark.parametrize("unit", [ALIGNMENT, 1])
+def test_a_spill_slot_is_used_again_and_a_full_host_says_who_is_there(unit: int) -> None:
     graph = random_graph(3, most_ops=6)
     a, b = [t.id for t in graph.tensors if t.kind is Kind.ACTIVATION][:2]
-    room = max(aligned(graph.tensors[t].nbytes) for t in (a, b))
-    host, recorder, graph = _host(_staying_bytes(graph) + room)
+    room = max(aligned(graph.tensors[t].nbytes, unit) for t in (a, b))
+    host, recorder, graph = _host(_staying_bytes(graph, unit) + room, unit)
     from_a, from_b = (recorder.residency(t, recorder.residencies[0].place, 0, AT_START) for t in (a, b))
     host.spill(a, from_a, "t")
     host.spill(a, from_a, "t")
@@ -155,7 +157,7 @@ def test_a_spill_slot_is_used_again_and_a_full_host_says_who_is_there() -> None:
         host.spill(b, from_b, "some task")
     misfit = refused.value.misfit
     assert (misfit.task, misfit.place, misfit.smallest_budget) == ("some task", "host", None)
-    assert (graph.tensors[a].name, aligned(graph.tensors[a].nbytes)) in misfit.pinned
+    assert (graph.tensors[a].name, aligned(graph.tensors[a].nbytes, unit)) in misfit.pinned
     slot = recorder.residencies[host.copy[a]].extents[0].offset
     host.drop(a)
     host.spill(b, from_b, "t")

@@ -45,11 +45,12 @@ def test_round_trip(tmp_path: Path) -> None:
 @given(st.data())
 def test_round_trip_of_any_plan(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     graph = data.draw(task_graphs(most_ops=4))
-    plan = plain_plan(graph, data.draw(budgets(graph)))
+    plan = replace(plain_plan(graph, data.draw(budgets(graph))), alignment=data.draw(st.sampled_from((1, 16, 256))))
     path = tmp_path_factory.mktemp("plans") / "plan.json"
     save_plan(path, plan, {})
     saved = load_plan(path)
     assert memgraph_text(saved.memgraph) == memgraph_text(plan)
+    assert saved.memgraph.alignment == plan.alignment
     assert all(task.job is None for task in saved.memgraph.graph.tasks)
     assert judge(saved.memgraph) is None
 
@@ -146,6 +147,9 @@ DAMAGE: list[Callable[[dict[str, Any]], object]] = [
     lambda raw: raw["edge_sources"].__setitem__(0, None),
     lambda raw: raw.__setitem__("start", "r0"),
     lambda raw: raw.__setitem__("arenas", {"budget_bytes": 1}),
+    lambda raw: raw["arenas"].__setitem__("alignment", 0),
+    lambda raw: raw["tasks"][0].__setitem__(9, -1.0),
+    lambda raw: raw["ops"][0].__setitem__(5, "1"),
     lambda raw: raw.__setitem__("recipe", []),
 ]
 

@@ -57,6 +57,8 @@ def test_peak_counts_the_workspace_and_stays_within_the_budget() -> None:
     plan = hand_plan()
     assert peak_bytes(replace(plan, residencies=plan.residencies[:9])) == 1536, "the workspace's 100 bytes, rounded up"
     assert peak_bytes(replace(plan, budget_bytes=Nbytes(1790))) == 1790
+    assert peak_bytes(replace(plan, residencies=plan.residencies[:9], alignment=1)) == 1380
+    assert figures(replace(plan, alignment=64))["largest_working_set_bytes"] == 512 + 256 + 512 + 128, "the workspace in units of 64"
 
 
 @pytest.mark.parametrize(

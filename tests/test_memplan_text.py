@@ -37,7 +37,7 @@ def test_the_hand_made_plan() -> None:
     written = memgraph_text(hand_plan())
     assert written.endswith(NODES)
     head = written.removesuffix(NODES).splitlines()
-    assert head[0] == "memgraph hand fp32 budget 2048 host 2560"
+    assert head[0] == "memgraph hand fp32 budget 2048 host 2560 alignment 256"
     assert "  w (w) weight fp32 [64]" in head
     assert "  t2 w of w [0:64] fp32 weight" in head
     assert "  k1 task make a op 1 (t3) (t2) -> t4 inplace t3; 128 flops 1280 bytes 100 workspace" in head

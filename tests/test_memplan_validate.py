@@ -33,7 +33,7 @@ from einpage.memplan.memgraph import (
 from einpage.memplan.validate import _Owners, judge
 from hand_plan import EDGES, MEMORY, edges_of, hand_plan
 from plain_plan import plain_plan
-from strategies import budgets, task_graphs
+from strategies import alignments, budgets, task_graphs
 
 Mutant = Callable[[MemGraph], MemGraph]
 R = ResidencyId
@@ -114,6 +114,7 @@ MUTANTS: list[tuple[Reason, tuple[int | None, int | None], Mutant]] = [
     (Reason.WRONG_SIZE, (2, 2), lambda p: with_residency(p, 5, replace(p.residencies[5], extents=(Extent(Offset(768), Nbytes(508)),)))),
     (Reason.MISALIGNED, (2, 2), lambda p: moved(p, 5, 772)),
     (Reason.MISALIGNED, (2, 2), lambda p: with_node(p, 2, replace(compute(p, 2), workspace=Extent(Offset(1284), Nbytes(100))))),
+    (Reason.MISALIGNED, (None, None), lambda p: replace(p, alignment=512)),
     (Reason.DEVICE_CAPACITY, (8, 8), lambda p: replace(p, budget_bytes=Nbytes(1791))),
     (Reason.DEVICE_CAPACITY, (2, 2), lambda p: with_node(p, 2, replace(compute(p, 2), workspace=Extent(Offset(2048), Nbytes(100))))),
     (Reason.HOST_CAPACITY, (7, 7), lambda p: replace(p, host_bytes=Nbytes(2559))),
@@ -256,10 +257,10 @@ def test_brute_force_agrees_when_edges_go_missing(data: st.DataObject) -> None:
     assert (judge(fewer) is None) == brute_force_orders_everything(fewer)
 
 
-@given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)), max_size=30))
-def test_owners_match_an_array_of_units(claims: list[tuple[int, int]]) -> None:
-    owners, model = _Owners(), [-1] * 20
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)), max_size=30), alignments)
+def test_owners_match_an_array_of_units(claims: list[tuple[int, int]], unit: int) -> None:
+    owners, model = _Owners(unit), [-1] * 20
     for owner, (start, units) in enumerate(claims):
         expected = [o for i, o in enumerate(model[start : start + units]) if o >= 0 and o not in model[start : start + i]]
-        assert list(dict.fromkeys(owners.claim(start * 256, (start + units) * 256 - 100, owner))) == expected
+        assert list(dict.fromkeys(owners.claim(start * unit, (start + units) * unit - unit // 3, owner))) == expected
         model[start : start + units] = [owner] * units
