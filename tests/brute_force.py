@@ -1,0 +1,174 @@
+"""The best that whole tensors can do on small graphs, by trying everything: fewest bytes over the links, least time.
+
+Tasks run in graph order; a result takes over any operand its task offers. Nothing is aligned and there are no offsets, so what is found
+is at most what any plan reaches, and what a lower bound must not exceed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from itertools import combinations, count
+
+from einpage.einsum_front.taskgraph import HOST_AT_START, Kind, Task, TaskGraph, TensorId
+from einpage.memplan.machine import Machine, task_seconds
+
+Tensors = frozenset[TensorId]
+
+
+class TooMany(Exception):
+    """More states than asked for."""
+
+
+class Small:
+    """What both searches need to know of a graph. Gathers are loads of their results, each once."""
+
+    def __init__(self, graph: TaskGraph, capacity: int) -> None:
+        self.graph, self.capacity = graph, capacity
+        self.tasks = [t for t in graph.tasks if not t.gathers]
+        self.size = [int(t.nbytes) for t in graph.tensors]
+        self.gathered: Tensors = frozenset(t.result for t in graph.tasks if t.gathers)
+        self.outputs: Tensors = frozenset(t.id for t in graph.tensors if t.kind is Kind.OUTPUT)
+        self.masters: Tensors = frozenset(t.id for t in graph.tensors if t.kind in HOST_AT_START)
+        self.read_from = [frozenset(t for task in self.tasks[k:] for t in task.reads()) for k in range(len(self.tasks) + 1)]
+
+    def bytes_of(self, tensors: Tensors) -> int:
+        return sum(self.size[t] for t in tensors)
+
+    def may_go(self, there: Tensors, host: Tensors, pinned: Tensors, k: int) -> Tensors:
+        """What may be freed when the tasks before `k` have begun: the host has it, or nobody wants it."""
+        wanted = self.read_from[k] | self.outputs
+        return frozenset(t for t in there - pinned if t in host or t not in wanted)
+
+    def room(self, there: Tensors, need: int, may_go: Tensors) -> Iterator[Tensors]:
+        """What stays when no more leaves than has to for `need` bytes: every such choice."""
+        over = self.bytes_of(there) + need - self.capacity
+        tried: list[Tensors] = []
+        for n in range(len(may_go) + 1):
+            for gone in map(frozenset, combinations(sorted(may_go), n)):
+                if self.bytes_of(gone) >= over and not any(smaller <= gone for smaller in tried):
+                    tried.append(gone)
+                    yield there - gone
+
+    def ways_to_run(self, task: Task) -> list[tuple[int, TensorId | None]]:
+        """(bytes it needs besides its operands while it runs, the operand taken over)."""
+        with_room = (self.size[task.result] + task.workspace_bytes, None)
+        return [with_room, *((int(task.workspace_bytes), t) for t in task.inplace)]
+
+
+def fewest_bytes(graph: TaskGraph, capacity: int, most_states: int = 50_000) -> int:
+    """H2D + D2H bytes of the best plan. Raises TooMany."""
+    s = Small(graph, capacity)
+    heap: list[tuple[int, int, int, Tensors, Tensors, Tensors]] = [(0, 0, 0, frozenset(), s.masters, s.gathered)]
+    done: set[tuple[int, Tensors, Tensors, Tensors]] = set()
+    tie = count(1)
+    while heap:
+        moved, _, k, there, host, to_gather = heappop(heap)
+        if (k, there, host, to_gather) in done:
+            continue
+        done.add((k, there, host, to_gather))
+        if len(done) > most_states:
+            raise TooMany
+        if k == len(s.tasks) and s.outputs <= host and not to_gather:
+            return moved
+        after: list[tuple[int, int, Tensors, Tensors, Tensors]] = [
+            (moved + s.size[t], k, there, host | {t}, to_gather) for t in there - host if t in s.read_from[k] | s.outputs
+        ]
+        may_go = s.may_go(there, host, frozenset(), k)
+        for t in (host & s.read_from[k] | to_gather) - there:
+            after += [(moved + s.size[t], k, kept | {t}, host, to_gather - {t}) for kept in s.room(there, s.size[t], may_go)]
+        if k < len(s.tasks) and there.issuperset(s.tasks[k].reads()):
+            task = s.tasks[k]
+            for need, taken in s.ways_to_run(task):
+                if taken is not None and taken not in s.may_go(there, host, frozenset(), k + 1):
+                    continue
+                for kept in s.room(there, need, may_go - frozenset(task.reads())):
+                    after.append((moved, k + 1, kept - {taken} | {task.result}, host, to_gather))
+        for state in after:
+            heappush(heap, (state[0], next(tie), *state[1:]))
+    raise AssertionError("no plan")
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """What is where, and what runs. Engines: None is idle, else (seconds to go, tensor)."""
+
+    begun: int
+    there: Tensors
+    """On the device, promised bytes included."""
+    ready: Tensors
+    """Of those, what has arrived or been made."""
+    host: Tensors
+    to_gather: Tensors
+    task: tuple[float, TensorId] | None = None
+    load: tuple[float, TensorId] | None = None
+    store: tuple[float, TensorId] | None = None
+    pinned: Tensors = frozenset()
+    """Operands and result of the running task."""
+    workspace: int = 0
+
+
+def least_seconds(graph: TaskGraph, machine: Machine, capacity: int, most_states: int = 50_000) -> float:
+    """The makespan of the best plan: engines start when something ends, and everything that can be started is tried. Raises TooMany."""
+    s = Small(graph, capacity)
+    heap: list[tuple[float, int, Now]] = [(0.0, 0, Now(0, frozenset(), frozenset(), s.masters, s.gathered))]
+    done: set[Now] = set()
+    tie = count(1)
+    while heap:
+        time, _, now = heappop(heap)
+        if now in done:
+            continue
+        done.add(now)
+        if len(done) > most_states:
+            raise TooMany
+        running = [x[0] for x in (now.task, now.load, now.store) if x is not None]
+        if not running and now.begun == len(s.tasks) and s.outputs <= now.host and not now.to_gather:
+            return time
+        for state in (*_starts(s, now, machine), *([_passed(s, now, min(running))] if running else [])):
+            heappush(heap, (time + (0.0 if len(state) == 1 else state[1]), next(tie), state[0]))
+    raise AssertionError("no plan")
+
+
+def _starts(s: Small, now: Now, machine: Machine) -> Iterator[tuple[Now]]:
+    busy = now.pinned | frozenset(x[1] for x in (now.load, now.store) if x is not None)
+    wanted = s.read_from[now.begun] | s.outputs
+    may_go = s.may_go(now.there, now.host, busy, now.begun)
+    if now.store is None:
+        for t in now.ready - now.host:
+            if t in wanted and (now.task is None or t != now.task[1]):
+                yield (replace(now, store=(machine.d2h_seconds(s.size[t]), t)),)
+    if now.load is None:
+        for t in (now.host & s.read_from[now.begun] | now.to_gather) - now.there:
+            for kept in s.room(now.there, s.size[t] + now.workspace, may_go):
+                left = now.to_gather - {t}
+                yield (replace(now, there=kept | {t}, ready=now.ready & kept, to_gather=left, load=(machine.h2d_seconds(s.size[t]), t)),)
+    if now.task is None and now.begun < len(s.tasks) and now.ready.issuperset(s.tasks[now.begun].reads()):
+        task = s.tasks[now.begun]
+        reads = frozenset(task.reads())
+        for need, taken in s.ways_to_run(task):
+            if taken is not None and taken not in s.may_go(now.there, now.host, busy, now.begun + 1):
+                continue
+            for kept in s.room(now.there, need, may_go - reads):
+                there = kept - {taken} | {task.result}
+                pinned = reads - {taken} | {task.result}
+                seconds = task_seconds(machine, s.graph, task)
+                yield (
+                    replace(
+                        now, begun=now.begun + 1, there=there, ready=now.ready & there, task=(seconds, task.result), pinned=pinned,
+                        workspace=int(task.workspace_bytes),
+                    ),
+                )  # fmt: skip
+
+
+def _passed(s: Small, now: Now, seconds: float) -> tuple[Now, float]:
+    """`seconds` later, when at least one engine is done."""
+    task, load, store = ((x[0] - seconds, x[1]) if x is not None else None for x in (now.task, now.load, now.store))
+    after = replace(now, task=task, load=load, store=store)
+    if task is not None and task[0] <= 1e-12:
+        after = replace(after, task=None, ready=after.ready | {task[1]}, pinned=frozenset(), workspace=0)
+    if load is not None and load[0] <= 1e-12:
+        after = replace(after, load=None, ready=after.ready | {load[1]})
+    if store is not None and store[0] <= 1e-12:
+        after = replace(after, store=None, host=after.host | {store[1]})
+    return after, seconds
