@@ -27,14 +27,14 @@ from einpage.einsum_front.tie import tie
 from einpage.exec.inputs import TokenLists, token_sizes
 from einpage.exec.tokenizer import Tokenizer
 from einpage.exec.weights import Resolved, check_assumptions, open_weights, present_names, resolve, spec_settings
-from einpage.memplan.bounds import Bounds, bounds
+from einpage.memplan.bounds import Bounds, Effort, Reached, bounds
 from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.fault import Fault
 from einpage.memplan.footprint import largest_footprint
 from einpage.memplan.machine import Machine
-from einpage.memplan.memgraph import MemGraph
+from einpage.memplan.memgraph import MemGraph, Queue
 from einpage.memplan.plan import PlanOptions, plan
-from einpage.memplan.report import report
+from einpage.memplan.report import moved_bytes, report, tasks_in_order
 from einpage.memplan.simulate import Timeline, simulate
 from einpage.memplan.validate import judge
 
@@ -146,8 +146,11 @@ def _too_small(graph: TaskGraph, budget_bytes: int) -> Misfit:
     )
 
 
-def make_plan(built: Built, machine: Machine, budget_bytes: int, options: PlanOptions | None = None, since: float | None = None) -> Planned:
-    """Plan, judge, predict, bound. `since` is when the caller began (perf_counter), for `plan_s`.
+def make_plan(
+    built: Built, machine: Machine, budget_bytes: int, options: PlanOptions | None = None, since: float | None = None,
+    effort: Effort = Effort.FAST,
+) -> Planned:  # fmt: skip
+    """Plan, judge, predict, bound. `since` is when the caller began (perf_counter), for `plan_s`; `effort` is what bounds may cost.
 
     Raises DoesNotFit; RejectedPlan where the judge finds a fault.
     """
@@ -160,6 +163,7 @@ def make_plan(built: Built, machine: Machine, budget_bytes: int, options: PlanOp
         raise RejectedPlan(fault)
     plan_s = perf_counter() - began
     timeline = simulate(memgraph, machine)
-    limits = bounds(built.graph, machine, budget_bytes, [task.id for task in built.graph.tasks])
+    reached = Reached(timeline.makespan_s, moved_bytes(memgraph, Queue.H2D) + moved_bytes(memgraph, Queue.D2H))
+    limits = bounds(built.graph, machine, budget_bytes, tasks_in_order(memgraph), effort, reached)
     facts = report(memgraph, machine, timeline, limits, plan_s=plan_s, verified=True, spec=built.graph.name)
     return Planned(built, memgraph, machine, timeline, limits, facts)

@@ -23,6 +23,7 @@ from einpage.einsum_front.show import summary
 from einpage.einsum_front.split import split
 from einpage.exec.build import Planned, build_graph, make_plan, open_model
 from einpage.exec.words import names_of, pieces_of, settings_of, write_timeline
+from einpage.memplan.bounds import Effort
 from einpage.memplan.footprint import largest_footprint
 from einpage.memplan.machine import Machine, load_machine, machine_names, machine_text
 from einpage.memplan.planfile import load_plan, save_plan
@@ -67,6 +68,8 @@ def parser() -> argparse.ArgumentParser:
     _plan_arguments(plan)
     plan.add_argument("--machine", default="cpu", metavar="NAME|FILE", help=f"a profile: {', '.join(machine_names())} (default: cpu)")
     plan.add_argument("--out", metavar="FILE", help="save the plan as JSON")
+    efforts = "fast: no linear programme; lp: always solve; auto: where it is cheap and the plan is not known to be good (default)"
+    plan.add_argument("--bounds", choices=[e.value for e in Effort], default=Effort.AUTO.value, help=efforts)
     plan.set_defaults(command_function=plan_command)
 
     run = commands.add_parser("run", help="plan and run with real weights")
@@ -137,7 +140,7 @@ def plan_command(a: argparse.Namespace) -> int:
     settings = settings_of(a.set)
     model = open_model(a.spec, settings, a.weights)
     built = build_graph(model.program, DType(a.dtype), budget, names_of(a.outputs), pieces_of(a.split))
-    planned = make_plan(built, machine, budget, since=began)
+    planned = make_plan(built, machine, budget, since=began, effort=Effort(a.bounds))
     warnings = []
     if budget > machine.device_bytes:
         warnings.append(f"budget {format_bytes(budget)} is more than the {format_bytes(machine.device_bytes)} of {machine.name}")

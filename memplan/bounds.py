@@ -4,7 +4,8 @@ In: a TaskGraph and a Machine (and, for the window bound, a budget and the order
 
 `bound_s` holds for every order and every split: arithmetic of the unsplit ops, and bytes that must cross each link at least once.
 `bound_order_s` holds for these tasks (and, where an order is given, for it): launches and latencies count, nothing overlaps with what it
-depends on, and whatever a stretch of tasks touches beyond the budget has to be loaded within that stretch (the window bound).
+depends on, and whatever a stretch of tasks touches beyond the budget has to be loaded within that stretch (the window bound). Where it
+can be afforded, two linear programmes say more, as if tensors could be cut anywhere: the slot LP of time, the interval LP of bytes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from math import ceil
 from typing import TypeAlias, assert_never
 
 import numpy as np
@@ -19,12 +21,44 @@ from numpy.typing import NDArray
 
 from einpage.einsum_front.job import Box
 from einpage.einsum_front.taskgraph import HOST_AT_START, Kind, Nbytes, OpId, TaskGraph, TaskId, Tensor, TensorId
+from einpage.memplan.accesses import Accesses, accesses
+from einpage.memplan.interval_lp import bytes_bound, keeps_everything
+from einpage.memplan.lp import Unsolved, has_solver
 from einpage.memplan.machine import Machine, op_seconds, task_seconds
+from einpage.memplan.slot_lp import Links, time_bound
 
 Seconds: TypeAlias = NDArray[np.float64]
 
 WINDOWS = 96
 """The window bound looks at stretches between this many evenly spaced places: time grows with its square at worst."""
+
+
+GOOD_ENOUGH = 1.01
+"""A plan within this multiple of a cheap bound needs no better bound."""
+CHEAP_SLOTS_TIME, CHEAP_SLOTS_BYTES = 1000, 6000
+"""Up to how many tasks the slot LP and the interval LP take at most 0.3 s."""
+
+
+class Effort(Enum):
+    """How much a bound for the tasks at hand may cost."""
+
+    FAST = "fast"
+    """No linear programme is solved."""
+    AUTO = "auto"
+    """Those that are cheap, and only where the plan at hand is not already known to be near the best."""
+    LP = "lp"
+    """Always solved, however long it takes."""
+
+
+class Method(Enum):
+    """Where a bound for the tasks at hand comes from."""
+
+    SLOT_LP = "slot LP"
+    WINDOW = "window"
+    BUSIEST_ENGINE = "busiest engine"
+    CRITICAL_PATH = "critical path"
+    INTERVAL_LP = "interval LP"
+    COMPULSORY = "compulsory"
 
 
 class Limit(Enum):
@@ -35,7 +69,7 @@ class Limit(Enum):
     D2H = "d2h"
     CRITICAL_PATH = "critical path"
     MEMORY = "memory"
-    """The window bound: bytes that come again because the budget is small."""
+    """The window bound or the slot LP: bytes that come again, or wait for room, because the budget is small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +93,31 @@ class Bounds:
     """What makes bound_s."""
     limit_order: Limit
     """What makes bound_order_s."""
+    order_by: Method
+    """Where bound_order_s comes from."""
+    bytes_bound_order: Nbytes
+    """Bytes over both links, for these tasks and, where budget and order are given, for them; at least the two above together."""
+    bytes_order_by: Method
+    """Where bytes_bound_order comes from."""
 
 
-def bounds(graph: TaskGraph, machine: Machine, budget_bytes: int | None = None, order: Sequence[TaskId] | None = None) -> Bounds:
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """What a plan at hand reaches: no bound within GOOD_ENOUGH of it needs to be improved."""
+
+    seconds: float
+    nbytes: int
+    """Over both links."""
+
+
+def bounds(
+    graph: TaskGraph, machine: Machine, budget_bytes: int | None = None, order: Sequence[TaskId] | None = None,
+    effort: Effort = Effort.FAST, reached: Reached | None = None,
+) -> Bounds:  # fmt: skip
     """Lower bounds on the makespan of any right plan of `graph` that starts with an empty device, on `machine`.
 
-    With a budget and an order (device tasks and gathers, as the plan runs them), bound_order_s includes the window bound for that order.
+    With a budget and an order (device tasks and gathers, as the plan runs them), bound_order_s includes the window bound for that order
+    and, as far as `effort` allows and scipy is installed, the slot LP, and bytes_bound_order the interval LP.
     """
     compute_s = sum((op_seconds(machine, graph, op) for op in graph.ops), 0.0)
     bytes_in, bytes_out = compulsory_h2d(graph), compulsory_d2h(graph)
@@ -83,7 +136,52 @@ def bounds(graph: TaskGraph, machine: Machine, budget_bytes: int | None = None, 
     longest = max(here.values())
     alike = [word for word in here if here[word] >= longest * (1 - 1e-9)]
     limit_order = max(alike, key=lambda word: clock.busy(word))
-    return Bounds(compute_s, h2d_s, d2h_s, here[Limit.CRITICAL_PATH], for_all[limit], longest, bytes_in, bytes_out, limit, limit_order)
+    method = _METHOD_BY_LIMIT.get(limit_order, Method.BUSIEST_ENGINE)
+    nbytes, bytes_method = Nbytes(sum(graph.tensors[t].nbytes for t in clock.load_s) + bytes_out), Method.COMPULSORY
+    if budget_bytes is not None and order is not None and effort is not Effort.FAST and has_solver():
+        view = accesses(graph, machine, order)
+        seconds = _slot_lp(view, machine, budget_bytes, longest, effort, reached)
+        if seconds > longest:
+            if seconds > GOOD_ENOUGH * longest:
+                limit_order = Limit.MEMORY
+            longest, method = seconds, Method.SLOT_LP
+        whole = _interval_lp(view, budget_bytes, nbytes, effort, reached)
+        if whole > nbytes:
+            nbytes, bytes_method = Nbytes(whole), Method.INTERVAL_LP
+    path_s = here[Limit.CRITICAL_PATH]
+    for_these = (path_s, for_all[limit], longest, bytes_in, bytes_out, limit, limit_order, method, nbytes, bytes_method)
+    return Bounds(compute_s, h2d_s, d2h_s, *for_these)
+
+
+_METHOD_BY_LIMIT = {Limit.MEMORY: Method.WINDOW, Limit.CRITICAL_PATH: Method.CRITICAL_PATH}
+
+
+def _is_worth(effort: Effort, slots: int, cheap_slots: int, reached: float | None, bound: float) -> bool:
+    """Whether to solve for a better bound."""
+    return effort is Effort.LP or (slots <= cheap_slots and (reached is None or reached > GOOD_ENOUGH * bound))
+
+
+def _slot_lp(view: Accesses, machine: Machine, budget_bytes: int, bound: float, effort: Effort, reached: Reached | None) -> float:
+    """Seconds; 0 where it is not solved."""
+    if not view.slots or not _is_worth(effort, view.slots, CHEAP_SLOTS_TIME, reached.seconds if reached else None, bound):
+        return 0.0
+    links = Links(machine.h2d_bytes_per_s, machine.d2h_bytes_per_s, machine.copy_latency_s)
+    try:
+        return time_bound(view, budget_bytes, links).seconds
+    except Unsolved:
+        return 0.0
+
+
+def _interval_lp(view: Accesses, budget_bytes: int, bound: int, effort: Effort, reached: Reached | None) -> int:
+    """Bytes; 0 where it is not solved, or nothing has to move twice. Tensors move whole, so part of a byte counts as one."""
+    if keeps_everything(view, budget_bytes) or not _is_worth(
+        effort, view.slots, CHEAP_SLOTS_BYTES, reached.nbytes if reached else None, bound
+    ):
+        return 0
+    try:
+        return ceil(bytes_bound(view, budget_bytes).total * (1 - 1e-9))
+    except Unsolved:
+        return 0
 
 
 def compulsory_h2d(graph: TaskGraph) -> Nbytes:

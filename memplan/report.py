@@ -77,6 +77,9 @@ def report(
         "bound_order_s": bounds.bound_order_s,
         "bound_order_ratio": _ratio(timeline.makespan_s, bounds.bound_order_s),
         "bound_order_limit": bounds.limit_order.value,
+        "bound_order_by": bounds.order_by.value,
+        "bytes_bound_order": int(bounds.bytes_bound_order),
+        "bytes_bound_order_by": bounds.bytes_order_by.value,
         "limited_by": limited_by(timeline, h2d_bytes + d2h_bytes, bounds.bytes_bound_h2d + bounds.bytes_bound_d2h),
         "over_device_bytes": max(0, int(memgraph.budget_bytes) - machine.device_bytes),
         "plan_s": plan_s,
@@ -103,6 +106,7 @@ def limited_by(timeline: Timeline, moved: int, compulsory: int) -> str:
     return busiest[0].value
 
 
+_BYTES_BY = {"compulsory": "each byte once", "interval LP": "in this order and budget; by the interval LP"}
 _CURES = {
     "compute": "arithmetic; more memory or a faster link would not help",
     "h2d": "the link to the device carries each byte once; more tokens at once, or a faster link",
@@ -115,6 +119,9 @@ _CURES = {
 def render(figures: dict[str, Any]) -> str:
     """The report for a person, a dozen lines of plain text, no trailing newline."""
     makespan = figures["makespan_s"]
+    order_holds_for = f"these tasks; by the {figures['bound_order_by']}"
+    moved, least = figures["h2d_bytes"] + figures["d2h_bytes"], figures["bytes_bound_order"]
+    bytes_text = f"{format_bytes(moved)} over both links, {format_bytes(least)} at the least ({_BYTES_BY[figures['bytes_bound_order_by']]})"
     rows = [
         ("plan", f"{figures['spec']}, {figures['dtype']}, on {figures['machine']}: {figures['tasks']} tasks, {figures['nodes']} nodes"),
         ("split", " ".join(f"{letter}={pieces}" for letter, pieces in figures["split"].items()) or "none"),
@@ -126,7 +133,8 @@ def render(figures: dict[str, Any]) -> str:
         ("to host", _engine(figures["d2h_s"], makespan, figures["d2h_bytes"], figures["bytes_bound_d2h"])),
         ("predicted", format_seconds(makespan)),
         ("plan / bound", _over(figures["bound_ratio"], figures["bound_s"], figures["bound_limit"], "any order and split")),
-        ("", _over(figures["bound_order_ratio"], figures["bound_order_s"], figures["bound_order_limit"], "these tasks")),
+        ("", _over(figures["bound_order_ratio"], figures["bound_order_s"], figures["bound_order_limit"], order_holds_for)),
+        ("bytes", bytes_text),
         ("limited by", f"{figures['limited_by']}: {_CURES[figures['limited_by']]}"),
         ("judge", ("passed" if figures["verified"] else "not asked") + f"; planned in {format_seconds(figures['plan_s'])}"),
     ]

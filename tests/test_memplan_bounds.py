@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.job import Box
 from einpage.einsum_front.taskgraph import Kind, Nbytes, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
-from einpage.memplan.bounds import Limit, bounds, compulsory_h2d, window_bound
+from einpage.memplan.bounds import Effort, Limit, Method, Reached, bounds, compulsory_h2d, window_bound
 from einpage.memplan.machine import Machine
-from einpage.memplan.memgraph import Compute, HostGather, MemGraph
+from einpage.memplan.memgraph import Compute, HostGather, MemGraph, Queue
 from einpage.memplan.plan import plan as make_plan
+from einpage.memplan.report import moved_bytes
 from einpage.memplan.simulate import simulate
 from hand_plan import hand_graph, hand_plan
 from plain_plan import plain_plan
@@ -118,13 +119,43 @@ def test_window_bound_of_passes_over_weights() -> None:
 
 @pytest.mark.parametrize("planner", [plain_plan, None], ids=["plain", "planner"])
 @settings(max_examples=100, deadline=None)
-@given(data=st.data(), machine=machines())
-def test_no_plan_beats_its_bounds(planner: Callable[[TaskGraph, int], MemGraph] | None, data: st.DataObject, machine: Machine) -> None:
+@given(data=st.data(), machine=machines(), effort=st.sampled_from(Effort))
+def test_no_plan_beats_its_bounds(
+    planner: Callable[[TaskGraph, int], MemGraph] | None, data: st.DataObject, machine: Machine, effort: Effort
+) -> None:
     graph = data.draw(task_graphs(most_ops=5))
     budget = data.draw(budgets(graph))
     plan = planner(graph, budget) if planner else make_plan(graph, machine, budget)
-    b = bounds(graph, machine, plan.budget_bytes, order_of(plan))
+    b = bounds(graph, machine, plan.budget_bytes, order_of(plan), effort)
     makespan = simulate(plan, machine).makespan_s * (1 + 1e-9)
+    assert b.bytes_bound_h2d + b.bytes_bound_d2h <= b.bytes_bound_order <= moved_bytes(plan, Queue.H2D) + moved_bytes(plan, Queue.D2H)
     assert b.bound_s <= b.bound_order_s <= makespan
     assert b.critical_path_s <= makespan
     assert bounds(graph, machine).bound_order_s <= b.bound_order_s
+
+
+def test_the_linear_programmes_are_asked_only_where_they_are_worth_it() -> None:
+    """Four weights of which two and a half fit, three times over: links and compute are each nearly busy, the windows say less."""
+    graph = loop(passes=3, weights=4)
+    machine = replace(SECONDS, h2d_bytes_per_s=1024.0, launch_latency_s=0.5, copy_latency_s=0.0)
+    order, budget = [t.id for t in graph.tasks], 2 * 1024 + 3 * 256
+    fast = bounds(graph, machine, budget, order)
+    assert fast.order_by is not Method.SLOT_LP and fast.bytes_order_by is Method.COMPULSORY
+    best = bounds(graph, machine, budget, order, Effort.LP)
+    assert (best.order_by, best.bytes_order_by) == (Method.SLOT_LP, Method.INTERVAL_LP)
+    assert (fast.bound_order_s, best.bound_order_s) == (10.5, pytest.approx(12.25)) and best.limit_order is Limit.MEMORY
+    assert (fast.bytes_bound_order, best.bytes_bound_order) == (4 * 1024 + 256, 8704)
+    assert best == bounds(graph, machine, budget, order, Effort.AUTO)
+    assert best == bounds(graph, machine, budget, order, Effort.AUTO, Reached(2 * fast.bound_order_s, 10**6))
+    assert best == bounds(graph, machine, budget, order, Effort.LP, Reached(fast.bound_order_s, fast.bytes_bound_order))
+    assert fast == bounds(graph, machine, budget, order, Effort.AUTO, Reached(fast.bound_order_s, fast.bytes_bound_order))
+    assert bounds(graph, machine, None, order, Effort.LP) == bounds(graph, machine, None, order)
+
+
+def test_without_a_solver_the_window_bound_is_what_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, machine = loop(passes=5, weights=8), replace(SECONDS, launch_latency_s=0.0, h2d_bytes_per_s=1.0)
+    order = [t.id for t in graph.tasks]
+    monkeypatch.setattr("einpage.memplan.lp.find_spec", lambda name: None)
+    b = bounds(graph, machine, 4096, order, Effort.LP)
+    assert b == bounds(graph, machine, 4096, order, Effort.FAST)
+    assert b.order_by is Method.WINDOW

@@ -23,7 +23,8 @@ SECONDS = a_machine(
     copy_latency_s=0.5, launch_latency_s=2.0, device_bytes=2048,
 )  # fmt: skip
 KEYS = """spec machine dtype budget_bytes peak_bytes tasks nodes edges h2d_bytes d2h_bytes disk_read_bytes compute_s h2d_s d2h_s makespan_s
-    bound_s bound_ratio bound_order_s bytes_bound_h2d host_bytes plan_s largest_working_set_bytes verified"""
+    bound_s bound_ratio bound_order_s bound_order_by bytes_bound_h2d bytes_bound_order bytes_bound_order_by
+    host_bytes plan_s largest_working_set_bytes verified"""
 
 
 def figures(plan: MemGraph, machine: Machine = SECONDS) -> dict[str, Any]:
@@ -39,6 +40,7 @@ def test_figures_of_the_hand_made_plan() -> None:
         "spec": "specs/hand.yaml", "machine": "plain", "dtype": "fp32", "budget_bytes": 2048, "peak_bytes": 1792, "tasks": 4,
         "nodes": 14, "edges": 25, "h2d_bytes": 512 + 256 + 512, "d2h_bytes": 3 * 512, "disk_read_bytes": 0, "compute_s": 9.0, "h2d_s": 6.5,
         "d2h_s": 13.5, "makespan_s": 22.0, "bound_s": 8.0, "bound_ratio": 22.0 / 8.0, "bound_order_s": 17.5, "bytes_bound_h2d": 768,
+        "bound_order_by": "busiest engine", "bytes_bound_order": 768 + 1024, "bytes_bound_order_by": "compulsory",
         "host_bytes": 2560, "plan_s": 0.25, "verified": True, "limited_by": "memory", "over_device_bytes": 0,
     }  # fmt: skip
     assert {key: got[key] for key in expected} == expected
@@ -87,7 +89,8 @@ def test_the_short_form() -> None:
     assert lines[0] == "plan          specs/hand.yaml, fp32, on plain: 4 tasks, 14 nodes"
     assert "budget        2KiB, 1.75KiB of it used" in lines
     assert "plan / bound  2.750 x 8.00 s (d2h; holds for any order and split)" in lines
-    assert "              1.257 x 17.5 s (compute; holds for these tasks)" in lines
+    assert "              1.257 x 17.5 s (compute; holds for these tasks; by the busiest engine)" in lines
+    assert "bytes         2.75KiB over both links, 1.75KiB at the least (each byte once)" in lines
     assert any(line.startswith("limited by    memory: ") for line in lines)
     assert "judge         passed; planned in 250 ms" in lines
     assert not any(line.startswith("warning") for line in lines)
