@@ -35,8 +35,8 @@ WINDOWS = 96
 
 GOOD_ENOUGH = 1.01
 """A plan within this multiple of a cheap bound needs no better bound."""
-CHEAP_SLOTS_TIME, CHEAP_SLOTS_BYTES = 1000, 6000
-"""Up to how many tasks the slot LP and the interval LP take at most 0.3 s."""
+CHEAP_SLOTS_TIME, CHEAP_SLOTS_BYTES = 800, 6000
+"""Up to how many tasks the slot LP and the interval LP take about 0.3 s at most."""
 
 
 class Effort(Enum):
@@ -94,7 +94,7 @@ class Bounds:
     limit_order: Limit
     """What makes bound_order_s."""
     order_by: Method
-    """Where bound_order_s comes from."""
+    """Where bound_order_s comes from; the interval LP where it is the least bytes to the device, over the link's rate."""
     bytes_bound_order: Nbytes
     """Bytes over both links, for these tasks and, where budget and order are given, for them; at least the two above together."""
     bytes_order_by: Method
@@ -140,11 +140,11 @@ def bounds(
     nbytes, bytes_method = Nbytes(sum(graph.tensors[t].nbytes for t in clock.load_s) + bytes_out), Method.COMPULSORY
     if budget_bytes is not None and order is not None and effort is not Effort.FAST and has_solver():
         view = accesses(graph, machine, order)
-        seconds = _slot_lp(view, machine, budget_bytes, longest, effort, reached)
+        seconds, by = _time_lp(view, machine, budget_bytes, longest, effort, reached)
         if seconds > longest:
             if seconds > GOOD_ENOUGH * longest:
                 limit_order = Limit.MEMORY
-            longest, method = seconds, Method.SLOT_LP
+            longest, method = seconds, by
         whole = _interval_lp(view, budget_bytes, nbytes, effort, reached)
         if whole > nbytes:
             nbytes, bytes_method = Nbytes(whole), Method.INTERVAL_LP
@@ -161,15 +161,20 @@ def _is_worth(effort: Effort, slots: int, cheap_slots: int, reached: float | Non
     return effort is Effort.LP or (slots <= cheap_slots and (reached is None or reached > GOOD_ENOUGH * bound))
 
 
-def _slot_lp(view: Accesses, machine: Machine, budget_bytes: int, bound: float, effort: Effort, reached: Reached | None) -> float:
-    """Seconds; 0 where it is not solved."""
-    if not view.slots or not _is_worth(effort, view.slots, CHEAP_SLOTS_TIME, reached.seconds if reached else None, bound):
-        return 0.0
-    links = Links(machine.h2d_bytes_per_s, machine.d2h_bytes_per_s, machine.copy_latency_s)
+def _time_lp(
+    view: Accesses, machine: Machine, budget_bytes: int, bound: float, effort: Effort, reached: Reached | None
+) -> tuple[float, Method]:
+    """Seconds, by the slot LP or, where it is too dear, by the interval LP of bytes to the device; 0 where none is solved."""
+    seconds = reached.seconds if reached else None
     try:
-        return time_bound(view, budget_bytes, links).seconds
+        if view.slots and _is_worth(effort, view.slots, CHEAP_SLOTS_TIME, seconds, bound):
+            links = Links(machine.h2d_bytes_per_s, machine.d2h_bytes_per_s, machine.copy_latency_s)
+            return time_bound(view, budget_bytes, links).seconds, Method.SLOT_LP
+        if not keeps_everything(view, budget_bytes) and _is_worth(effort, view.slots, CHEAP_SLOTS_BYTES, seconds, bound):
+            return bytes_bound(view, budget_bytes, omega=0.0).total / machine.h2d_bytes_per_s, Method.INTERVAL_LP
     except Unsolved:
-        return 0.0
+        pass
+    return 0.0, Method.SLOT_LP
 
 
 def _interval_lp(view: Accesses, budget_bytes: int, bound: int, effort: Effort, reached: Reached | None) -> int:

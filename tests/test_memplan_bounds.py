@@ -152,6 +152,16 @@ def test_the_linear_programmes_are_asked_only_where_they_are_worth_it() -> None:
     assert bounds(graph, machine, None, order, Effort.LP) == bounds(graph, machine, None, order)
 
 
+def test_where_the_slot_lp_is_too_dear_the_least_bytes_in_bound_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, machine = loop(passes=3, weights=4), replace(SECONDS, h2d_bytes_per_s=512.0, launch_latency_s=0.0, copy_latency_s=0.0)
+    order, budget = [t.id for t in graph.tasks], 2 * 1024 + 3 * 256
+    slot = bounds(graph, machine, budget, order, Effort.AUTO)
+    monkeypatch.setattr("einpage.memplan.bounds.CHEAP_SLOTS_TIME", 11)
+    b = bounds(graph, machine, budget, order, Effort.AUTO)
+    assert (b.order_by, b.bound_order_s) == (Method.INTERVAL_LP, pytest.approx((8704 - 256) / 512))
+    assert slot.order_by is Method.SLOT_LP and slot.bound_order_s > b.bound_order_s
+
+
 def test_without_a_solver_the_window_bound_is_what_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, machine = loop(passes=5, weights=8), replace(SECONDS, launch_latency_s=0.0, h2d_bytes_per_s=1.0)
     order = [t.id for t in graph.tasks]
