@@ -1,6 +1,7 @@
 """From a spec to a judged plan: the stages in a row, with nothing run and torch not imported.
 
     open_model ──► Model ──► build_graph ──► Built (ops, tasks) ──► make_plan ──► Planned (MemGraph, time line, bounds, report)
+    read_trace ─────────────────────────────► TaskGraph ──────────► plan_graph ──► Planned
 
 Sizes come from the spec, then from the checkpoint's own metadata, then from the tokens at hand, then from `--set`.
 """
@@ -63,7 +64,7 @@ class Built:
 class Planned:
     """A plan that the judge has passed, and everything there is to say about it."""
 
-    built: Built
+    graph: TaskGraph
     memgraph: MemGraph
     machine: Machine
     timeline: Timeline
@@ -150,20 +151,28 @@ def make_plan(
     built: Built, machine: Machine, budget_bytes: int, options: PlanOptions | None = None, since: float | None = None,
     effort: Effort = Effort.FAST,
 ) -> Planned:  # fmt: skip
+    """Plan, judge, predict, bound what was built: as plan_graph."""
+    return plan_graph(built.graph, machine, budget_bytes, options, since, effort)
+
+
+def plan_graph(
+    graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions | None = None, since: float | None = None,
+    effort: Effort = Effort.FAST,
+) -> Planned:  # fmt: skip
     """Plan, judge, predict, bound. `since` is when the caller began (perf_counter), for `plan_s`; `effort` is what bounds may cost.
 
-    Raises DoesNotFit; RejectedPlan where the judge finds a fault.
+    Raises DoesNotFit; UsageError where the machine has no figure for a task; RejectedPlan where the judge finds a fault.
     """
     began = perf_counter() if since is None else since
-    if built.graph.dtype not in dict(machine.flops_per_s):
-        raise UsageError(f"machine {machine.name} has no figure for {built.graph.dtype.value}")
-    memgraph = plan(built.graph, machine, budget_bytes, options)
+    if graph.dtype not in dict(machine.flops_per_s) and any(task.seconds is None for task in graph.tasks):
+        raise UsageError(f"machine {machine.name} has no figure for {graph.dtype.value}")
+    memgraph = plan(graph, machine, budget_bytes, options)
     fault = judge(memgraph)
     if fault is not None:
         raise RejectedPlan(fault)
     plan_s = perf_counter() - began
     timeline = simulate(memgraph, machine)
     reached = Reached(timeline.makespan_s, moved_bytes(memgraph, Queue.H2D) + moved_bytes(memgraph, Queue.D2H))
-    limits = bounds(built.graph, machine, budget_bytes, tasks_in_order(memgraph), effort, reached)
-    facts = report(memgraph, machine, timeline, limits, plan_s=plan_s, verified=True, spec=built.graph.name)
-    return Planned(built, memgraph, machine, timeline, limits, facts)
+    limits = bounds(graph, machine, budget_bytes, tasks_in_order(memgraph), effort, reached)
+    facts = report(memgraph, machine, timeline, limits, plan_s=plan_s, verified=True, spec=graph.name)
+    return Planned(graph, memgraph, machine, timeline, limits, facts)

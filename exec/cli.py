@@ -10,18 +10,19 @@ import argparse
 import json
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
 
 from einpage.einsum_front.dtype import RUN_DTYPES, DType
-from einpage.einsum_front.errors import EinpageError
+from einpage.einsum_front.errors import EinpageError, UsageError
 from einpage.einsum_front.fuse import fuse
 from einpage.einsum_front.show import render as render_show
 from einpage.einsum_front.show import summary
 from einpage.einsum_front.split import split
 from einpage.exec.build import Planned, build_graph, make_plan, open_model
+from einpage.exec.graph_command import planned_trace
 from einpage.exec.words import names_of, pieces_of, settings_of, write_timeline
 from einpage.memplan.bounds import Effort
 from einpage.memplan.footprint import largest_footprint
@@ -32,6 +33,8 @@ from einpage.memplan.units import format_bytes, parse_bytes
 from einpage.memplan.validate import judge
 
 INTERRUPTED = 130
+DTYPE = DType.FP32.value
+"""What a spec is planned and run in where nobody says."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,9 +67,10 @@ def parser() -> argparse.ArgumentParser:
     show.set_defaults(command_function=show_command)
 
     plan = commands.add_parser("plan", help="plan under a budget, judge the plan, predict its time, bound it")
-    _spec_arguments(plan)
+    _spec_arguments(plan, may_be_absent=True)
     _plan_arguments(plan)
-    plan.add_argument("--machine", default="cpu", metavar="NAME|FILE", help=f"a profile: {', '.join(machine_names())} (default: cpu)")
+    plan.add_argument("--graph", metavar="FILE.json[.gz]", help="plan an access trace instead of a spec; its tasks bring their times")
+    plan.add_argument("--machine", metavar="NAME|FILE", help=f"a profile: {', '.join(machine_names())} (default: cpu, for a spec)")
     plan.add_argument("--out", metavar="FILE", help="save the plan as JSON")
     efforts = "fast: no linear programme; lp: always solve; auto: where it is cheap and the plan is not known to be good (default)"
     plan.add_argument("--bounds", choices=[e.value for e in Effort], default=Effort.AUTO.value, help=efforts)
@@ -101,11 +105,11 @@ def parser() -> argparse.ArgumentParser:
     return root
 
 
-def _spec_arguments(p: argparse.ArgumentParser) -> None:
-    p.add_argument("spec", metavar="SPEC")
+def _spec_arguments(p: argparse.ArgumentParser, may_be_absent: bool = False) -> None:
+    p.add_argument("spec", metavar="SPEC", nargs="?" if may_be_absent else None)
     p.add_argument("--set", action="append", default=[], metavar="K=V", help="a size or scalar of the spec")
     p.add_argument("--weights", metavar="PATH|random:SEED", help="a checkpoint: its metadata gives the sizes")
-    p.add_argument("--dtype", choices=[d.value for d in RUN_DTYPES], default="fp32")
+    p.add_argument("--dtype", choices=[d.value for d in RUN_DTYPES], default=None if may_be_absent else DTYPE, help=f"default: {DTYPE}")
     p.add_argument("--outputs", metavar="NAMES", help="comma-separated; default: the first the spec declares")
     p.add_argument("--split", metavar="f=4,v=16", help="fix how many pieces letters are cut into")
     p.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -136,19 +140,16 @@ def show_command(a: argparse.Namespace) -> int:
 def plan_command(a: argparse.Namespace) -> int:
     began = perf_counter()
     budget = parse_bytes(a.budget, "--budget")
-    machine = load_machine(a.machine, h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes)
-    settings = settings_of(a.set)
-    model = open_model(a.spec, settings, a.weights)
-    built = build_graph(model.program, DType(a.dtype), budget, names_of(a.outputs), pieces_of(a.split))
-    planned = make_plan(built, machine, budget, since=began, effort=Effort(a.bounds))
+    planned = planned_trace(a, budget, began) if a.graph else planned_spec(a, budget, began)
+    machine = planned.machine
     warnings = []
     if budget > machine.device_bytes:
         warnings.append(f"budget {format_bytes(budget)} is more than the {format_bytes(machine.device_bytes)} of {machine.name}")
     if a.out:
-        save_plan(Path(a.out), planned.memgraph, recipe_of(a, settings, planned, machine))
+        save_plan(Path(a.out), planned.memgraph, recipe_of(a, planned))
     if a.timeline:
         write_timeline(Path(a.timeline), planned, None)
-    facts = {**planned.report, "split": {str(k): n for k, n in planned.built.graph.split}, "warnings": warnings}
+    facts = {**planned.report, "split": {str(k): n for k, n in planned.graph.split}, "warnings": warnings}
     if a.json:
         print(json.dumps(facts))
         return 0
@@ -156,6 +157,16 @@ def plan_command(a: argparse.Namespace) -> int:
         print(f"warning: {warning}", file=sys.stderr)
     print(render_report(planned.report))
     return 0
+
+
+def planned_spec(a: argparse.Namespace, budget: int, began: float) -> Planned:
+    """The plan of `a.spec`; `began` is when the command did. Raises EinpageError."""
+    if a.spec is None:
+        raise UsageError("nothing to plan: give a SPEC, as specs/llama.yaml, or --graph FILE.json, an access trace")
+    machine = load_machine(a.machine or "cpu", h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes)
+    model = open_model(a.spec, settings_of(a.set), a.weights)
+    built = build_graph(model.program, DType(a.dtype or DTYPE), budget, names_of(a.outputs), pieces_of(a.split))
+    return make_plan(built, machine, budget, since=began, effort=Effort(a.bounds))
 
 
 def run_command(a: argparse.Namespace) -> int:
@@ -223,17 +234,18 @@ def machine_line(m: Machine) -> str:
     return f"{m.name:<10} {format_bytes(m.device_bytes):>8}  link {m.h2d_bytes_per_s / 1e9:g} GB/s  TFLOP/s {rates}"
 
 
-def recipe_of(a: argparse.Namespace, settings: Mapping[str, str], planned: Planned, machine: Machine) -> dict[str, object]:
+def recipe_of(a: argparse.Namespace, planned: Planned) -> dict[str, object]:
     """What it takes to make this plan again."""
+    word, file = ("graph", Path(a.graph)) if a.graph else ("spec", Path(a.spec))
     return {
-        "spec": Path(a.spec).name,
-        "spec_sha256": sha256(Path(a.spec).read_bytes()).hexdigest(),
-        "settings": dict(settings),
-        "dtype": a.dtype,
+        word: file.name,
+        f"{word}_sha256": sha256(file.read_bytes()).hexdigest(),
+        "settings": settings_of(a.set),
+        "dtype": planned.graph.dtype.value,
         "budget_bytes": planned.memgraph.budget_bytes,
-        "split": {str(k): n for k, n in planned.built.graph.split},
-        "outputs": [name for name, _ in planned.built.graph.outputs],
-        "machine": machine_facts(machine),
+        "split": {str(k): n for k, n in planned.graph.split},
+        "outputs": [name for name, _ in planned.graph.outputs],
+        "machine": machine_facts(planned.machine),
     }
 
 

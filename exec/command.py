@@ -130,7 +130,7 @@ class Shown:
         """Nothing can be refused any more: say where it runs, and start with the weights."""
         if not self._quiet:
             print(f"device: {self._device}", file=sys.stderr)
-        tensors = planned.built.graph.tensors
+        tensors = planned.graph.tensors
         nbytes = sum(t.nbytes for t in tensors if t.kind.value == "weight")
         self._load = self._bars.add_task("load weights", total=nbytes)
 
@@ -165,7 +165,7 @@ def rendered(result: RunResult, timeline: str | None) -> str:
     lines = list(_tops(f.get("top")))
     if "perplexity" in f:
         lines.append(f"perplexity  {f['perplexity']:.4f} over {f['tokens']} tokens (mean NLL {f['mean_nll']:.6f})")
-    split = " ".join(f"{k}={n}" for k, n in result.planned.built.graph.split) or "none"
+    split = " ".join(f"{k}={n}" for k, n in result.planned.graph.split) or "none"
     arena, scratch, host, peak = (_bytes(f[k]) for k in ("arena_bytes", "outside_arena_bytes", "host_bytes", "peak_rss_bytes"))
     moved_in, moved_out = _bytes(f["measured_h2d_bytes"]), _bytes(f["measured_d2h_bytes"])
     predicted, measured, bound, planning = (_seconds(f[k]) for k in ("makespan_s", "wall_s", "bound_s", "plan_s"))

@@ -32,6 +32,7 @@ TORCH_DTYPE = {
     DType.FP16: torch.float16,
     DType.INT32: torch.int32,
     DType.INT64: torch.int64,
+    DType.BYTE: torch.uint8,
 }
 
 

@@ -23,6 +23,9 @@ from einpage.memplan.units import parse_bytes, parse_rate
 PROFILES = Path(__file__).parents[1] / "specs" / "machines"
 """Beside the package, in a checkout (through the link einpage/specs) and in a wheel alike."""
 
+_ANY_HOST = 2**60
+"""Bytes of host memory where nobody said how many."""
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -110,6 +113,27 @@ def load_machine(
             raise UsageError(f"--threads {threads} is not a positive number of threads")
         machine = replace(machine, threads=threads)
     return machine
+
+
+def links_only(h2d: float | str, d2h: float | str | None, device_bytes: int) -> Machine:
+    """A machine of which only the links are known: for tasks that bring their own times.
+
+    Copies have no latency, the host has room for everything, and `d2h` is `h2d` where it is not given. Raises UsageError.
+    """
+    h2d_rate = parse_rate(h2d, "--h2d")
+    d2h_rate = h2d_rate if d2h is None else parse_rate(d2h, "--d2h")
+    return Machine(
+        name="links",
+        device_bytes=device_bytes,
+        host_bytes=_ANY_HOST,
+        flops_per_s=(),
+        device_bytes_per_s=max(h2d_rate, d2h_rate),
+        h2d_bytes_per_s=h2d_rate,
+        d2h_bytes_per_s=d2h_rate,
+        copy_latency_s=0.0,
+        launch_latency_s=0.0,
+        about="Only the links were given: tasks bring their own times.",
+    )
 
 
 def machine_from_text(text: str, where: str) -> Machine:

@@ -1,0 +1,91 @@
+"""`einpage plan --graph`: a trace in place of a spec, its report and plan file, and every word that would be ignored is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from einpage.exec.cli import main
+from einpage.memplan.planfile import load_plan
+from test_exec_cli import MLP, MLP_SIZES, PLAN_KEYS, facts, ran
+
+DATA = Path(__file__).parent / "data"
+VGG = str(DATA / "vgg19.json.gz")
+SQUEEZE = str(DATA / "squeezenet.json.gz")
+
+
+@pytest.mark.parametrize(("file", "least", "h2d", "d2h"), [(VGG, 411174912, 575271080, 4000), (SQUEEZE, 6308352, 5544096, 4000)])
+def test_a_trace_is_planned_in_its_largest_working_set(
+    capsys: pytest.CaptureFixture[str], file: str, least: int, h2d: int, d2h: int
+) -> None:
+    """At the trace's own `max_op_footprint`, one byte less being refused; with room, it moves the bytes proven to be the least."""
+    tight, roomy = (facts(capsys, "plan", "--graph", file, "--budget", str(n * least), "--h2d", "12GB/s") for n in (1, 2))
+    assert set(PLAN_KEYS) <= set(tight)
+    assert (tight["machine"], tight["verified"], tight["largest_working_set_bytes"], tight["peak_bytes"]) == ("links", True, least, least)
+    assert (roomy["h2d_bytes"], roomy["d2h_bytes"]) == (h2d, d2h) == (tight["bytes_bound_h2d"], tight["bytes_bound_d2h"])
+    assert all(found["bound_order_s"] <= found["makespan_s"] for found in (tight, roomy))
+    _, err = ran(capsys, "plan", "--graph", file, "--budget", str(least - 1), "--h2d", "12GB/s", status=3)
+    assert f"smallest budget that works: {least} bytes" in err
+
+
+def test_links_follow_the_words(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without --d2h the link back is as fast; a machine brings latencies; both rates override a profile's."""
+    plan = ("plan", "--graph", SQUEEZE, "--budget", "8MiB")
+    for words, h2d, d2h in ((("--h2d", "1GB"), 1e9, 1e9), (("--h2d", "1GB", "--d2h", "2GB"), 1e9, 2e9)):
+        found = facts(capsys, *plan, *words)
+        assert found["h2d_s"] == pytest.approx(found["h2d_bytes"] / h2d)
+        assert found["d2h_s"] == pytest.approx(found["d2h_bytes"] / d2h)
+        assert found["warnings"] == []
+    on_machine = facts(capsys, *plan, "--machine", "h100", "--h2d", "1GB")
+    assert on_machine["machine"] == "h100" and on_machine["h2d_s"] > on_machine["h2d_bytes"] / 1e9
+    assert on_machine["compute_s"] == pytest.approx(found["compute_s"]), "a trace's times hold on any machine"
+    assert facts(capsys, *plan, "--h2d", "1GB", "--device-bytes", "7MiB")["warnings"] == ["budget 8MiB is more than the 7MiB of links"]
+
+
+def test_the_plan_of_a_trace_is_saved_drawn_and_verified(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plan, picture = tmp_path / "plan.json", tmp_path / "t.svg"
+    words = ("--graph", SQUEEZE, "--budget", "7MB", "--h2d", "12GB/s", "--out", str(plan), "--timeline", str(picture))
+    out, _ = ran(capsys, "plan", *words)
+    assert "squeezenet, byte, on links: 66 tasks" in out
+    assert picture.read_text(encoding="utf-8").startswith("<svg")
+    assert facts(capsys, "verify", str(plan))["verified"] is True
+    saved = load_plan(plan)
+    assert saved.memgraph.alignment == 1 and saved.recipe["graph"] == "squeezenet.json.gz"
+    assert any(r.extents[0].offset % 256 for r in saved.memgraph.residencies)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "nothing to plan: give a SPEC, as specs/llama.yaml, or --graph FILE.json"),
+        (("specs/mlp.yaml", "--graph", SQUEEZE, "--h2d", "1GB"), "SPEC specs/mlp.yaml and --graph"),
+        (("--graph", SQUEEZE, "--h2d", "1GB", "--set", "seq=4"), "--set: of a spec"),
+        (("--graph", SQUEEZE, "--h2d", "1GB", "--dtype", "fp32"), "--dtype: of a spec"),
+        (
+            ("--graph", SQUEEZE, "--h2d", "1GB", "--split", "f=4", "--weights", "w", "--outputs", "y"),
+            "--weights, --outputs, --split: of a spec",
+        ),
+        (("--graph", SQUEEZE), "how fast are the links? give --h2d RATE"),
+        (("--graph", SQUEEZE, "--d2h", "1GB"), "how fast are the links? give --h2d RATE"),
+        (("--graph", SQUEEZE, "--h2d", "-1"), "--h2d '-1' is not a positive rate"),
+        (("--graph", "no.json", "--h2d", "1GB"), "trace no.json cannot be read"),
+        (("--graph", SQUEEZE, "--h2d", "1GB", "--free-order"), "unrecognized arguments: --free-order"),
+    ],
+)
+def test_a_mistake_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    plan = tmp_path / "plan.json"
+    _, err = ran(capsys, "plan", *words, "--budget", "8MiB", "--out", str(plan), status=2)
+    assert message in err and not plan.exists()
+
+
+def test_a_spec_keeps_its_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    found = facts(capsys, "plan", MLP, *MLP_SIZES, "--budget", "1MiB")
+    assert (found["machine"], found["dtype"]) == ("cpu", "fp32")
+
+
+def test_json_is_one_plain_object(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--graph", SQUEEZE, "--budget", "8MiB", "--h2d", "1GB", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out, parse_constant=lambda word: pytest.fail(word)) and not err
