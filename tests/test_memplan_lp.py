@@ -18,7 +18,8 @@ from einpage.memplan.accesses import Accesses, accesses, from_lists
 from einpage.memplan.bounds import compulsory_d2h, compulsory_h2d
 from einpage.memplan.interval_lp import bytes_bound, keeps_everything
 from einpage.memplan.machine import Machine
-from einpage.memplan.memgraph import MemGraph, Queue
+from einpage.memplan.memgraph import ALIGNMENT, MemGraph, Queue
+from einpage.memplan.plan import PlanOptions
 from einpage.memplan.plan import plan as make_plan
 from einpage.memplan.report import moved_bytes, tasks_in_order
 from einpage.memplan.simulate import simulate
@@ -26,7 +27,7 @@ from einpage.memplan.slot_lp import Links, time_bound
 from einpage.memplan.tracefile import read_trace
 from hand_plan import hand_graph, hand_plan
 from plain_plan import plain_plan
-from strategies import a_machine, budgets, machines, random_graph, task_graphs
+from strategies import a_machine, alignments, budgets, machines, random_graph, task_graphs
 
 NEAR = 1 + 1e-9
 DATA = Path(__file__).parent / "data"
@@ -162,9 +163,11 @@ def check_plan(plan: MemGraph, machine: Machine) -> None:
 @given(data=st.data(), machine=machines())
 def test_no_plan_beats_an_lp(data: st.DataObject, machine: Machine) -> None:
     graph = data.draw(task_graphs(most_ops=5))
-    budget = data.draw(budgets(graph))
-    check_plan(make_plan(graph, machine, budget), machine)
-    check_plan(plain_plan(graph, budget), machine)
+    alignment = data.draw(alignments)
+    budget = data.draw(budgets(graph, alignment))
+    check_plan(make_plan(graph, machine, budget, PlanOptions(alignment=alignment)), machine)
+    if alignment == ALIGNMENT:
+        check_plan(plain_plan(graph, budget), machine)
 
 
 def check_search(graph: TaskGraph, seed: int) -> bool:
