@@ -55,6 +55,8 @@ def match_attention(
             continue
         if not (isinstance(found, Reduce) and found.op is Reduction.SOFTMAX and found.letters == (row,)):
             continue
+        if gone & {load.name for load in loads(found)}:
+            raise NotAttention(f"{spoken(last.base)}: its softmax {spoken(producer.base)} reads its scores at other elements too")
         if readers[p.name] != 1:
             raise NotAttention(f"{spoken(last.base)}: its softmax {spoken(producer.base)} is read elsewhere too")
         return _build(last, found.body, row, v, op_by_value, readers, gone | {p.name})

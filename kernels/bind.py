@@ -183,7 +183,8 @@ def _look_up(view: View, operand: int, dims: tuple[Affine | Ref, ...], order: Se
                     raise IndexOutOfRange(view.name, d, least if least < lo else most, hi)
         if len(looks) == 1:
             look_at, start, _ = looks[0]
-            return arranged(look_at(memory)[tuple(i - a for i, a in zip(indices, start, strict=True))])
+            found = look_at(memory)[tuple(i - a for i, a in zip(indices, start, strict=True))]
+            return arranged(found if rank else found.clone())  # without letters torch gives a view, and a tape may write over a look-up
         out: Tensor | None = None
         for look_at, start, stop in looks:
             inside = torch.ones((), dtype=torch.bool)

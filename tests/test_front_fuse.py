@@ -205,6 +205,18 @@ CASES: dict[str, Case] = {
     "what no output needs": Case("a[b,s,m] = x[b,s,m] * 2\ny[b,s,m] = x[b,s,m] + 1", ROW, "map y"),
     "a gather and its neighbour": Case("y[b,s,m] = table[ids[b,s], m] + c[m]", ROW, "gather y~0; map y"),
     "an input and a weight as outputs": Case("y[b,s,m] = x[b,s,m] * g[m]", "y b s m; x b s m; g m", "map y; map x; map g"),
+    "one element looked up": Case(
+        "i[b,s,m] = x[b,s,m] + 1\ny[0] = tanh(i[0, lengths[1], 2] * 2)\ny[1] = tanh(i[1, lengths[1] - 1, 3])",
+        "y parts; i b s m",
+        "map i; map y",
+    ),
+    "scores at other elements too": Case(
+        "p[h,s,t] = q[0,s,h,d] * k[0,t,h,d]\ni[h,s,t] = tanh(p[h,s,t])\n"
+        "a[h,s,t] = softmax[t](i[h,s,t] + i[0,s,t])\ny[s,h,d] = a[h,s,t] * v[0,t,h,d]",
+        "y s h d",
+        "contract i; map a; contract y",
+        unfused="reads its scores at other elements too",
+    ),
     "parts": Case(
         "i[b,s,m] = x[b,s,m] + 1\ny[b,s,0,m] = i[b,s,m] * 2\ny[b,s,1,m] = i[b,s,m] - r[b,s,m]", "y b s parts m", "map y", {"y": "i"}
     ),
