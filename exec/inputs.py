@@ -163,7 +163,7 @@ def _checked(target: Input, array: NDArray[Any]) -> NDArray[Any]:
             raise InputError(f"input {target.name} has values from {array.min()} to {array.max()}, beyond {wanted}")
     elif array.dtype.kind not in "fiu":
         raise InputError(f"input {target.name} is {array.dtype}, expected numbers")
-    return np.ascontiguousarray(array, wanted)
+    return np.asarray(array, wanted, order="C")
 
 
 def _defaulted(target: Input) -> NDArray[Any]:

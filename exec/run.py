@@ -188,7 +188,7 @@ def fill_inputs(built: Built, arrays: Mapping[str, NDArray[np.generic]], slots: 
     for tensor in built.graph.tensors:
         if tensor.kind is Kind.INPUT:
             box = tuple(slice(a, b) for a, b in zip(tensor.box.start, tensor.box.stop, strict=True))
-            slots[tensor.id].copy_(torch.from_numpy(np.ascontiguousarray(arrays[tensor.value][box])))
+            slots[tensor.id].copy_(torch.from_numpy(np.asarray(arrays[tensor.value][box], order="C")))
 
 
 def answers(

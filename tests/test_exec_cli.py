@@ -135,6 +135,29 @@ def test_run_of_the_mlp(capsys: pytest.CaptureFixture[str], tmp_path: Path, disp
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
 
 
+SCALARS = """\
+einpage: 1
+name: scalars
+sizes: {n: 4}
+axes: {i: n}
+inputs: {x: {axes: i}, c: {axes: ""}}
+weights: {w: {axes: "", from: w}}
+body: ["y[i] = x[i] * w + c"]
+outputs: {y: {axes: i}}
+"""
+
+
+def test_a_weight_and_an_input_without_axes(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("scalars.yaml").write_text(SCALARS)
+    save_file({"w": np.array(3, np.float32)}, "w.safetensors")
+    np.save("x.npy", np.arange(4, dtype=np.float32))
+    np.save("c.npy", np.array(2, np.float32))
+    words = ["run", "scalars.yaml", "--weights", "w.safetensors", "--budget", "4KiB", "--machine", "cpu", "--logits", "y.safetensors"]
+    ran(capsys, *words, "--input", "x=x.npy", "--input", "c=c.npy")
+    assert load_file("y.safetensors")["y"].tolist() == [2, 5, 8, 11]
+
+
 def test_the_error_for_a_small_budget_names_one_that_works(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     weights, given = mlp_files(tmp_path)
     words = ["run", MLP, *MLP_SIZES, "--weights", weights, "--input", given, "--machine", "cpu"]
