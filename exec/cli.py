@@ -1,7 +1,7 @@
-"""The command line: `einpage show | plan | run | verify | machine`. Words in, exit status out.
+"""The command line: `einpage show | plan | run | verify | pack | machine`. Words in, exit status out.
 
 0 done, 1 our bug, 2 the user's mistake, 3 does not fit, 130 interrupted. With `--json` stdout holds one JSON object and nothing else;
-what is for a person's eyes while waiting goes to stderr. `show`, `plan` and `verify` never import torch.
+what is for a person's eyes while waiting goes to stderr. `show`, `plan`, `verify` and `pack` never import torch.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from einpage.einsum_front.show import summary
 from einpage.einsum_front.split import split
 from einpage.exec.build import Planned, build_graph, make_plan, open_model
 from einpage.exec.graph_command import planned_trace
+from einpage.exec.packing import pack_from_arguments
 from einpage.exec.words import names_of, pieces_of, settings_of, write_timeline
 from einpage.memplan.bounds import Effort
 from einpage.memplan.footprint import largest_footprint
@@ -96,6 +97,15 @@ def parser() -> argparse.ArgumentParser:
     verify.add_argument("plan", metavar="PLAN.json")
     verify.add_argument("--json", action="store_true")
     verify.set_defaults(command_function=verify_command)
+
+    packing = commands.add_parser("pack", help="place buffers whose lives are known: minimalloc's CSV")
+    packing.add_argument("file", metavar="FILE.csv", help="columns id,lower,upper,size; a buffer is alive in [lower, upper)")
+    packing.add_argument("--capacity", required=True, metavar="SIZE", help="the height to stay within: 1MiB, 1048576")
+    packing.add_argument("--seconds", type=float, default=60.0, metavar="S", help="stop searching after this long (default: 60)")
+    packing.add_argument("--seed", type=int, default=0, metavar="N", help="of the search's choices (default: 0)")
+    packing.add_argument("--out", metavar="FILE.csv", help="where it fits, write the same columns and offset")
+    packing.add_argument("--json", action="store_true", help="one JSON object on stdout, where it does not fit as well")
+    packing.set_defaults(command_function=pack_from_arguments)
 
     machine = commands.add_parser("machine", help="the profiles there are, or this machine's own")
     machine.add_argument("name", nargs="?", help="a profile to print")

@@ -23,6 +23,7 @@ from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.errors import UsageError
 from einpage.exec import watch as watching
 from einpage.exec.build import Planned, open_model
+from einpage.exec.files import refuse_unwritable
 from einpage.exec.inputs import TokenLists, encode_prompts, read_input, read_tokens
 from einpage.exec.measure import measured_cpu
 from einpage.exec.run import Dispatch, RunOptions, RunResult, device_for, kernels_for, run_model
@@ -106,12 +107,6 @@ def machine_of(a: argparse.Namespace) -> Machine:
     if a.device_bytes:
         machine = replace(machine, device_bytes=parse_bytes(a.device_bytes, "--device-bytes"))
     return machine
-
-
-def refuse_unwritable(file: str | None) -> None:
-    """Raises UsageError now for a result that could not be written after the run."""
-    if file is not None and not (Path(file).absolute().parent.is_dir() and not Path(file).is_dir()):
-        raise UsageError(f"cannot write {file}: its folder does not exist, or it is a folder itself")
 
 
 class Shown:

@@ -22,3 +22,9 @@ def write_atomically(path: Path, text: str) -> None:
             part.unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def refuse_unwritable(file: str | None) -> None:
+    """Raises UsageError now for a result that could not be written after the run."""
+    if file is not None and not (Path(file).absolute().parent.is_dir() and not Path(file).is_dir()):
+        raise UsageError(f"cannot write {file}: its folder does not exist, or it is a folder itself")

@@ -41,3 +41,16 @@ class DoesNotFit(EinpageError):
             f"does not fit: task {misfit.task} wants {misfit.wanted} bytes on the {misfit.place}; budget {misfit.budget}, "
             f"free {misfit.free}, largest hole {misfit.largest_hole}; pinned: {pinned}; {cure}"
         )
+
+
+class PackingDoesNotFit(EinpageError):
+    """No packing of these buffers within the capacity was found, or there is none."""
+
+    exit_status = 3
+
+    def __init__(self, height: int, capacity: int, lower_bound: int, proven_bound: int) -> None:
+        why = "none exists" if proven_bound > capacity else "none was found in time"
+        super().__init__(
+            f"does not fit: no packing within {capacity} bytes ({why}); best height found: {height} bytes; "
+            f"lower bound: {lower_bound} bytes alive at once"
+        )

@@ -25,6 +25,7 @@ from einpage.einsum_front.taskgraph import Kind, Nbytes, Op, OpId, Task, TaskGra
 from einpage.memplan.footprint import largest_footprint
 from einpage.memplan.machine import Machine
 from einpage.memplan.memgraph import ALIGNMENT, aligned
+from einpage.memplan.packing import Buffer
 
 Pick = Callable[[int, int], int]
 """pick(low, high) answers an integer with both ends included; low is the simplest answer."""
@@ -361,3 +362,11 @@ def data(graph: TaskGraph, seed: int = 0) -> dict[str, NDArray[Any]]:
         else:
             out[value.name] = rng.integers(-3, 4, value.shape).astype(np.float32)
     return out
+
+
+@st.composite
+def buffers_with_lives(draw: st.DrawFn, most: int = 9) -> list[Buffer]:
+    """2 to `most` buffers over 8 instants. Never an empty buffer or an empty life."""
+    lives = st.tuples(st.integers(0, 7), st.integers(0, 7)).map(sorted)
+    drawn = draw(st.lists(st.tuples(lives, st.integers(1, 9)), min_size=2, max_size=most))
+    return [Buffer(str(i), a, b + 1, Nbytes(size)) for i, ((a, b), size) in enumerate(drawn)]

@@ -268,7 +268,7 @@ def heavy_after(*commands: list[str]) -> list[str]:
     return ast.literal_eval(ran.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("command", ["show", "plan", "run", "verify", "machine"])
+@pytest.mark.parametrize("command", ["show", "plan", "run", "verify", "pack", "machine"])
 def test_help_leaves_torch_out(command: str) -> None:
     assert heavy_after([command, "--help"]) == []
 
@@ -276,7 +276,8 @@ def test_help_leaves_torch_out(command: str) -> None:
 def test_planning_leaves_torch_out(tmp_path: Path) -> None:
     spec, plan, picture = "specs/matmul_chain.yaml", str(tmp_path / "plan.json"), str(tmp_path / "timeline.html")
     planning = ["plan", spec, "--budget", "64MiB", "--out", plan, "--timeline", picture]
-    assert heavy_after(["show", spec], planning, ["verify", plan], ["machine"]) == []
+    packing = ["pack", "tests/data/minimalloc_A.csv", "--capacity", "1MiB"]
+    assert heavy_after(["show", spec], planning, ["verify", plan], packing, ["machine"]) == []
 
 
 def test_heavy_modules_are_seen() -> None:
