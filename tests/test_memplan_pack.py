@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import count, islice, permutations
 from math import inf
 from pathlib import Path
 from time import perf_counter
@@ -40,6 +40,12 @@ HIGHER: tuple[tuple[Span, ...], ...] = (
     ((0, 3, 3), (0, 4, 4), (3, 6, 2), (3, 7, 1), (4, 5, 3), (4, 7, 1), (5, 6, 1), (5, 6, 2), (6, 8, 1), (6, 8, 4), (7, 8, 2)),
 )
 """Lives and sizes for which one more than the most that is alive at once is the lowest height."""
+
+RESTING_AT_LOW: tuple[tuple[Span, ...], ...] = (
+    ((0, 2, 1), (0, 6, 1), (1, 3, 1), (2, 7, 1), (6, 8, 2)),
+    ((0, 4, 1), (1, 3, 1), (2, 4, 1), (3, 5, 1), (4, 5, 2), (5, 6, 1), (5, 6, 2)),
+)
+"""Lives and sizes for which a search finds nothing if it lifts a buffer above the end of what it waits for."""
 
 
 def lowest_by_trying(buffers: Sequence[Buffer]) -> int:
@@ -148,6 +154,15 @@ def test_the_most_alive_at_once_is_not_always_enough(spans: tuple[Span, ...]) ->
     lowest = agrees_with_trying(buffers, range(len(buffers)))
     packed = pack(buffers, lowest - 1)
     assert lower_bound(buffers) == lowest - 1 and packed.packing.height == packed.proven_bound == lowest
+
+
+@pytest.mark.parametrize("spans", RESTING_AT_LOW, ids=lambda spans: str(len(spans)))
+def test_what_goes_beneath_may_end_where_low_already_is(spans: tuple[Span, ...]) -> None:
+    """Whatever is tried first."""
+    buffers = named(spans)
+    lowest = lowest_by_trying(buffers)
+    for rank in islice(permutations(range(len(buffers))), 0, None, 7):
+        assert by_search(buffers, lowest, rank)[0] is Outcome.FOUND, rank
 
 
 def test_search_on_many_small_instances() -> None:
