@@ -25,18 +25,19 @@ from einpage.exec import watch as watching
 from einpage.exec.build import Planned, open_model
 from einpage.exec.files import refuse_unwritable
 from einpage.exec.inputs import TokenLists, encode_prompts, read_input, read_tokens
-from einpage.exec.measure import measured_cpu
+from einpage.exec.measure import cores, measured_cpu
 from einpage.exec.run import Dispatch, RunOptions, RunResult, device_for, kernels_for, run_model
 from einpage.exec.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 from einpage.exec.trace import write_trace
 from einpage.exec.words import names_of, pieces_of, settings_of, write_timeline
-from einpage.memplan.machine import Machine, load_machine
+from einpage.memplan.machine import Machine, checked_threads, load_machine
 from einpage.memplan.units import format_bytes, format_seconds, parse_bytes, parse_rate
 
 
 def run_from_arguments(a: argparse.Namespace) -> int:
     """The `run` command. Raises the errors of every stage; returns 0."""
     budget = parse_bytes(a.budget, "--budget")
+    warnings = thread_warnings(a.threads)
     if not a.weights:
         raise UsageError("run needs --weights: a checkpoint's path, or random:SEED")
     why = device_for(a.device)
@@ -57,6 +58,7 @@ def run_from_arguments(a: argparse.Namespace) -> int:
     machine = machine_of(a)
     with progress_shown(why, quiet=a.json) as shown:
         result = run_model(model, machine, options, named, hooks=shown.hooks, loading=shown.loading, planned_hook=shown.planned)
+    facts = {**result.facts, "warnings": warnings}
     if a.logits:
         save_file({name: t.contiguous() for name, t in result.outputs.items()}, a.logits)
     if a.trace:
@@ -64,10 +66,19 @@ def run_from_arguments(a: argparse.Namespace) -> int:
     if a.timeline:
         write_timeline(Path(a.timeline), replace(result.planned, report=result.facts), result.measured)
     if a.json:
-        print(json.dumps(result.facts))
-    else:
-        print(rendered(result, a.timeline))
+        print(json.dumps(facts))
+        return 0
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    print(rendered(result, a.timeline))
     return 0
+
+
+def thread_warnings(threads: int | None) -> list[str]:
+    """What is to be said of a number of threads that is allowed. Raises UsageError for one that is not."""
+    if threads is None or checked_threads(threads) <= cores():
+        return []
+    return [f"--threads {threads} is more than the {cores()} cores there are: threads will wait for one another"]
 
 
 def tokens_of(a: argparse.Namespace) -> tuple[TokenLists | None, Tokenizer | None]:

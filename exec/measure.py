@@ -53,7 +53,7 @@ def default_threads() -> int:
 
     Torch's threads wait for each other at the end of every kernel, so one that a copy pushes off its core holds up all.
     """
-    return max(1, _cores() - 1)
+    return max(1, cores() - 1)
 
 
 def measured_cpu(*, threads: int | None = None, again: bool = False, say: Callable[[str], None] | None = None) -> Machine:
@@ -102,7 +102,7 @@ def measure_cpu(seconds: float = 1.2, threads: int | None = None) -> Machine:
         copy_latency_s=_rounded(handover_s),
         launch_latency_s=_rounded(handover_s + _launch_seconds(share)),
         threads=threads,
-        about=f"Measured on {_cpu_name()} with {threads} of {_cores()} cores for torch, both copy engines busy; torch {torch.__version__}.",
+        about=f"Measured on {_cpu_name()} with {threads} of {cores()} cores for torch, both copy engines busy; torch {torch.__version__}.",
     )
 
 
@@ -135,11 +135,12 @@ def cache_folder() -> Path:
 
 
 def _profile_path(threads: int) -> Path:
-    machine = f"{_cpu_name()}|{_cores()}|{torch.__version__}"
+    machine = f"{_cpu_name()}|{cores()}|{torch.__version__}"
     return cache_folder() / f"cpu-{hashlib.sha256(machine.encode()).hexdigest()[:8]}-{threads}.yaml"
 
 
-def _cores() -> int:
+def cores() -> int:
+    """How many this process may use."""
     return len(os.sched_getaffinity(0))
 
 

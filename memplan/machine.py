@@ -26,6 +26,9 @@ PROFILES = Path(__file__).parents[1] / "specs" / "machines"
 _ANY_HOST = 2**60
 """Bytes of host memory where nobody said how many."""
 
+MOST_THREADS = 1024
+"""More than any machine has cores; far more than that ends the process inside the threading library."""
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -109,10 +112,15 @@ def load_machine(
     if host_bytes is not None:
         machine = replace(machine, host_bytes=parse_bytes(host_bytes, "--host-bytes"))
     if threads is not None:
-        if threads < 1:
-            raise UsageError(f"--threads {threads} is not a positive number of threads")
-        machine = replace(machine, threads=threads)
+        machine = replace(machine, threads=checked_threads(threads))
     return machine
+
+
+def checked_threads(threads: int) -> int:
+    """`threads` where a kernel may be given so many. Raises UsageError."""
+    if not 1 <= threads <= MOST_THREADS:
+        raise UsageError(f"--threads {threads}: expected a number from 1 to {MOST_THREADS}; leave it out for what suits this machine")
+    return threads
 
 
 def links_only(h2d: float | str, d2h: float | str | None, device_bytes: int) -> Machine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
 from einpage.exec.cli import main
@@ -231,6 +233,33 @@ def test_a_mistake_is_one_clear_error(
     out, err = ran(capsys, *base, *words, status=2)
     assert says in err and err.startswith("einpage: ") and "Traceback" not in err, err
     assert out == "" and sorted(p.name for p in tmp_path.iterdir()) == before, "something was written"
+
+
+@pytest.mark.parametrize("threads", ["0", "-1", "100000000000"])
+@pytest.mark.parametrize("machine", [["--machine", "cpu"], []])
+def test_an_impossible_number_of_threads_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: str, machine: list[str]
+) -> None:
+    monkeypatch.setenv("EINPAGE_CACHE", str(tmp_path / "cache"))
+    weights, given = mlp_files(tmp_path)
+    words = ["run", MLP, *MLP_SIZES, "--weights", weights, "--input", given, "--budget", "1MiB", "--threads", threads]
+    out, err = ran(capsys, *words, *machine, status=2)
+    assert out == "" and err.startswith(f"einpage: --threads {threads}: expected a number from 1"), err
+    assert not (tmp_path / "cache").exists(), "measured before it was refused"
+
+
+def test_more_threads_than_cores_are_allowed_and_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    weights, given = mlp_files(tmp_path)
+    words = ["run", MLP, *MLP_SIZES, "--weights", weights, "--input", given, "--budget", "1MiB", "--machine", "cpu", "--threads"]
+    before, many = torch.get_num_threads(), len(os.sched_getaffinity(0)) + 1
+    try:
+        _, err = ran(capsys, *words, str(many))
+        assert f"warning: --threads {many} is more than the {many - 1} cores" in err
+        found = facts(capsys, *words, str(many))
+        assert found["threads"] == many and len(found["warnings"]) == 1
+        assert facts(capsys, *words, "1")["warnings"] == []
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_all_faults_of_weights_come_at_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
