@@ -58,6 +58,7 @@ def run_from_arguments(a: argparse.Namespace) -> int:
     machine = machine_of(a)
     with progress_shown(why, quiet=a.json) as shown:
         result = run_model(model, machine, options, named, hooks=shown.hooks, loading=shown.loading, planned_hook=shown.planned)
+    warnings += result.warnings
     facts = {**result.facts, "warnings": warnings}
     if a.logits:
         save_file({name: t.contiguous() for name, t in result.outputs.items()}, a.logits)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -31,6 +31,7 @@ from einpage.exec.engine import Measured
 from einpage.exec.fill import fill
 from einpage.exec.host import HostArena, masters, outputs
 from einpage.exec.inputs import TokenLists, bind_inputs
+from einpage.exec.measure import forget
 from einpage.exec.resident import peak_resident_bytes
 from einpage.exec.serial import run_serial
 from einpage.exec.static import run_static
@@ -38,7 +39,7 @@ from einpage.exec.tokenizer import Tokenizer
 from einpage.exec.watch import SILENT, Hooks
 from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.machine import Machine
-from einpage.memplan.units import format_bytes
+from einpage.memplan.units import format_bytes, format_seconds
 
 TOP = 5
 """How many next tokens are reported for each sequence."""
@@ -80,6 +81,7 @@ class RunResult:
     outputs: dict[str, torch.Tensor]
     facts: dict[str, object]
     """The plan's report with what `run --json` adds."""
+    warnings: tuple[str, ...]
 
 
 def run_model(
@@ -133,7 +135,20 @@ def run_model(
         "peak_rss_bytes": peak_resident_bytes(),
         **answers(found, model.tokens, model.tokenizer, options.perplexity),
     }
-    return RunResult(planned, measured, found, facts)
+    warnings = tuple(bound_warnings(machine, measured.wall_s, planned.bounds.bound_s))
+    return RunResult(planned, measured, found, {**facts, "warnings": list(warnings)}, warnings)
+
+
+def bound_warnings(machine: Machine, wall_s: float, bound_s: float) -> Iterator[str]:
+    """Says where a run was faster than the bound that its machine profile gives; the profile, if it is the kept one, is dropped."""
+    if wall_s >= bound_s:
+        return
+    found = f"the run took {format_seconds(wall_s)}, less than its lower bound of {format_seconds(bound_s)}: the rates of"
+    if forget(machine):
+        yield f"{found} this machine's profile are too low; the next run measures again, or `einpage machine --measure` does it now"
+    else:
+        cure = "`einpage machine --measure` measures this machine, and a run without --machine, --h2d and --d2h uses what was measured"
+        yield f"{found} the profile {machine.name} are too low for this machine; {cure}"
 
 
 def wanted_outputs(program: Program, options: RunOptions, tokens: TokenLists | None) -> tuple[str, ...]:

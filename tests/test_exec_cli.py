@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+from einpage.exec import measure
 from einpage.exec.cli import main
+from einpage.memplan.machine import load_machine
 from specs_small import SMALL, SPECS, small_data, small_program
 
 SMALL_LLAMA = [word for k, v in SMALL["llama"].items() for word in ("--set", f"{k}={v}")]
@@ -260,6 +263,28 @@ def test_more_threads_than_cores_are_allowed_and_said(capsys: pytest.CaptureFixt
         assert facts(capsys, *words, "1")["warnings"] == []
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_run_that_beats_its_bound_says_so_and_has_the_machine_measured_again(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EINPAGE_CACHE", str(tmp_path / "cache"))
+    fast = load_machine("cpu", threads=measure.default_threads())
+    slow = replace(fast, device_bytes_per_s=1e3)
+    measure.keep(slow)
+    monkeypatch.setattr(measure, "measure_cpu", lambda seconds=0.0, threads=None: replace(fast, threads=threads or fast.threads))
+    weights, given = mlp_files(tmp_path)
+    words = ["run", MLP, *MLP_SIZES, "--weights", weights, "--input", given, "--budget", "1MiB"]
+    assert "too low for this machine" in facts(capsys, *words, "--d2h", "1kB/s")["warnings"][0]
+    assert measure.cached_cpu() == slow, "dropped for rates that the user gave"
+    found = facts(capsys, *words)
+    assert found["wall_s"] < found["bound_s"]
+    assert "einpage machine --measure" in found["warnings"][0] and "measures again" in found["warnings"][0]
+    again = facts(capsys, *words)
+    assert again["bound_s"] <= again["wall_s"] and again["warnings"] == []
+    assert measure.cached_cpu() == fast
+    measure.keep(slow)
+    assert "warning: the run took" in ran(capsys, *words)[1]
 
 
 def test_all_faults_of_weights_come_at_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -62,6 +62,28 @@ def test_a_profile_is_measured_once(own_cache: Path, quick: list[int | None]) ->
     assert quick == [None, None]
 
 
+def test_the_best_of_several_samples_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process that slows down all samples but one changes nothing."""
+    at = iter([0, 1, 2, 3])
+
+    def rates(links: object, seconds: float) -> tuple[float, ...]:
+        one = next(at)
+        return tuple(1e9 * (5 if sample == one % 6 else 1) * (1 + sample) for sample in range(6))
+
+    monkeypatch.setattr(measure, "_rates", rates)
+    machine = measure.measure_cpu(seconds=0.01, threads=1)
+    assert [machine.flops_of(d) for d in RUN_DTYPES] == [5e9, 10e9, 15e9]
+    assert (machine.device_bytes_per_s, machine.h2d_bytes_per_s, machine.d2h_bytes_per_s) == (20e9, 5e9, 6e9)
+
+
+def test_only_the_kept_profile_is_forgotten(own_cache: Path, quick: list[int | None]) -> None:
+    kept = measure.measured_cpu(threads=2)
+    assert not measure.forget(replace(kept, h2d_bytes_per_s=1.0)) and measure.cached_cpu(threads=2) == kept
+    assert not measure.forget(replace(kept, threads=None))
+    assert measure.forget(kept) and measure.cached_cpu(threads=2) is None
+    assert not measure.forget(kept)
+
+
 def test_other_threads_are_another_profile(quick: list[int | None]) -> None:
     measure.measured_cpu(threads=3)
     assert measure.cached_cpu(threads=3) is not None
