@@ -30,6 +30,17 @@ def condition(score: Expr) -> Expr | None:
             return None
 
 
+def without_data(mask: Expr, unknown: bool = True) -> Expr:
+    """`mask` with every clause that depends on data taken to hold (or, with `unknown` False, not to): what no kernel skips is visible."""
+    match mask:
+        case Binary("and" | "or" as op, x, y):
+            return Binary(op, without_data(x, unknown), without_data(y, unknown))
+        case Unary("not", x):
+            return Unary("not", without_data(x, not unknown))
+        case _:
+            return Num(int(unknown)) if loads(mask) else mask
+
+
 def _is_minus_infinity(e: Expr) -> bool:
     return e in (Num(float("-inf")), Unary("-", Num(float("inf"))))
 
@@ -46,9 +57,9 @@ def visible(score: Expr, row: Letter, ranges: Ranges, grain: int) -> tuple[int, 
 
 
 def pairs(score: Expr, query: Letter | None, row: Letter, ranges: Ranges, at_least: bool) -> int:
-    """How many (query, key) pairs of the ranges the mask lets through.
+    """How many (query, key) pairs of the ranges the mask surely or, where a clause depends on data, possibly lets through.
 
-    Where that depends on data or on other letters, undecided pairs count as none (`at_least`) or as all.
+    Where that depends on other letters, undecided pairs count as none (`at_least`) or as all.
     """
     mask = condition(score)
     span = {query: ranges[query]} if query is not None else {}
@@ -56,8 +67,9 @@ def pairs(score: Expr, query: Letter | None, row: Letter, ranges: Ranges, at_lea
     whole = (keys[1] - keys[0]) * (ranges[query][1] - ranges[query][0] if query is not None else 1)
     if mask is None:
         return whole
+    mask = without_data(mask)
     countable = all(node.fn in _CALL for node in walk(mask) if isinstance(node, Call))
-    if loads(mask) or not countable or not free_letters(mask) <= {row, *span}:
+    if not countable or not free_letters(mask) <= {row, *span}:
         others = interval(mask, ranges)
         return whole if others == TRUE or (others != FALSE and not at_least) else 0
     queries = ranges[query] if query is not None else (0, 1)

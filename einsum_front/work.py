@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from math import prod
 
 from einpage.einsum_front.expr import Axis, Binary, Call, Expr, Letter, Load, Reduce, Unary, free_letters, walk
-from einpage.einsum_front.masks import condition, pairs
+from einpage.einsum_front.masks import condition, pairs, without_data
 from einpage.einsum_front.opgraph import AttentionOp, ContractOp, FusedOp, MapOp
 from einpage.einsum_front.tiling import Ranges
 
 
 def flops(op: FusedOp, ranges: Ranges, at_least: bool) -> int:
-    """FLOPs of `op` over `ranges`, multiply-adds as two; `at_least` leaves out attention pairs a mask may or may not keep."""
+    """FLOPs of `op` over `ranges`, multiply-adds as two; `at_least` leaves out attention pairs of blocks that a kernel may skip."""
     match op:
         case MapOp():
             return sum(pointwise_flops(part.expr, ranges) for part in op.parts)
@@ -61,7 +61,7 @@ def pointwise_flops(e: Expr, ranges: Ranges) -> int:
 def _attention_flops(op: AttentionOp, ranges: Ranges, at_least: bool) -> int:
     rows = [i.letter for i in op.q.indices if isinstance(i, Axis) and i.letter not in op.score_letters]
     mask = condition(op.score)
-    in_mask = [letter for letter in rows if mask is not None and letter in free_letters(mask)]
+    in_mask = [letter for letter in rows if mask is not None and letter in free_letters(without_data(mask))]
     query = in_mask[0] if len(in_mask) == 1 else None
     seen = pairs(op.score, query, op.row, ranges, at_least)
     others = extent([letter for letter in rows if letter != query], ranges)

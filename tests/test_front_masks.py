@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einpage.einsum_front.expr import Axis, Binary, Call, Expr, Letter, Num, Unary
+from einpage.einsum_front.expr import Axis, Binary, Call, Expr, Letter, Load, Name, Num, Unary, substitute
 from einpage.einsum_front.fold import BadNumber, binary
 from einpage.einsum_front.intervals import interval
 from einpage.einsum_front.masks import LEAF, pairs, visible
@@ -80,8 +80,6 @@ def score(mask: str) -> Expr:
 
 
 def rename_words(e: Expr) -> Expr:
-    from einpage.einsum_front.expr import Name, substitute
-
     return substitute(e, lambda n: Axis(Letter(n.word)) if isinstance(n, Name) else None)
 
 
@@ -107,19 +105,49 @@ def test_what_is_left_out_is_masked(word: str) -> None:
             assert start == stop
 
 
-def test_a_mask_over_data_counts_none_or_all() -> None:
-    from einpage.einsum_front.expr import Load
-
+def by_data(mask: str) -> Expr:
+    """As `score`, with `len` in the mask a load of `lengths[b]` and `keep` one of `kept[b,s,t]`."""
     b = Letter("b")
-    by_length = Call("where", (Binary("<", Axis(T), Load("lengths", (Axis(b),))), Num(0), Num(float("-inf"))))
-    ranges = {S: (0, 3), T: (0, 5), b: (0, 2)}
-    assert pairs(by_length, S, T, ranges, at_least=True) == 0
-    assert pairs(by_length, S, T, ranges, at_least=False) == 15
-    assert visible(by_length, T, ranges, 1) == (0, 5)
+    loaded = {"len": Load("lengths", (Axis(b),)), "keep": Load("kept", (Axis(b), Axis(S), Axis(T)))}
+    named = substitute(parse_expression(mask), lambda n: loaded.get(n.word) if isinstance(n, Name) else None)
+    return Call("where", (rename_words(named), Num(0), Num(float("-inf"))))
+
+
+BY_DATA = {
+    "t < len": "1 == 1",
+    "t < len and t <= s": "t <= s",
+    "not (t >= len or t > s)": "t <= s",
+    "keep": "1 == 1",
+    "keep and t <= s and s - t < 300": "t <= s and s - t < 300",
+    "t < min(len, s)": "1 == 1",
+    "not keep or t <= s": "1 == 1",
+    "t < len and t > s + 5000": "1 == 0",
+}
+"""Masks over data, and what is left of them where all data lets everything through."""
+
+
+@pytest.mark.parametrize("mask", BY_DATA)
+@pytest.mark.parametrize("at_least", [True, False])
+def test_a_clause_over_data_counts_as_visible(mask: str, at_least: bool) -> None:
+    """Kernels leave out only what is hidden whatever the data."""
+    ranges = {S: (100, 900), T: (0, LEAF + 188), Letter("b"): (0, 2)}
+    static = pairs(score(BY_DATA[mask]), S, T, ranges, at_least)
+    assert pairs(by_data(mask), S, T, ranges, at_least) == static
+    assert (static == 0) == ("5000" in mask)
+
+
+def test_a_mask_over_another_letter_counts_none_or_all() -> None:
+    ranges = {S: (0, 3), T: (0, 5), Letter("h"): (0, 8)}
+    assert pairs(score("t + h <= s"), S, T, ranges, at_least=True) == 0
+    assert pairs(score("t + h <= s"), S, T, ranges, at_least=False) == 15
+
+
+def test_no_key_is_left_out_because_of_data() -> None:
+    assert visible(by_data("t < len"), T, {S: (0, 3), T: (0, 5), Letter("b"): (0, 2)}, 1) == (0, 5)
 
 
 def test_renaming_refuses_capture() -> None:
-    from einpage.einsum_front.expr import Load, Reduce, Reduction
+    from einpage.einsum_front.expr import Reduce, Reduction
     from einpage.einsum_front.rewrite import Capture
 
     mean = Reduce(Reduction.MEAN, (T,), Load("x", (Axis(S), Axis(T))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from einpage.einsum_front.choose import ALIGNMENT, candidates, coarse_to_fine
+from einpage.einsum_front.document import load_document
 from einpage.einsum_front.dtype import DType
+from einpage.einsum_front.elaborate import elaborate
 from einpage.einsum_front.errors import UsageError
 from einpage.einsum_front.expr import Letter
 from einpage.einsum_front.fuse import FuseOptions, fuse
@@ -24,7 +27,7 @@ from einpage.memplan import memgraph
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.footprint import largest_footprint
 from real_bytes import direct
-from specs_small import SMALL, small_data, small_program, tensors
+from specs_small import SMALL, SPECS, small_data, small_program, tensors
 
 TOLERANCE = 1e-5
 
@@ -198,3 +201,22 @@ def test_verify_sees_a_broken_graph() -> None:
     ):
         with pytest.raises(AssertionError, match=says):
             wrong.verify()
+
+
+@pytest.mark.parametrize("pieces", [{}, {Letter("s"): 2}, {Letter("s"): 2, Letter("b"): 2}])
+def test_padding_in_a_mask_leaves_the_work_as_it_is(tmp_path: Path, pieces: dict[Letter, int]) -> None:
+    """What depends on data is computed; two more operations a pair, the padding's own, are counted in the ops and in their tasks."""
+    causal = (SPECS / "attention.yaml").read_text(encoding="utf-8")
+    padded = causal.replace("x: {axes: b s m}", "x: {axes: b s m}\n  lengths: {axes: b, dtype: int32}")
+    padded = padded.replace("where(t <= s,", "where(t < lengths[b] and t <= s,")
+    assert padded.count("lengths") == 2
+    work = []
+    for text in (causal, padded):
+        (tmp_path / "a.yaml").write_text(text, encoding="utf-8")
+        graph = split(fuse(elaborate(load_document(tmp_path / "a.yaml"), SMALL["attention"])), pieces, DType.FP32)
+        op = next(op for op in graph.ops if op.kind == "attention")
+        assert op.flops == sum(task.flops for task in graph.tasks if task.op == op.id) > 0
+        work.append(op.flops)
+    size = SMALL["attention"]
+    pairs = size["batch"] * size["heads"] * size["seq"] * (size["seq"] + 1) // 2
+    assert work[1] - work[0] == 2 * pairs
