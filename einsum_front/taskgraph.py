@@ -152,6 +152,8 @@ class TaskGraph:
             shape = value_by_name[tensor.value].shape
             inside = Box((0,) * len(shape), shape).contains(tensor.box)
             assert inside and tensor.box.size > 0, f"tensor {tensor.name} does not lie in its value {shape}"
+            kind = value_by_name[tensor.value].kind
+            assert tensor.kind is kind, f"tensor {tensor.name} is {tensor.kind.value}, its value {kind.value}"
         for i, task in enumerate(self.tasks):
             assert task.id == i, f"task {task.name} has id {task.id} at position {i}"
             for t in task.reads():
@@ -171,6 +173,10 @@ class TaskGraph:
         for tensor in self.tensors:
             if tensor.kind not in HOST_AT_START:
                 assert tensor.id in written, f"nothing writes {tensor.name}"
+        names, declared = [name for name, _ in self.outputs], {value for _, value in self.outputs}
+        assert len(set(names)) == len(names), f"an output is named twice: {', '.join(names)}"
+        outputs = {v.name for v in self.values if v.kind is Kind.OUTPUT}
+        assert declared == outputs, f"the outputs name the values {sorted(declared)}, of kind output are {sorted(outputs)}"
         covered_by_value = Counter[str]()
         for tensor in self.tensors:
             covered_by_value[tensor.value] += tensor.box.size

@@ -1,4 +1,4 @@
-"""Are two nodes ordered? Whether paths of edges join pairs of nodes, for the judge."""
+"""Are two nodes ordered? Whether paths of edges join pairs of nodes, and of which kind an edge should be, for the judge."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from einpage.memplan.memgraph import MemGraph
+from einpage.memplan.memgraph import EdgeKind, MemGraph
 
 Ints: TypeAlias = NDArray[np.int64]
 
@@ -36,6 +36,14 @@ def first_unordered(plan: MemGraph, first: Ints, second: Ints) -> int | None:
         if not _joined(sources, row, int(first[position]), int(second[position])):
             return int(position)
     return None
+
+
+def first_of_wrong_kind(plan: MemGraph, first: Ints, second: Ints) -> int | None:
+    """The position of the first edge that is not DATA exactly where it is one of the pairs (first, second); None when all are right."""
+    keys = plan.edges.target.astype(np.int64) * len(plan.nodes) + plan.edges.source
+    should_be_data = np.isin(keys, (second * len(plan.nodes) + first)[first >= 0])
+    wrong = (plan.edges.kind == EdgeKind.DATA) != should_be_data
+    return int(np.argmax(wrong)) if wrong.any() else None
 
 
 def _joined(sources: Sequence[int], row: Sequence[int], first: int, second: int) -> bool:

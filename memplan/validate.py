@@ -20,7 +20,7 @@ import numpy as np
 from einpage.einsum_front.taskgraph import HOST_AT_START, Kind
 from einpage.memplan.fault import Fault, Pair, Reason, fault_of
 from einpage.memplan.memgraph import Compute, Free, HostGather, MemGraph, Move, NodeId, PlaceKind
-from einpage.memplan.paths import first_unordered
+from einpage.memplan.paths import first_of_wrong_kind, first_unordered
 
 ALWAYS = -1
 """Stands for the creator of what is there at the start."""
@@ -68,6 +68,7 @@ def judge(memgraph: MemGraph) -> Fault | None:
         or _bytes_in_order(flat)
         or _no_clean_offload(flat)
         or _outputs(flat)
+        or _edge_kinds(flat)
     )
 
 
@@ -381,3 +382,18 @@ def _outputs(flat: Flat) -> Fault | None:
         if (tensor.kind is Kind.OUTPUT or tensor.value in asked) and tensor.id not in there:
             return fault_of(Reason.OUTPUT_MISSING, None, None, tensor.name)
     return None
+
+
+def _edge_kinds(flat: Flat) -> Fault | None:
+    """An edge is DATA from a creation to a read, and from either to the Free; all others are MEMORY."""
+    begin, end = np.array(flat.begin, np.int64), np.array(flat.end, np.int64)
+    node, read = np.array(flat.reads, np.int64).reshape(-1, 2).T
+    freed = (end != NEVER) & ~np.array(flat.taken, bool)
+    of_freed = freed[read]
+    first = np.concatenate((begin[read], begin[freed], node[of_freed]))
+    second = np.concatenate((node, end[freed], end[read][of_freed]))
+    at = first_of_wrong_kind(flat.plan, first, second)
+    if at is None:
+        return None
+    source, target = flat.plan.edges.source[at], flat.plan.edges.target[at]
+    return fault_of(Reason.EDGE_KIND, source, target, f"edge {at}, {source} -> {target}")

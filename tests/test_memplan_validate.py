@@ -69,6 +69,11 @@ def doubled_edge(plan: MemGraph) -> MemGraph:
     return replace(plan, edges=Edges(plan.edges.source[order], plan.edges.target[order], plan.edges.kind[order]))
 
 
+def with_memory(plan: MemGraph, *memory: tuple[int, int]) -> MemGraph:
+    """The same edges, of which `memory` and no others are said to be of that kind."""
+    return replace(plan, edges=edges_of(EDGES, frozenset(memory)))
+
+
 def with_kind(plan: MemGraph, tensor: int, kind: Kind) -> MemGraph:
     tensors = list(plan.graph.tensors)
     tensors[tensor] = replace(tensors[tensor], kind=kind)
@@ -158,6 +163,12 @@ MUTANTS: list[tuple[Reason, tuple[int | None, int | None], Mutant]] = [
     (Reason.RACE, (4, 8), lambda p: moved(p, 9, 0)),
     (Reason.CLEAN_OFFLOAD, (11, 13), offloaded_again),
     (Reason.OUTPUT_MISSING, (None, None), lambda p: with_kind(p, 4, Kind.OUTPUT)),
+    (Reason.EDGE_KIND, (1, 2), lambda p: with_memory(p, *MEMORY, (1, 2))),  # creation to read
+    (Reason.EDGE_KIND, (2, 4), lambda p: with_memory(p, *MEMORY, (2, 4))),  # read to Free
+    (Reason.EDGE_KIND, (0, 4), lambda p: with_memory(p, *MEMORY, (0, 4))),  # creation to Free
+    (Reason.EDGE_KIND, (2, 8), lambda p: with_memory(p, (7, 10), (9, 11))),  # end of a workspace to the next user of its bytes
+    (Reason.EDGE_KIND, (7, 10), lambda p: with_memory(p, (2, 8), (9, 11))),  # read to takeover
+    (Reason.EDGE_KIND, (9, 11), lambda p: with_memory(p, (2, 8), (7, 10))),  # Free to the next user of its bytes
 ]  # fmt: skip
 
 
@@ -187,7 +198,7 @@ def test_a_path_is_as_good_as_an_edge() -> None:
 
 def test_a_load_for_nobody_is_right_if_wasteful() -> None:
     plan = loaded_for_nobody(hand_plan())
-    assert judge(replace(plan, edges=edges_of((*EDGES, (4, 14), (11, 14), (14, 15)), MEMORY))) is None
+    assert judge(replace(plan, edges=edges_of((*EDGES, (4, 14), (11, 14), (14, 15)), MEMORY | {(4, 14)}))) is None
 
 
 def test_masters_may_be_left_out_of_the_end() -> None:
