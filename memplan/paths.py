@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from einpage.memplan.memgraph import EdgeKind, MemGraph
 
 Ints: TypeAlias = NDArray[np.int64]
+Bools: TypeAlias = NDArray[np.bool_]
 
 
 def first_unordered(plan: MemGraph, first: Ints, second: Ints) -> int | None:
@@ -40,8 +41,13 @@ def first_unordered(plan: MemGraph, first: Ints, second: Ints) -> int | None:
 
 def first_of_wrong_kind(plan: MemGraph, first: Ints, second: Ints) -> int | None:
     """The position of the first edge that is not DATA exactly where it is one of the pairs (first, second); None when all are right."""
+    if len(plan.edges) == 0:
+        return None
     keys = plan.edges.target.astype(np.int64) * len(plan.nodes) + plan.edges.source
-    should_be_data = np.isin(keys, (second * len(plan.nodes) + first)[first >= 0])
+    wanted = (second * len(plan.nodes) + first)[first >= 0]
+    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    should_be_data = np.zeros(len(keys), bool)
+    should_be_data[at[keys[at] == wanted]] = True
     wrong = (plan.edges.kind == EdgeKind.DATA) != should_be_data
     return int(np.argmax(wrong)) if wrong.any() else None
 

@@ -20,7 +20,7 @@ import numpy as np
 from einpage.einsum_front.taskgraph import HOST_AT_START, Kind
 from einpage.memplan.fault import Fault, Pair, Reason, fault_of
 from einpage.memplan.memgraph import Compute, Free, HostGather, MemGraph, Move, NodeId, PlaceKind
-from einpage.memplan.paths import first_of_wrong_kind, first_unordered
+from einpage.memplan.paths import Bools, Ints, first_of_wrong_kind, first_unordered
 
 ALWAYS = -1
 """Stands for the creator of what is there at the start."""
@@ -268,11 +268,15 @@ def _ends(flat: Flat) -> Fault | None:
     return None
 
 
+def _columns(flat: Flat) -> tuple[Ints, Ints, Ints, Ints, Bools]:
+    """(node, residency) of every read; begin, end and taken of every residency."""
+    reads = np.fromiter((x for read in flat.reads for x in read), np.int64, 2 * len(flat.reads)).reshape(-1, 2)
+    return reads[:, 0].copy(), reads[:, 1].copy(), np.array(flat.begin, np.int64), np.array(flat.end, np.int64), np.array(flat.taken, bool)
+
+
 def _reads_in_order(flat: Flat) -> Fault | None:
     """creation -> read, read -> end, and (where nobody reads) creation -> end, each by a path of edges."""
-    begin, end = np.array(flat.begin, np.int64), np.array(flat.end, np.int64)
-    taken = np.array(flat.taken, bool)
-    node, read = np.array(flat.reads, np.int64).reshape(-1, 2).T
+    node, read, begin, end, taken = _columns(flat)
     moves = np.array([isinstance(n, Move) for n in flat.plan.nodes], bool)[node]
     everyone = np.arange(len(begin), dtype=np.int64)
     made, ended = begin[read] != ALWAYS, (end[read] != NEVER) & (end[read] != node)
@@ -386,14 +390,11 @@ def _outputs(flat: Flat) -> Fault | None:
 
 def _edge_kinds(flat: Flat) -> Fault | None:
     """An edge is DATA from a creation to a read, and from either to the Free; all others are MEMORY."""
-    begin, end = np.array(flat.begin, np.int64), np.array(flat.end, np.int64)
-    node, read = np.array(flat.reads, np.int64).reshape(-1, 2).T
-    freed = (end != NEVER) & ~np.array(flat.taken, bool)
+    node, read, begin, end, taken = _columns(flat)
+    freed = (end != NEVER) & ~taken
     of_freed = freed[read]
     first = np.concatenate((begin[read], begin[freed], node[of_freed]))
     second = np.concatenate((node, end[freed], end[read][of_freed]))
     at = first_of_wrong_kind(flat.plan, first, second)
-    if at is None:
-        return None
-    source, target = flat.plan.edges.source[at], flat.plan.edges.target[at]
-    return fault_of(Reason.EDGE_KIND, source, target, f"edge {at}, {source} -> {target}")
+    edges = flat.plan.edges
+    return None if at is None else fault_of(Reason.EDGE_KIND, edges.source[at], edges.target[at], f"edge {at}")
