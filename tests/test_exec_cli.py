@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -318,61 +313,3 @@ def test_a_token_outside_the_vocabulary_is_named(capsys: pytest.CaptureFixture[s
     ]
     _, err = ran(capsys, *words, status=2)
     assert "200" in err and "embed" in err
-
-
-def wait_for(process: subprocess.Popen[str], word: str) -> str:
-    """Read the process's stderr until a line has `word`."""
-    assert process.stderr is not None
-    said = []
-    for line in process.stderr:
-        if word in line:
-            return line
-        said.append(line)
-    raise AssertionError(f"the process ended without saying {word!r}: {''.join(said)}")
-
-
-def test_ctrl_c_ends_with_130(tmp_path: Path) -> None:
-    """A run large enough to be in the middle of things is interrupted once it says it runs."""
-    code = (
-        "import sys\n"
-        "from einpage.exec import run\n"
-        "from einpage.exec.cli import main\n"
-        "serial = run.RUNNER_BY_DISPATCH[run.Dispatch.DYNAMIC]\n"
-        "def runner(memgraph, device, hooks):\n"
-        "    compute = device.compute\n"
-        "    def slow(node):\n"
-        "        print('computing', file=sys.stderr, flush=True)\n"
-        "        import threading; threading.Event().wait(0.2)\n"
-        "        compute(node)\n"
-        "    device.compute = slow\n"
-        "    return serial(memgraph, device, hooks)\n"
-        "run.RUNNER_BY_DISPATCH[run.Dispatch.DYNAMIC] = runner\n"
-        "sys.exit(main(sys.argv[1:]))\n"
-    )
-    sizes = [w for k, v in SMALL["matmul_chain"].items() if k != "depth" for w in ("--set", f"{k}={v}")]
-    np.save(tmp_path / "x.npy", np.zeros((130, 192), np.float32))
-    words: Sequence[str] = [
-        "run",
-        str(SPECS / "matmul_chain.yaml"),
-        *sizes,
-        "--set",
-        "depth=400",
-        "--weights",
-        "random:1",
-        "--budget",
-        "1MiB",
-        "--dispatch",
-        "dynamic",
-    ]
-    given = ["--machine", "cpu", "--input", f"x0={tmp_path / 'x.npy'}"]
-    process = subprocess.Popen([sys.executable, "-c", code, *words, *given], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        wait_for(process, "computing")
-        began = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=20)
-    finally:
-        process.kill()
-    assert process.returncode == 130, err
-    assert "interrupted" in err
-    assert time.monotonic() - began < 5

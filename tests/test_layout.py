@@ -31,7 +31,7 @@ ALLOWED = {
     "exec": {"exec.*", "kernels.*", "memplan.*", "einsum_front.taskgraph", "einsum_front.program"} | LEAVES,
 }
 """What each folder may import of einpage: imports point down only. `program` gives the type Source, which a TaskGraph's values carry."""
-WHOLE_FRONT = frozenset(("exec.build", "exec.cli", "exec.run"))
+WHOLE_FRONT = frozenset(("exec.build", "exec.command_line", "exec.run"))
 """The modules that lead from a spec to a result, and may import all of einsum_front."""
 LEAF_IMPORTS: dict[str, set[str]] = {
     "einsum_front.dtype": set(),

@@ -1,0 +1,256 @@
+"""The command line: `einpage show | plan | run | verify | pack | machine`. Words in, exit status out.
+
+0 done, 1 our bug, 2 the user's mistake, 3 does not fit, 130 interrupted. With `--json` stdout holds one JSON object and nothing else;
+what is for a person's eyes while waiting goes to stderr. `show`, `plan`, `verify` and `pack` never import torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import traceback
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from time import perf_counter
+
+from einpage.einsum_front.dtype import RUN_DTYPES, DType
+from einpage.einsum_front.errors import EinpageError, UsageError
+from einpage.einsum_front.fuse import fuse
+from einpage.einsum_front.show import render as render_show
+from einpage.einsum_front.show import summary
+from einpage.einsum_front.split import split
+from einpage.exec.build import Planned, build_graph, make_plan, open_model
+from einpage.exec.graph_command import planned_trace
+from einpage.exec.interrupt import ends_at_once
+from einpage.exec.packing import pack_from_arguments
+from einpage.exec.words import names_of, pieces_of, settings_of, write_timeline
+from einpage.memplan.bounds import Effort
+from einpage.memplan.footprint import largest_footprint
+from einpage.memplan.machine import Machine, load_machine, machine_names, machine_text
+from einpage.memplan.planfile import load_plan, save_plan
+from einpage.memplan.report import render as render_report
+from einpage.memplan.units import format_bytes, parse_bytes
+from einpage.memplan.validate import judge
+
+DTYPE = DType.FP32.value
+"""What a spec is planned and run in where nobody says."""
+
+
+def answer(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status; every error is one message on stderr. Interrupts pass."""
+    arguments = parser().parse_args(argv)
+    try:
+        command = arguments.command_function
+        return int(command(arguments))
+    except EinpageError as error:
+        print(f"einpage: {error}", file=sys.stderr)
+        return error.exit_status
+    except BrokenPipeError:
+        return 0
+    except Exception:
+        traceback.print_exc()
+        print("einpage: this is a bug of ours; the lines above say where", file=sys.stderr)
+        return 1
+
+
+def parser() -> argparse.ArgumentParser:
+    """The grammar of the command line."""
+    root = argparse.ArgumentParser(prog="einpage", description="A model as math in YAML, a plan for every byte, a run that replays it.")
+    commands = root.add_subparsers(required=True, metavar="COMMAND")
+
+    show = commands.add_parser("show", help="sizes, FLOPs, what fused and what did not, the largest working set")
+    _spec_arguments(show)
+    show.set_defaults(command_function=show_command)
+
+    plan = commands.add_parser("plan", help="plan under a budget, judge the plan, predict its time, bound it")
+    _spec_arguments(plan, may_be_absent=True)
+    _plan_arguments(plan)
+    plan.add_argument("--graph", metavar="FILE.json[.gz]", help="plan an access trace instead of a spec; its tasks bring their times")
+    plan.add_argument("--machine", metavar="NAME|FILE", help=f"a profile: {', '.join(machine_names())} (default: cpu, for a spec)")
+    plan.add_argument("--out", metavar="FILE", help="save the plan as JSON")
+    efforts = "fast: no linear programme; lp: always solve; auto: where it is cheap and the plan is not known to be good (default)"
+    plan.add_argument("--bounds", choices=[e.value for e in Effort], default=Effort.AUTO.value, help=efforts)
+    plan.set_defaults(command_function=plan_command)
+
+    run = commands.add_parser("run", help="plan and run with real weights")
+    _spec_arguments(run)
+    _plan_arguments(run)
+    run.add_argument("--machine", metavar="NAME|FILE", help="plan for this profile instead of the measured one")
+    run.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    run.add_argument("--dispatch", choices=("dynamic", "static", "serial"), default="dynamic")
+    run.add_argument("--kernels", choices=("auto", "torch", "triton"), default="auto")
+    run.add_argument("--prompt", action="append", metavar="TEXT", help="repeat for a batch")
+    run.add_argument("--tokens", metavar="FILE", help="JSON: a list of token ids, or a list of such lists")
+    run.add_argument("--input", action="append", default=[], metavar="NAME=FILE", help="a .json, .npy or .safetensors array")
+    run.add_argument("--perplexity", action="store_true", help="of the prompt or tokens")
+    run.add_argument("--threads", type=int, metavar="N", help="threads a kernel may use")
+    run.add_argument("--logits", metavar="FILE", help="save the outputs as safetensors")
+    run.add_argument("--trace", metavar="FILE", help="save a Chrome/Perfetto trace")
+    run.set_defaults(command_function=run_command)
+
+    verify = commands.add_parser("verify", help="judge a saved plan again")
+    verify.add_argument("plan", metavar="PLAN.json")
+    verify.add_argument("--json", action="store_true")
+    verify.set_defaults(command_function=verify_command)
+
+    packing = commands.add_parser("pack", help="place buffers whose lives are known: minimalloc's CSV")
+    packing.add_argument("file", metavar="FILE.csv", help="columns id,lower,upper,size; a buffer is alive in [lower, upper)")
+    packing.add_argument("--capacity", required=True, metavar="SIZE", help="the height to stay within: 1MiB, 1048576")
+    packing.add_argument("--seconds", type=float, default=60.0, metavar="S", help="stop searching after this long (default: 60)")
+    packing.add_argument("--seed", type=int, default=0, metavar="N", help="of the search's choices (default: 0)")
+    packing.add_argument("--out", metavar="FILE.csv", help="where it fits, write the same columns and offset")
+    packing.add_argument("--json", action="store_true", help="one JSON object on stdout, where it does not fit as well")
+    packing.set_defaults(command_function=pack_from_arguments)
+
+    machine = commands.add_parser("machine", help="the profiles there are, or this machine's own")
+    machine.add_argument("name", nargs="?", help="a profile to print")
+    machine.add_argument("--measure", action="store_true", help="measure this machine and keep the result for `run`")
+    machine.add_argument("--json", action="store_true")
+    machine.set_defaults(command_function=machine_command)
+    return root
+
+
+def _spec_arguments(p: argparse.ArgumentParser, may_be_absent: bool = False) -> None:
+    p.add_argument("spec", metavar="SPEC", nargs="?" if may_be_absent else None)
+    p.add_argument("--set", action="append", default=[], metavar="K=V", help="a size or scalar of the spec")
+    p.add_argument("--weights", metavar="PATH|random:SEED", help="a checkpoint: its metadata gives the sizes")
+    p.add_argument("--dtype", choices=[d.value for d in RUN_DTYPES], default=None if may_be_absent else DTYPE, help=f"default: {DTYPE}")
+    p.add_argument("--outputs", metavar="NAMES", help="comma-separated; default: the first the spec declares")
+    p.add_argument("--split", metavar="f=4,v=16", help="fix how many pieces letters are cut into")
+    p.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def _plan_arguments(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--budget", required=True, metavar="SIZE", help="the device arena: 64MiB, 8GiB, 1.5GB")
+    p.add_argument("--h2d", metavar="RATE", help="override the profile's host → device bytes/s")
+    p.add_argument("--d2h", metavar="RATE", help="override the profile's device → host bytes/s")
+    p.add_argument("--device-bytes", metavar="SIZE", help="override the profile's device memory")
+    p.add_argument("--timeline", metavar="FILE", help="write the picture of every byte as one HTML page (or .svg)")
+
+
+def show_command(a: argparse.Namespace) -> int:
+    model = open_model(a.spec, settings_of(a.set), a.weights)
+    opgraph = fuse(model.program, names_of(a.outputs))
+    graph = split(opgraph, pieces_of(a.split), DType(a.dtype))
+    task, nbytes = largest_footprint(graph)
+    if a.json:
+        figures = {**summary(opgraph, graph), "largest_working_set_bytes": nbytes, "largest_task": graph.tasks[task].name}
+        print(json.dumps(figures))
+    else:
+        print(render_show(opgraph, graph))
+        print(f"\nlargest working set  {format_bytes(nbytes)} ({nbytes:,} bytes): task {graph.tasks[task].name}")
+    return 0
+
+
+def plan_command(a: argparse.Namespace) -> int:
+    began = perf_counter()
+    budget = parse_bytes(a.budget, "--budget")
+    planned = planned_trace(a, budget, began) if a.graph else planned_spec(a, budget, began)
+    machine = planned.machine
+    warnings = []
+    if budget > machine.device_bytes:
+        warnings.append(f"budget {format_bytes(budget)} is more than the {format_bytes(machine.device_bytes)} of {machine.name}")
+    if a.out:
+        save_plan(Path(a.out), planned.memgraph, recipe_of(a, planned))
+    if a.timeline:
+        write_timeline(Path(a.timeline), planned, None)
+    facts = {**planned.report, "split": {str(k): n for k, n in planned.graph.split}, "warnings": warnings}
+    if a.json:
+        print(json.dumps(facts))
+        return 0
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    print(render_report(planned.report))
+    return 0
+
+
+def planned_spec(a: argparse.Namespace, budget: int, began: float) -> Planned:
+    """The plan of `a.spec`; `began` is when the command did. Raises EinpageError."""
+    if a.spec is None:
+        raise UsageError("nothing to plan: give a SPEC, as specs/llama.yaml, or --graph FILE.json, an access trace")
+    machine = load_machine(a.machine or "cpu", h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes)
+    model = open_model(a.spec, settings_of(a.set), a.weights)
+    built = build_graph(model.program, DType(a.dtype or DTYPE), budget, names_of(a.outputs), pieces_of(a.split))
+    return make_plan(built, machine, budget, since=began, effort=Effort(a.bounds))
+
+
+def run_command(a: argparse.Namespace) -> int:
+    with ends_at_once():
+        from einpage.exec.command import run_from_arguments
+    return run_from_arguments(a)
+
+
+def verify_command(a: argparse.Namespace) -> int:
+    saved = load_plan(Path(a.plan))
+    fault = judge(saved.memgraph)
+    facts = {
+        "plan": a.plan,
+        "verified": fault is None,
+        "reason": None if fault is None else fault.reason.name,
+        "nodes": [] if fault is None else list(fault.nodes),
+        "message": "" if fault is None else fault.message,
+        "tasks": len(saved.memgraph.graph.tasks),
+        "node_count": len(saved.memgraph.nodes),
+        "edges": len(saved.memgraph.edges),
+    }
+    if a.json:
+        print(json.dumps(facts))
+    elif fault is None:
+        print(f"{a.plan}: verified: {facts['tasks']} tasks, {facts['node_count']} nodes, {facts['edges']} edges")
+    else:
+        print(f"{a.plan}: rejected: {facts['reason']}: {fault.message} (nodes {facts['nodes']})", file=sys.stderr)
+    return 0 if fault is None else 2
+
+
+def machine_command(a: argparse.Namespace) -> int:
+    if a.measure:
+        from einpage.exec.measure import measured_cpu
+
+        machine = measured_cpu(again=True)
+    elif a.name:
+        machine = load_machine(a.name)
+    else:
+        shipped = [load_machine(name) for name in machine_names()]
+        print(json.dumps([machine_facts(m) for m in shipped]) if a.json else "\n".join(machine_line(m) for m in shipped))
+        return 0
+    print(json.dumps(machine_facts(machine)) if a.json else machine_text(machine), end="\n" if a.json else "")
+    return 0
+
+
+def machine_facts(m: Machine) -> dict[str, object]:
+    """A profile as JSON."""
+    return {
+        "name": m.name,
+        "device_bytes": m.device_bytes,
+        "host_bytes": m.host_bytes,
+        "flops_per_s": {d.value: rate for d, rate in m.flops_per_s},
+        "device_bytes_per_s": m.device_bytes_per_s,
+        "h2d_bytes_per_s": m.h2d_bytes_per_s,
+        "d2h_bytes_per_s": m.d2h_bytes_per_s,
+        "copy_latency_s": m.copy_latency_s,
+        "launch_latency_s": m.launch_latency_s,
+        "threads": m.threads,
+        "about": m.about,
+    }
+
+
+def machine_line(m: Machine) -> str:
+    rates = ", ".join(f"{d.value} {rate / 1e12:g}" for d, rate in m.flops_per_s)
+    return f"{m.name:<10} {format_bytes(m.device_bytes):>8}  link {m.h2d_bytes_per_s / 1e9:g} GB/s  TFLOP/s {rates}"
+
+
+def recipe_of(a: argparse.Namespace, planned: Planned) -> dict[str, object]:
+    """What it takes to make this plan again."""
+    word, file = ("graph", Path(a.graph)) if a.graph else ("spec", Path(a.spec))
+    return {
+        word: file.name,
+        f"{word}_sha256": sha256(file.read_bytes()).hexdigest(),
+        "settings": settings_of(a.set),
+        "dtype": planned.graph.dtype.value,
+        "budget_bytes": planned.memgraph.budget_bytes,
+        "split": {str(k): n for k, n in planned.graph.split},
+        "outputs": [name for name, _ in planned.graph.outputs],
+        "machine": machine_facts(planned.machine),
+    }
