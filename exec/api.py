@@ -22,6 +22,7 @@ from einpage.exec.build import Model, Planned, build_graph, make_plan, open_mode
 from einpage.exec.inputs import TokenLists, encode_prompts
 from einpage.exec.tokenizer import load_tokenizer
 from einpage.memplan.machine import Machine, load_machine
+from einpage.memplan.plan import PlanOptions
 from einpage.memplan.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -60,12 +61,13 @@ def plan(
     dtype: str = "fp32",
     outputs: Sequence[str] | None = None,
     split: Mapping[str, int] | None = None,
+    effort: int = 0,
 ) -> Planned:
     """A judged plan and its report. Raises DoesNotFit (with the smallest budget that works) or UsageError. Imports no torch."""
     began = perf_counter()
     budget_bytes = parse_bytes(budget)
     built = build_graph(model.program, DType(dtype), budget_bytes, outputs, letters(split))
-    return make_plan(built, machine_named(machine), budget_bytes, since=began)
+    return make_plan(built, machine_named(machine), budget_bytes, PlanOptions(effort=effort), began)
 
 
 def run(
@@ -79,6 +81,7 @@ def run(
     dispatch: str = "dynamic",
     inputs: Mapping[str, NDArray[np.generic]] | None = None,
     perplexity: bool = False,
+    effort: int = 0,
 ) -> RunResult:
     """Plan and run on the CPU device: `.outputs` by name, `.facts` as `run --json` prints them.
 
@@ -94,6 +97,7 @@ def run(
         perplexity=perplexity,
         split=letters(split),
         dispatch=Dispatch(dispatch),
+        effort=effort,
     )
     profile = measured_cpu() if machine is None else machine_named(machine)
     return run_model(model, profile, options, inputs)

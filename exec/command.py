@@ -49,6 +49,7 @@ def run_from_arguments(a: argparse.Namespace) -> int:
         split=pieces_of(a.split),
         dispatch=Dispatch(a.dispatch),
         kernels=kernels_for(a.kernels),
+        effort=a.effort,
     )
     tokens, tokenizer = tokens_of(a)
     named = inputs_of(a.input)

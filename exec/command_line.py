@@ -29,6 +29,7 @@ from einpage.exec.words import names_of, pieces_of, settings_of, write_timeline
 from einpage.memplan.bounds import Effort
 from einpage.memplan.footprint import largest_footprint
 from einpage.memplan.machine import Machine, load_machine, machine_names, machine_text
+from einpage.memplan.plan import PlanOptions
 from einpage.memplan.planfile import load_plan, save_plan
 from einpage.memplan.report import render as render_report
 from einpage.memplan.units import format_bytes, parse_bytes
@@ -127,6 +128,8 @@ def _plan_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--h2d", metavar="RATE", help="override the profile's host → device bytes/s")
     p.add_argument("--d2h", metavar="RATE", help="override the profile's device → host bytes/s")
     p.add_argument("--device-bytes", metavar="SIZE", help="override the profile's device memory")
+    efforts = "0: plan at once (default); 1 to 3: look longer for a faster plan; never a slower one"
+    p.add_argument("--effort", type=int, choices=range(4), default=0, help=efforts)
     p.add_argument("--timeline", metavar="FILE", help="write the picture of every byte as one HTML page (or .svg)")
 
 
@@ -173,7 +176,7 @@ def planned_spec(a: argparse.Namespace, budget: int, began: float) -> Planned:
     machine = load_machine(a.machine or "cpu", h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes)
     model = open_model(a.spec, settings_of(a.set), a.weights)
     built = build_graph(model.program, DType(a.dtype or DTYPE), budget, names_of(a.outputs), pieces_of(a.split))
-    return make_plan(built, machine, budget, since=began, effort=Effort(a.bounds))
+    return make_plan(built, machine, budget, PlanOptions(effort=a.effort), began, Effort(a.bounds))
 
 
 def run_command(a: argparse.Namespace) -> int:

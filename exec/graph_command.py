@@ -18,7 +18,6 @@ from einpage.memplan.units import parse_bytes
 
 OF_A_SPEC = ("set", "weights", "dtype", "outputs", "split")
 """Options that mean nothing to a trace."""
-OPTIONS = PlanOptions(alignment=1)
 
 
 def planned_trace(a: argparse.Namespace, budget: int, began: float) -> Planned:
@@ -29,7 +28,7 @@ def planned_trace(a: argparse.Namespace, budget: int, began: float) -> Planned:
     if given:
         raise UsageError(f"{', '.join(given)}: of a spec, and --graph {a.graph} is a trace, which has its sizes and times; leave out")
     machine = _machine(a, budget)
-    return plan_graph(read_trace(a.graph), machine, budget, OPTIONS, began, Effort(a.bounds))
+    return plan_graph(read_trace(a.graph), machine, budget, PlanOptions(alignment=1, effort=a.effort), began, Effort(a.bounds))
 
 
 def _machine(a: argparse.Namespace, budget: int) -> Machine:

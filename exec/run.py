@@ -39,6 +39,7 @@ from einpage.exec.tokenizer import Tokenizer
 from einpage.exec.watch import SILENT, Hooks
 from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.machine import Machine
+from einpage.memplan.plan import PlanOptions
 from einpage.memplan.units import format_bytes, format_seconds
 
 TOP = 5
@@ -70,6 +71,8 @@ class RunOptions:
     dispatch: Dispatch = Dispatch.DYNAMIC
     kernels: str = "torch"
     """torch | triton (the latter only under Triton's interpreter here)."""
+    effort: int = 0
+    """Of planning: PlanOptions.effort."""
     poison: bool = False
     """Overwrite memory whose contents have ended, to show any read of it."""
 
@@ -105,7 +108,7 @@ def run_model(
     wanted = wanted_outputs(program, options, model.tokens)
     refuse_above_device(machine, options.budget_bytes)
     built = build_graph(program, options.dtype, options.budget_bytes, wanted, options.split)
-    planned = make_plan(built, machine, options.budget_bytes, since=began)
+    planned = make_plan(built, machine, options.budget_bytes, PlanOptions(effort=options.effort), began)
     memgraph = planned.memgraph
     refuse_above_host(memgraph.host_bytes, options.budget_bytes)
     if planned_hook is not None:

@@ -96,6 +96,18 @@ class Arena:
         self.high_water = max(self.high_water, stop)
         return taken
 
+    def take_at(self, start: int, nbytes: int, owner: int) -> list[Piece]:
+        """As `take`, anywhere inside a hole."""
+        hole = self.hole_at(start)
+        if hole < start:
+            pieces = self._remove_hole(hole)
+            self._add_hole([(a, min(b, start), node) for a, b, node in pieces if a < start])
+            rest = [(max(a, start), b, node) for a, b, node in pieces if b > start]
+            self._pieces[start] = rest
+            self._hole_by_stop[rest[-1][1]] = start
+            insort(self._holes, (rest[-1][1] - start, start))
+        return self.take(start, nbytes, owner)
+
     def release(self, start: int, node: int) -> None:
         """End the live segment at `start`; whoever takes these bytes next comes after `node`."""
         stop, _ = self._live[start]

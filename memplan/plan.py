@@ -15,8 +15,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from einpage.einsum_front.taskgraph import Nbytes, Task, TaskGraph, TensorId
+from einpage.einsum_front.taskgraph import Nbytes, Task, TaskGraph, TaskId, TensorId
 from einpage.memplan.arena import FIT_BY_POLICY, FitPolicy
+from einpage.memplan.bounds import bounds
+from einpage.memplan.decide import better_plan
 from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.footprint import largest_footprint
 from einpage.memplan.machine import Machine
@@ -26,6 +28,7 @@ from einpage.memplan.memory import Memory, Reservation
 from einpage.memplan.order import ORDER_BY_POLICY, OrderPolicy
 from einpage.memplan.record import Recorder
 from einpage.memplan.reuse import Reuse, Step
+from einpage.memplan.slots import slots_of
 from einpage.memplan.victim import VictimPolicy, price_of
 
 
@@ -48,6 +51,8 @@ class PlanOptions:
     """What every offset is a multiple of; kernels want the default, a trace's bytes may lie anywhere."""
     seed: int = 0
     """Used by RANDOM policies only."""
+    effort: int = 0
+    """0: the horizons alone; 1 to 3: what decide.py finds is taken where it is better, at ten to a thousand times the time."""
 
 
 def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions | None = None) -> MemGraph:
@@ -57,7 +62,17 @@ def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOpt
     """
     options = options or PlanOptions()
     _refuse_too_small(graph, budget_bytes, options.alignment)
-    horizons = Horizons(graph, machine, budget_bytes, options)
+    order = ORDER_BY_POLICY[options.order](graph, options.seed)
+    found = _by_horizons(graph, machine, budget_bytes, options, order)
+    slots = slots_of(graph, machine, order, options.alignment) if options.effort else None
+    if slots is not None:
+        bound_s = bounds(graph, machine, budget_bytes, order).bound_order_s
+        found = better_plan(slots, budget_bytes, options.effort, found, bound_s)
+    return found
+
+
+def _by_horizons(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions, order: Sequence[TaskId]) -> MemGraph:
+    horizons = Horizons(graph, machine, budget_bytes, options, order)
     horizons.run()
     memory, recorder = horizons.memory, horizons.recorder
     return MemGraph(
@@ -76,8 +91,7 @@ def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOpt
 class Horizons:
     """The two positions. Tasks in `between` have been promised their bytes and have not run."""
 
-    def __init__(self, graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions) -> None:
-        order = ORDER_BY_POLICY[options.order](graph, options.seed)
+    def __init__(self, graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions, order: Sequence[TaskId]) -> None:
         self.order: Sequence[Task] = [graph.tasks[t] for t in order]
         self.options = options
         self.recorder = Recorder(graph)

@@ -20,7 +20,7 @@ from einpage.memplan.footprint import largest_footprint
 from einpage.memplan.machine import Machine
 from einpage.memplan.malloc import Allocator
 from einpage.memplan.memgraph import DEVICE, Compute, MemGraph, Move, NodeId, Queue, aligned
-from einpage.memplan.order import OrderPolicy
+from einpage.memplan.order import OrderPolicy, as_written
 from einpage.memplan.plan import Horizons, PlanOptions, plan
 from einpage.memplan.reuse import Step
 from einpage.memplan.validate import judge
@@ -150,7 +150,8 @@ def test_a_full_host_is_refused_and_never_overrun(graph: TaskGraph, options: Pla
 
 @given(task_graphs(), all_options, st.data())
 def test_the_simulation_counts_what_it_may_evict(graph: TaskGraph, options: PlanOptions, data: st.DataObject) -> None:
-    horizons = Horizons(graph, a_machine(), data.draw(budgets(graph, options.alignment)), options)
+    order = as_written(graph)
+    horizons = Horizons(graph, a_machine(), data.draw(budgets(graph, options.alignment)), options, order)
     memory = horizons.memory
     for step, task in enumerate(horizons.order):
         horizons.allocate(Step(step), task)

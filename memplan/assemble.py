@@ -1,0 +1,160 @@
+"""From a timetable and places to a MemGraph.
+
+In: Slots, a Timetable, the arena's bytes. `blocks_of` gives the blocks that need a place; `assemble` writes nodes in the timetable's order
+at the offsets found. Positions: slot k's loads stand at 3 k, its task at 3 k + 1, what leaves after it is gone at 3 k + 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from einpage.einsum_front.taskgraph import Nbytes, TensorId
+from einpage.memplan.accesses import NEVER
+from einpage.memplan.arena import Arena
+from einpage.memplan.host import Host
+from einpage.memplan.memgraph import DEVICE, MemGraph, ResidencyId, aligned
+from einpage.memplan.place import Block
+from einpage.memplan.record import NO_RESIDENCY, Recorder
+from einpage.memplan.slots import Slots
+from einpage.memplan.timetable import Timetable
+
+WORKSPACE = -1
+"""Stands for a task's workspace where a tensor is named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    blocks: tuple[Block, ...]
+    stays: tuple[tuple[int, ...], ...]
+    """[block] the tensors that live in it one after the other: a result that takes over lives in its operand's; (WORKSPACE,) for one."""
+    at: dict[tuple[int, int], int]
+    """(tensor, position of its birth) -> block."""
+
+
+def blocks_of(slots: Slots, table: Timetable) -> Blocks:
+    """Every stay on the device, and every workspace, as a block."""
+    blocks: list[Block] = []
+    stays: list[list[int]] = []
+    at: dict[tuple[int, int], int] = {}
+    open_: dict[int, int] = {}
+    size = slots.accesses.nbytes.tolist()
+
+    def born(t: int, position: int, nbytes: int) -> None:
+        open_[t] = at[t, position] = len(blocks)
+        blocks.append(Block(position, position + 1, nbytes))
+        stays.append([t])
+
+    def ends(t: int, position: int) -> None:
+        block = open_.pop(t)
+        blocks[block] = Block(blocks[block].birth, position, blocks[block].nbytes)
+
+    for k, (step, task) in enumerate(zip(table.steps, slots.tasks, strict=True)):
+        for t in step.frees_first:
+            ends(t, 3 * k)
+        for t in step.loads:
+            born(t, 3 * k, size[t])
+        if slots.workspace[k]:
+            born(WORKSPACE, 3 * k + 1, slots.workspace[k])
+            ends(WORKSPACE, 3 * k + 2)
+        taken = slots.taken[k]
+        if taken == NEVER:
+            born(task.result, 3 * k + 1, size[task.result])
+        else:
+            block = open_.pop(taken)
+            open_[task.result] = at[task.result, 3 * k + 1] = block
+            stays[block].append(task.result)
+        for t in step.frees:
+            ends(t, 3 * k + 2)
+    assert not open_, "something never leaves the device"
+    return Blocks(tuple(blocks), tuple(map(tuple, stays)), at)
+
+
+def assemble(slots: Slots, budget_bytes: int, table: Timetable, places: Blocks, offsets: Sequence[int]) -> MemGraph:
+    """The MemGraph. `offsets` are parallel to the blocks. Raises DoesNotFit where the host is full."""
+    return _Assembly(slots, budget_bytes, table, places, offsets).run()
+
+
+class _Assembly:
+    def __init__(self, slots: Slots, budget_bytes: int, table: Timetable, places: Blocks, offsets: Sequence[int]) -> None:
+        self.graph, self.budget, self.slots, self.table = slots.graph, budget_bytes, slots, table
+        self.places, self.offsets = places, offsets
+        self.recorder = Recorder(self.graph)
+        sizes: list[int] = [aligned(t.nbytes, slots.alignment) for t in self.graph.tensors]
+        self.host = Host(self.graph, slots.machine, sizes, self.recorder, slots.alignment)
+        self.device = Arena(budget_bytes, slots.alignment)
+        self.size = slots.accesses.nbytes.tolist()
+        self.on_device = [NO_RESIDENCY] * len(self.graph.tensors)
+        self.at = [0] * len(self.graph.tensors)
+        """[tensor] its offset while it is on the device."""
+
+    def run(self) -> MemGraph:
+        a = self.slots.accesses
+        last_at, sink = a.last_at.tolist(), a.sink.tolist()
+        for k, step in enumerate(self.table.steps):
+            for t in step.frees_first:
+                self.free(t)
+            for t in step.loads:
+                self.load(TensorId(t), 3 * k)
+            self.compute(k)
+            for t in step.stores:
+                if sink[t]:
+                    self.host.write_output(TensorId(t), self.on_device[t])
+                else:
+                    self.host.spill(TensorId(t), self.on_device[t], self.slots.tasks[k].name)
+            for t in step.frees:
+                self.free(t)
+            for t in {*self.slots.tasks[k].reads(), self.slots.tasks[k].result}:
+                if last_at[t] == k:
+                    self.host.drop(t)
+        assert self.device.free_bytes == self.device.capacity, "something is left on the device"
+        assert self.host.is_tidy(), "a spill slot is left on the host"
+        return MemGraph(
+            graph=self.graph,
+            budget_bytes=Nbytes(self.budget),
+            host_bytes=self.host.nbytes,
+            residencies=tuple(self.recorder.residencies),
+            nodes=tuple(self.recorder.nodes),
+            edges=self.recorder.edges.finish(),
+            start=self.host.start,
+            end=tuple(self.host.copy[t] for t in self.host.outputs),
+            alignment=self.slots.alignment,
+        )
+
+    def offset(self, t: int, position: int) -> int:
+        return self.offsets[self.places.at[t, position]]
+
+    def load(self, t: TensorId, position: int) -> None:
+        start = self.offset(t, position)
+        after = self.device.take_at(start, self.size[t], t)
+        source, task = self.host.copy[t], self.slots.gather_by_result.get(t)
+        if source != NO_RESIDENCY:
+            self.on_device[t] = self.recorder.move(source, DEVICE, start, after)
+        else:
+            assert task is not None, f"{self.graph.tensors[t].name} is nowhere"
+            operands = tuple(tuple(self.host.copy[x] for x in operand) for operand in task.operands)
+            self.on_device[t] = self.recorder.gather(task.id, operands, t, DEVICE, start, after)
+        self.at[t] = start
+
+    def compute(self, k: int) -> None:
+        task, taken = self.slots.tasks[k], self.slots.taken[k]
+        start = self.offset(task.result, 3 * k + 1)
+        operands = tuple(tuple(self.on_device[t] for t in operand) for operand in task.operands)
+        over: ResidencyId | None = None if taken == NEVER else self.on_device[taken]
+        after = [] if taken != NEVER else self.device.take_at(start, self.size[task.result], task.result)
+        workspace = None
+        if self.slots.workspace[k]:
+            scratch = self.offset(WORKSPACE, 3 * k + 1)
+            after = after + self.device.take_at(scratch, self.slots.workspace[k], WORKSPACE)
+            workspace = (scratch, task.workspace_bytes)
+        node, created = self.recorder.compute(task.id, operands, task.result, DEVICE, start, after, over, workspace)
+        if taken != NEVER:
+            self.device.rename(start, task.result)
+            self.on_device[taken] = NO_RESIDENCY
+        if workspace is not None:
+            self.device.release(workspace[0], node)
+        self.on_device[task.result], self.at[task.result] = created, start
+
+    def free(self, t: int) -> None:
+        self.device.release(self.at[t], self.recorder.free(self.on_device[t]))
+        self.on_device[t] = NO_RESIDENCY

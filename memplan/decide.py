@@ -1,0 +1,165 @@
+"""Plans from decisions: many ways to say what stays are tried as timetables, the best are placed, and the simulator judges.
+
+In: a graph, a machine, a budget, an order, the plan to beat. Out: a plan whose makespan is never longer than that one's; the same plan for
+the same input. A timetable costs a hundredth of a plan, so tables choose who is placed, and placed plans choose the answer.
+
+    effort 1    policies without a solver
+    effort 2    and shares from the slot LP, rounded, where scipy is there and the graph is small enough
+    effort 3    and more of both, and more placed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from einpage.memplan import lp
+from einpage.memplan.accesses import Accesses
+from einpage.memplan.assemble import Blocks, assemble, blocks_of
+from einpage.memplan.errors import DoesNotFit
+from einpage.memplan.keep import nearest, pin_evenly, pin_first, rounded, stream_all
+from einpage.memplan.machine import Machine
+from einpage.memplan.memgraph import MemGraph, Queue
+from einpage.memplan.place import place
+from einpage.memplan.report import moved_bytes
+from einpage.memplan.simulate import simulate
+from einpage.memplan.slot_lp import Links, time_bound
+from einpage.memplan.slots import Slots
+from einpage.memplan.timetable import Keep, Timetable, timetable
+
+MOST_SLOTS = {1: 20_000, 2: 4_000, 3: 15_000}
+"""By effort: the largest graph that policies (1) and the LP (2, 3) are tried on."""
+RESERVES = {1: (0.0, 0.02), 2: (0.0, 0.01, 0.02, 0.05), 3: (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2)}
+"""By effort: shares of the arena that what stays leaves to loads."""
+THRIFTS = {2: (0.02,), 3: (0.02, 0.1, 0.3)}
+PLACED = {1: 2, 2: 4, 3: 12}
+"""By effort: how many timetables are placed."""
+SLACKS = (0.02, 0.05, 0.1, 0.2, 0.3)
+"""Shares of the arena that loads ahead of need may leave free."""
+HARDLY = 1.001
+"""As a factor of time: not slower to speak of."""
+MENDS = 12
+"""How often a timetable without places for all may give up what stays."""
+BYTES_COUNT = 0.25
+"""What moving a byte counts beside time, as a share of its time on the link: of plans that take as long, the one that moves less."""
+GOOD_ENOUGH = 1.002
+"""A plan this near a bound is not improved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    name: str
+    keep: Keep = field(repr=False)
+    slack_bytes: int
+    table: Timetable = field(repr=False)
+    score: float
+
+
+def better_plan(slots: Slots, budget_bytes: int, effort: int, start: MemGraph, bound_s: float) -> MemGraph:
+    """`start`, or a plan that takes no longer and scores better. `bound_s` is some lower bound on the makespan."""
+    machine = slots.machine
+    best, best_s = start, simulate(start, machine).makespan_s
+    if best_s <= GOOD_ENOUGH * bound_s or slots.accesses.slots > MOST_SLOTS[1]:
+        return best
+    capacity = budget_bytes // slots.alignment * slots.alignment
+    limit_s, best_score = best_s, _score(best_s, _moved(start), machine)
+    for candidate in sorted(_candidates(slots, capacity, effort), key=lambda c: c.score)[: PLACED[effort]]:
+        if candidate.score >= best_score:
+            break
+        found = _placed(slots, budget_bytes, candidate)
+        if found is None:
+            continue
+        seconds = simulate(found, machine).makespan_s
+        score = _score(seconds, _moved(found), machine)
+        if score < best_score and seconds <= limit_s:
+            best, best_score = found, score
+    return best
+
+
+def _score(seconds: float, moved_bytes: int, machine: Machine) -> float:
+    return seconds + BYTES_COUNT * moved_bytes / machine.h2d_bytes_per_s
+
+
+def _moved(memgraph: MemGraph) -> int:
+    return moved_bytes(memgraph, Queue.H2D) + moved_bytes(memgraph, Queue.D2H)
+
+
+def _candidates(slots: Slots, capacity: int, effort: int) -> list[Candidate]:
+    """Timetables of all ways tried, each way once."""
+    found: dict[bytes, Candidate] = {}
+    for name, keep in _keeps(slots, capacity, effort):
+        key = keep.tobytes()
+        if key not in found:
+            slack, table = _loosest(slots, capacity, keep)
+            found[key] = Candidate(name, keep, slack, table, _score(table.seconds, table.moved_bytes, slots.machine))
+    return list(found.values())
+
+
+def _loosest(slots: Slots, capacity: int, keep: Keep) -> tuple[int, Timetable]:
+    """The timetable that leaves most room and is hardly slower than the one that leaves none."""
+    tightest = loosest = timetable(slots, capacity, keep)
+    slack = 0
+    for share in SLACKS:
+        table = timetable(slots, capacity, keep, int(share * capacity))
+        if table.seconds > HARDLY * tightest.seconds:
+            break
+        slack, loosest = int(share * capacity), table
+    return slack, loosest
+
+
+def _keeps(slots: Slots, capacity: int, effort: int) -> Iterator[tuple[str, Keep]]:
+    a, machine = slots.accesses, slots.machine
+    room = capacity - a.footprint
+    for share in RESERVES[effort]:
+        left = np.maximum(room - int(share * capacity), 0)
+        yield f"nearest, {share:.1%} left", nearest(a, left)
+        yield f"pin evenly, {share:.1%} left", pin_evenly(a, left)
+        yield f"pin first, {share:.1%} left", pin_first(a, left)
+    yield "stream all", stream_all(a, room)
+    if effort >= 2 and a.slots <= MOST_SLOTS[effort] and len(a.tensor) and lp.has_solver():
+        links = Links(machine.h2d_bytes_per_s, machine.d2h_bytes_per_s, machine.copy_latency_s)
+        for thrift in THRIFTS[effort]:
+            try:
+                found = time_bound(a, capacity, links, thrift=thrift)
+            except lp.Unsolved:
+                continue
+            for share in RESERVES[effort]:
+                yield f"slot LP, thrift {thrift}, {share:.1%} left", rounded(a, np.maximum(room - int(share * capacity), 0), found.kept)
+            left = np.maximum(room - found.ahead.astype(np.int64), 0)
+            yield f"slot LP, thrift {thrift}, its prefetch left", rounded(a, left, found.kept)
+
+
+def _placed(slots: Slots, budget_bytes: int, candidate: Candidate) -> MemGraph | None:
+    """The plan of a timetable, which gives up stays while some find no place; None where that does not help."""
+    capacity, keep, table = budget_bytes // slots.alignment * slots.alignment, candidate.keep, candidate.table
+    for _ in range(MENDS):
+        blocks = blocks_of(slots, table)
+        placed = place(blocks.blocks, capacity)
+        if not placed.unplaced:
+            try:
+                return assemble(slots, budget_bytes, table, blocks, [at or 0 for at in placed.offsets])
+            except DoesNotFit:
+                return None
+        keep = keep & ~_given_up(slots.accesses, blocks, placed.unplaced, keep)
+        table = timetable(slots, capacity, keep, candidate.slack_bytes)
+    return None
+
+
+def _given_up(a: Accesses, blocks: Blocks, unplaced: tuple[int, ...], keep: Keep) -> Keep:
+    """[interval] what shall not stay so that `unplaced` find places: the longest interval of each, so that it comes back
+    somewhere else; for one that spans none, the longest around it."""
+    up = np.zeros(len(a.tensor), bool)
+    begin, end, length, size = 3 * a.begin + 1, 3 * a.end + 1, a.end - a.begin, a.nbytes[a.tensor]
+    for b in unplaced:
+        block = blocks.blocks[b]
+        stays = keep & (begin >= block.birth) & (end < block.death) & np.isin(a.tensor, blocks.stays[b])
+        pool = np.flatnonzero(stays)
+        if not len(pool):
+            around = np.flatnonzero(keep & ~up & (begin < block.death) & (end > block.birth))
+            enough = around[size[around] >= block.nbytes]
+            pool = enough if len(enough) else around
+        if len(pool):
+            up[pool[np.argmax(length[pool])]] = True
+    return up

@@ -1,0 +1,147 @@
+"""Plans from decisions: policies of what stays, timetables, assembly, and the search over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from einpage.einsum_front.taskgraph import HOST_AT_START, TaskGraph
+from einpage.memplan.accesses import Accesses
+from einpage.memplan.assemble import assemble, blocks_of
+from einpage.memplan.decide import better_plan
+from einpage.memplan.footprint import largest_footprint
+from einpage.memplan.keep import Room, nearest, pin_evenly, pin_first, rounded, stream_all
+from einpage.memplan.machine import Machine
+from einpage.memplan.memgraph import MemGraph, Queue
+from einpage.memplan.order import as_written
+from einpage.memplan.place import place
+from einpage.memplan.plan import PlanOptions, plan
+from einpage.memplan.report import moved_bytes
+from einpage.memplan.simulate import simulate
+from einpage.memplan.slots import Slots, slots_of
+from einpage.memplan.text import memgraph_text
+from einpage.memplan.timetable import Keep, bytes_kept, timetable
+from einpage.memplan.validate import judge
+from strategies import a_machine, machines, random_graph, task_graphs
+
+POLICIES: tuple[Callable[[Accesses, Room], Keep], ...] = (
+    nearest, stream_all, pin_first, pin_evenly, lambda a, room: rounded(a, room, np.linspace(0, 1, len(a.tensor)))
+)  # fmt: skip
+
+
+def slots_for(graph: TaskGraph, machine: Machine, alignment: int = 256) -> Slots:
+    slots = slots_of(graph, machine, as_written(graph), alignment)
+    assume(slots is not None)
+    assert slots is not None
+    return slots
+
+
+def budget_of(graph: TaskGraph, extra: int, alignment: int = 256) -> int:
+    return (largest_footprint(graph, alignment)[1] + extra) // alignment * alignment
+
+
+def moved(memgraph: MemGraph) -> int:
+    return moved_bytes(memgraph, Queue.H2D) + moved_bytes(memgraph, Queue.D2H)
+
+
+@given(task_graphs(), st.integers(0, 20_000), st.sampled_from(POLICIES))
+def test_what_stays_fits(graph: TaskGraph, extra: int, policy: Callable[[Accesses, Room], Keep]) -> None:
+    a = slots_for(graph, a_machine()).accesses
+    room = budget_of(graph, extra) - a.footprint
+    assert bool((bytes_kept(a, policy(a, room)) <= room).all())
+
+
+@given(task_graphs(), st.integers(0, 20_000))
+def test_stream_all_keeps_nothing_the_host_has(graph: TaskGraph, extra: int) -> None:
+    a = slots_for(graph, a_machine()).accesses
+    assert not stream_all(a, budget_of(graph, extra) - a.footprint)[a.clean[a.tensor]].any()
+
+
+@pytest.mark.parametrize("policy", [pin_first, pin_evenly])
+def test_a_pin_is_for_good(policy: Callable[[Accesses, Room], Keep]) -> None:
+    """Of a tensor of the host all intervals stay or none; and with room for everything all do."""
+    some = 0
+    for seed in range(200):
+        slots = slots_of(random_graph(seed), a_machine(), as_written(random_graph(seed)), 256)
+        if slots is None:
+            continue
+        a = slots.accesses
+        keep = policy(a, budget_of(slots.graph, 4096) - a.footprint)
+        for t in set(a.tensor[a.clean[a.tensor]].tolist()):
+            mine = keep[a.tensor == t]
+            assert mine.all() or not mine.any()
+            some += bool(mine.any())
+        assert policy(a, np.full(a.slots, 1 << 40)).all()
+    assert some > 20
+
+
+@given(task_graphs(), machines(), st.integers(0, 20_000), st.sampled_from(POLICIES), st.sampled_from([1, 256]), st.integers(0, 4096))
+def test_every_timetable_becomes_a_right_plan(
+    graph: TaskGraph, machine: Machine, extra: int, policy: Callable[[Accesses, Room], Keep], alignment: int, slack: int
+) -> None:
+    """In an arena with places for all; its bytes are the timetable's."""
+    slots = slots_for(graph, machine, alignment)
+    capacity = budget_of(graph, extra, alignment)
+    table = timetable(slots, capacity, policy(slots.accesses, capacity - slots.accesses.footprint), slack)
+    blocks = blocks_of(slots, table)
+    alive = sum(b.nbytes for b in blocks.blocks)
+    placed = place(blocks.blocks, alive)
+    assert not placed.unplaced
+    memgraph = assemble(slots, alive, table, blocks, [at or 0 for at in placed.offsets])
+    assert judge(memgraph) is None
+    assert moved(memgraph) == table.moved_bytes
+    busiest = max((sum(b.nbytes for b in blocks.blocks if b.birth <= p < b.death) for p in range(3 * len(slots.tasks))), default=0)
+    assert busiest <= capacity
+
+
+def test_a_timetable_tells_the_time() -> None:
+    """Where places do not matter, the simulator's makespan is the timetable's; both are seen to differ between policies."""
+    told = []
+    for seed in range(120):
+        graph = random_graph(seed)
+        slots = slots_of(graph, a_machine(), as_written(graph), 256)
+        if slots is None:
+            continue
+        capacity = budget_of(graph, 2048)
+        for policy in (nearest, stream_all):
+            table = timetable(slots, capacity, policy(slots.accesses, capacity - slots.accesses.footprint))
+            blocks = blocks_of(slots, table)
+            at, offsets = 0, []
+            for b in blocks.blocks:
+                offsets.append(at)
+                at += b.nbytes
+            seconds = simulate(assemble(slots, at, table, blocks, offsets), a_machine()).makespan_s
+            assert seconds <= table.seconds * (1 + 1e-9), "without memory edges nothing can be slower"
+            told.append(seconds / table.seconds)
+    assert np.median(told) > 0.9
+
+
+@settings(max_examples=15)
+@given(task_graphs(most_ops=5), machines(), st.integers(0, 8192), st.sampled_from([1, 2]), st.sampled_from([1, 256]))
+def test_effort_is_never_worse_and_always_right(graph: TaskGraph, machine: Machine, extra: int, effort: int, alignment: int) -> None:
+    budget = budget_of(graph, extra, alignment)
+    plain, better = (plan(graph, machine, budget, PlanOptions(alignment=alignment, effort=e)) for e in (0, effort))
+    assert judge(better) is None
+    assert simulate(better, machine).makespan_s <= simulate(plain, machine).makespan_s
+    assert memgraph_text(plan(graph, machine, budget, PlanOptions(alignment=alignment, effort=effort))) == memgraph_text(better)
+    assert all(graph.tensors[better.residencies[r].tensor].kind in HOST_AT_START for r in better.start)
+
+
+def test_effort_pays() -> None:
+    """Over many graphs a good share of plans becomes faster."""
+    faster = tried = 0
+    for seed in range(40):
+        graph, machine = random_graph(seed, most_ops=10), a_machine()
+        slots = slots_of(graph, machine, as_written(graph), 256)
+        if slots is None:
+            continue
+        start = plan(graph, machine, budget_of(graph, 1024))
+        found = better_plan(slots, budget_of(graph, 1024), 1, start, 0.0)
+        tried += 1
+        faster += simulate(found, machine).makespan_s < 0.99 * simulate(start, machine).makespan_s
+    assert tried >= 20
+    assert faster >= tried // 5, f"{faster} of {tried}"

@@ -1,0 +1,74 @@
+"""Places for blocks with known lives, held against a judge that looks at every pair."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from einpage.memplan.place import Block, Placed, place
+
+lives = st.tuples(st.integers(0, 30), st.integers(1, 15))
+blocks_of = st.lists(st.builds(lambda life, nbytes: Block(life[0], life[0] + life[1], nbytes), lives, st.integers(0, 40)), max_size=40)
+"""Never empty lives."""
+
+
+def alive_at_most(blocks: Sequence[Block]) -> int:
+    """Bytes alive at once, at the worst moment."""
+    return max((sum(b.nbytes for b in blocks if b.birth <= t < b.death) for t in range(60)), default=0)
+
+
+def fault_of(blocks: Sequence[Block], capacity: int, placed: Placed) -> str | None:
+    """What is wrong with the places, or None."""
+    if len(placed.offsets) != len(blocks) or placed.unplaced != tuple(i for i, at in enumerate(placed.offsets) if at is None):
+        return "the unplaced are not those without an offset"
+    for i, (a, at) in enumerate(zip(blocks, placed.offsets, strict=True)):
+        if at is None:
+            continue
+        if not 0 <= at <= capacity - a.nbytes:
+            return f"block {i} leaves the arena"
+        for j, (b, other) in enumerate(zip(blocks[:i], placed.offsets[:i], strict=True)):
+            if (
+                other is not None
+                and max(a.birth, b.birth) < min(a.death, b.death)
+                and max(at, other) < min(at + a.nbytes, other + b.nbytes)
+            ):
+                return f"blocks {i} and {j} overlap"
+    return None
+
+
+@given(blocks_of, st.integers(0, 200))
+def test_no_two_that_live_at_once_overlap(blocks: list[Block], capacity: int) -> None:
+    placed = place(blocks, capacity, steps=50)
+    assert fault_of(blocks, capacity, placed) is None
+    assert placed == place(blocks, capacity, steps=50)
+
+
+@given(st.lists(lives, max_size=40), st.integers(1, 9), st.integers(0, 8))
+def test_equal_sizes_always_fit(spans: list[tuple[int, int]], nbytes: int, odd: int) -> None:
+    blocks = [Block(birth, birth + length, nbytes) for birth, length in spans]
+    assert not place(blocks, alive_at_most(blocks) + odd % nbytes).unplaced
+
+
+@given(blocks_of, st.integers(1, 300), st.sampled_from((1, 3, 256)))
+def test_offsets_are_multiples_of_what_all_sizes_are_multiples_of(blocks: list[Block], capacity: int, unit: int) -> None:
+    blocks = [Block(b.birth, b.death, b.nbytes * unit) for b in blocks]
+    assert all(at is None or at % unit == 0 for at in place(blocks, capacity * unit + unit - 1, steps=50).offsets)
+
+
+@given(blocks_of)
+def test_blocks_in_an_arena_as_long_as_all_of_them_all_stand(blocks: list[Block]) -> None:
+    assert not place(blocks, sum(b.nbytes for b in blocks)).unplaced
+
+
+def test_what_stays_is_what_weighs_most() -> None:
+    blocks = [Block(0, 4, 60), Block(1, 5, 60), Block(2, 6, 60)]
+    assert place(blocks, 100, weights=(1, 9, 1)).offsets[1] is not None
+    assert place(blocks, 100, weights=(1, 1, 9)).offsets[2] is not None
+
+
+def test_a_full_arena_is_packed_without_a_gap() -> None:
+    """The drawing in the module, each row full."""
+    blocks = [Block(1, 8, 2), Block(1, 8, 2), Block(1, 5, 1), Block(4, 8, 1), Block(1, 3, 1), Block(6, 8, 1), Block(5, 7, 1)]
+    assert not place(blocks, alive_at_most(blocks)).unplaced
