@@ -19,7 +19,7 @@ from einpage.memplan import lp
 from einpage.memplan.accesses import Accesses
 from einpage.memplan.assemble import Blocks, assemble, blocks_of
 from einpage.memplan.errors import DoesNotFit
-from einpage.memplan.keep import nearest, pin_evenly, pin_first, rounded, stream_all
+from einpage.memplan.keep import and_nearest, nearest, pin_evenly, pin_first, rounded, stream_all
 from einpage.memplan.machine import Machine
 from einpage.memplan.memgraph import MemGraph, Queue
 from einpage.memplan.place import place
@@ -31,16 +31,16 @@ from einpage.memplan.timetable import Keep, Timetable, timetable
 
 MOST_SLOTS = {1: 20_000, 2: 4_000, 3: 15_000}
 """By effort: the largest graph that policies (1) and the LP (2, 3) are tried on."""
-RESERVES = {1: (0.0, 0.02), 2: (0.0, 0.01, 0.02, 0.05), 3: (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2)}
+RESERVES = {1: (0.0, 0.01, 0.03), 2: (0.0, 0.01, 0.02, 0.05), 3: (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2)}
 """By effort: shares of the arena that what stays leaves to loads."""
 THRIFTS = {2: (0.02,), 3: (0.02, 0.1, 0.3)}
-PLACED = {1: 2, 2: 4, 3: 12}
+PLACED = {1: 4, 2: 6, 3: 16}
 """By effort: how many timetables are placed."""
 SLACKS = (0.02, 0.05, 0.1, 0.2, 0.3)
 """Shares of the arena that loads ahead of need may leave free."""
 HARDLY = 1.001
 """As a factor of time: not slower to speak of."""
-MENDS = 12
+MENDS = 6
 """How often a timetable without places for all may give up what stays."""
 BYTES_COUNT = 0.25
 """What moving a byte counts beside time, as a share of its time on the link: of plans that take as long, the one that moves less."""
@@ -115,8 +115,10 @@ def _keeps(slots: Slots, capacity: int, effort: int) -> Iterator[tuple[str, Keep
     for share in RESERVES[effort]:
         left = np.maximum(room - int(share * capacity), 0)
         yield f"nearest, {share:.1%} left", nearest(a, left)
-        yield f"pin evenly, {share:.1%} left", pin_evenly(a, left)
-        yield f"pin first, {share:.1%} left", pin_first(a, left)
+        for name, policy in (("evenly", pin_evenly), ("first", pin_first)):
+            pinned = policy(a, left)
+            yield f"pin {name}, {share:.1%} left", pinned
+            yield f"pin {name} and nearest, {share:.1%} left", and_nearest(a, left, pinned)
     yield "stream all", stream_all(a, room)
     if effort >= 2 and a.slots <= MOST_SLOTS[effort] and len(a.tensor) and lp.has_solver():
         links = Links(machine.h2d_bytes_per_s, machine.d2h_bytes_per_s, machine.copy_latency_s)

@@ -5,6 +5,7 @@ In: Accesses as the arena sees them, and the room that what stays may take at ev
     stream all    nothing with a copy on the host stays          (what per-layer streaming does)
     pin first     the tensors first used stay for good            (a static split: the head of the model on the device)
     pin evenly    every so many bytes one tensor stays for good   (the same share, spread: the link never idles)
+    .. and near   what room is left goes to the intervals with the fewest slots
     nearest       the interval with the fewest slots stays first  (Belady's rule, offline)
     rounded       the largest shares of a linear programme first
 """
@@ -33,8 +34,18 @@ def rounded(a: Accesses, room: Room, share: NDArray[np.float64]) -> Keep:
 
 def nearest(a: Accesses, room: Room) -> Keep:
     """The fewest slots per byte that would move again first; a dirty tensor's first interval counts its copy to the host too."""
+    return _filled(a, room, _nearest_first(a))
+
+
+def _nearest_first(a: Accesses) -> list[int]:
     twice = a.first & a.dirty[a.tensor]
-    return _filled(a, room, np.lexsort((a.begin, (a.end - a.begin - 1) / np.where(twice, 2, 1))).tolist())
+    order: list[int] = np.lexsort((a.begin, (a.end - a.begin - 1) / np.where(twice, 2, 1))).tolist()
+    return order
+
+
+def and_nearest(a: Accesses, room: Room, keep: Keep) -> Keep:
+    """`keep`, and as `nearest` what fits beside it."""
+    return keep | _filled(a, room - bytes_kept(a, keep), [j for j in _nearest_first(a) if not keep[j]])
 
 
 def stream_all(a: Accesses, room: Room) -> Keep:
