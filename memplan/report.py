@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from einpage.einsum_front.taskgraph import TaskId
+from einpage.einsum_front.taskgraph import HOST_AT_START, Kind, TaskId
 from einpage.memplan.bounds import Bounds
 from einpage.memplan.footprint import largest_footprint
 from einpage.memplan.machine import Machine
-from einpage.memplan.memgraph import Compute, HostGather, MemGraph, NodeId, PlaceKind, Queue, aligned
+from einpage.memplan.memgraph import Compute, HostGather, MemGraph, Move, NodeId, PlaceKind, Queue, aligned
 from einpage.memplan.simulate import QUEUES, Timeline, queue_numbers
 from einpage.memplan.units import format_bytes, format_rate, format_seconds
 
@@ -40,6 +40,15 @@ def moved_bytes(memgraph: MemGraph, queue: Queue) -> int:
     """Bytes that cross a link, Queue.H2D or Queue.D2H, in the whole plan."""
     nodes = np.flatnonzero(queue_numbers(memgraph) == QUEUES.index(queue)).tolist()
     return sum(memgraph.moved_bytes(NodeId(n)) for n in nodes)
+
+
+def once_bytes(memgraph: MemGraph) -> int:
+    """What this plan would move if every tensor that comes from the host came once, gathered rows too, and only outputs went back."""
+    came = {memgraph.residencies[n.source].tensor for n in memgraph.nodes if isinstance(n, Move)}
+    gathered = {memgraph.residencies[n.creates].tensor for n in memgraph.nodes if isinstance(n, HostGather)}
+    tensors = memgraph.graph.tensors
+    first = {t for t in came if tensors[t].kind in HOST_AT_START or tensors[t].kind is Kind.OUTPUT}
+    return sum(tensors[t].nbytes for t in first) + sum(tensors[t].nbytes for t in gathered)
 
 
 def report(
@@ -80,7 +89,7 @@ def report(
         "bound_order_by": bounds.order_by.value,
         "bytes_bound_order": int(bounds.bytes_bound_order),
         "bytes_bound_order_by": bounds.bytes_order_by.value,
-        "limited_by": limited_by(timeline, h2d_bytes + d2h_bytes, bounds.bytes_bound_h2d + bounds.bytes_bound_d2h),
+        "limited_by": limited_by(timeline, h2d_bytes + d2h_bytes, once_bytes(memgraph)),
         "over_device_bytes": max(0, int(memgraph.budget_bytes) - machine.device_bytes),
         "plan_s": plan_s,
         "verified": verified,
@@ -91,14 +100,14 @@ def _ratio(seconds: float, bound: float) -> float | None:
     return seconds / bound if bound > 0 else None
 
 
-def limited_by(timeline: Timeline, moved: int, compulsory: int) -> str:
+def limited_by(timeline: Timeline, moved: int, once: int) -> str:
     """What would have to be faster or larger: `compute`, `h2d`, `d2h`, or `memory`; `latency` where nothing is busy.
 
-    `moved` and `compulsory` are the bytes over both links, in this plan and in any. A busy link counts as memory when it carries
-    the same bytes more than once; so do idle engines when bytes are carried more than once.
+    `moved` and `once` are the bytes over both links, in this plan and if it moved nothing twice. A busy link counts as memory
+    when it carries the same bytes more than once; so do idle engines when bytes are carried more than once.
     """
     busiest = max(timeline.busy_s, key=lambda entry: entry[1])
-    again = moved > AGAIN_TOO_MUCH * compulsory
+    again = moved > AGAIN_TOO_MUCH * once
     if busiest[0] is not Queue.COMPUTE and again:
         return "memory"
     if timeline.makespan_s > 0 and busiest[1] < BUSY_ENOUGH * timeline.makespan_s:
