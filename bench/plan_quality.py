@@ -1,0 +1,86 @@
+"""How near the bound are plans of LLaMA, over models, lengths, batches, machines and budgets? One cold pass in fp16.
+
+Prints a line a cell and the spread of plan / bound, and writes one JSON file with the command, the commit and the machine that planned.
+Gate: every plan is judged right, or nothing is reported. Five minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+from bench.plans import MODELS, ROOT, commit
+from einpage.einsum_front.dtype import DType
+from einpage.einsum_front.program import Program
+from einpage.exec.build import build_graph, make_plan, open_model
+from einpage.memplan.errors import DoesNotFit
+from einpage.memplan.machine import load_machine
+from einpage.memplan.plan import PlanOptions
+from einpage.memplan.units import parse_bytes
+
+SIZES = {**MODELS, "13B": {"model": 5120, "layers": 40, "heads": 40, "kv_heads": 40, "ffn": 13824, "vocab": 32000}}
+BUDGETS = {
+    "p100": ("4GiB", "8GiB", "15GiB"),
+    "v100": ("4GiB", "8GiB", "15GiB"),
+    "a100": ("4GiB", "8GiB", "16GiB", "38GiB"),
+    "h100": ("8GiB", "16GiB", "38GiB", "72GiB"),
+}
+COLUMNS = ("bound_ratio", "makespan_s", "bound_s", "bound_limit", "h2d_bytes", "d2h_bytes", "tasks", "plan_s")
+SEQUENCES = (512, 2048, 8192)
+BATCHES = (1, 8)
+
+
+def cells(models: list[str], effort: int) -> Iterator[dict[str, Any]]:
+    """One row a plan; `make_plan` raises where the judge rejects."""
+    for model, machine, seq, batch in product(models, BUDGETS, SEQUENCES, BATCHES):
+        program = open_model(ROOT / "specs/llama.yaml", {**SIZES[model], "seq": seq, "batch": batch}).program
+        for budget in BUDGETS[machine]:
+            yield {"model": model, "machine": machine, "seq": seq, "batch": batch, "budget": budget} | _cell(
+                program, machine, budget, effort
+            )
+
+
+def _cell(program: Program, machine: str, budget: str, effort: int) -> dict[str, Any]:
+    nbytes = parse_bytes(budget)
+    try:
+        planned = make_plan(build_graph(program, DType.FP16, nbytes), load_machine(machine), nbytes, PlanOptions(effort=effort))
+    except DoesNotFit as refused:
+        return {"does_not_fit": str(refused)}
+    figures = planned.report
+    return {key: figures[key] for key in COLUMNS}
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=__doc__)
+    words.add_argument("--out", type=Path, help="folder for plan_quality.json")
+    words.add_argument("--models", nargs="+", choices=sorted(SIZES), default=sorted(SIZES))
+    words.add_argument("--effort", type=int, choices=range(4), default=0)
+    asked = words.parse_args()
+    rows = []
+    for row in cells(asked.models, asked.effort):
+        rows.append(row)
+        print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()), flush=True)
+    ratios = sorted(row["bound_ratio"] for row in rows if "bound_ratio" in row)
+    cut = quantiles(ratios, n=20, method="inclusive")
+    spread = {"cells": len(rows), "planned": len(ratios), "median": cut[9], "p95": cut[18], "worst": ratios[-1]}
+    print("plan / bound: " + "  ".join(f"{k} {v:.4g}" for k, v in spread.items()))
+    if asked.out is not None:
+        asked.out.mkdir(parents=True, exist_ok=True)
+        facts = {
+            "command": f"python -m bench.plan_quality --effort {asked.effort} --models {' '.join(asked.models)}",
+            "commit": commit(),
+            "machine": f"{platform.machine()}, Python {platform.python_version()}",
+            "plan_over_bound": spread,
+            "rows": rows,
+        }
+        (asked.out / "plan_quality.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
