@@ -31,11 +31,11 @@ from einpage.memplan.timetable import Keep, Timetable, timetable
 
 MOST_SLOTS = {1: 20_000, 2: 4_000, 3: 15_000}
 """By effort: the largest graph that policies (1) and the LP (2, 3) are tried on."""
-RESERVES = {1: (0.0, 0.01, 0.03), 2: (0.0, 0.01, 0.02, 0.05), 3: (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2)}
-"""By effort: shares of the arena that what stays leaves to loads."""
+RESERVES = {1: (0.0, 0.01, 0.03, 0.08), 2: (0.0, 0.01, 0.03, 0.08, 0.15), 3: (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2)}
+"""By effort: shares of the arena that what stays leaves free: for loads, and because a full arena may have no places for all."""
 THRIFTS = {2: (0.02,), 3: (0.02, 0.1, 0.3)}
-PLACED = {1: 4, 2: 6, 3: 16}
-"""By effort: how many timetables are placed."""
+PLACED = {1: 1, 2: 1, 3: 3}
+"""By effort: how many timetables of each reserve are placed, the best first."""
 SLACKS = (0.02, 0.05, 0.1, 0.2, 0.3)
 """Shares of the arena that loads ahead of need may leave free."""
 HARDLY = 1.001
@@ -51,6 +51,7 @@ GOOD_ENOUGH = 1.002
 @dataclass(frozen=True, slots=True)
 class Candidate:
     name: str
+    reserve: float
     keep: Keep = field(repr=False)
     slack_bytes: int
     table: Timetable = field(repr=False)
@@ -65,7 +66,7 @@ def better_plan(slots: Slots, budget_bytes: int, effort: int, start: MemGraph, b
         return best
     capacity = budget_bytes // slots.alignment * slots.alignment
     limit_s, best_score = best_s, _score(best_s, _moved(start), machine)
-    for candidate in sorted(_candidates(slots, capacity, effort), key=lambda c: c.score)[: PLACED[effort]]:
+    for candidate in _shortlist(_candidates(slots, capacity, effort), PLACED[effort]):
         if candidate.score >= best_score:
             break
         found = _placed(slots, budget_bytes, candidate)
@@ -86,14 +87,20 @@ def _moved(memgraph: MemGraph) -> int:
     return moved_bytes(memgraph, Queue.H2D) + moved_bytes(memgraph, Queue.D2H)
 
 
+def _shortlist(candidates: list[Candidate], each: int) -> list[Candidate]:
+    """The best `each` of every reserve, the best of all first."""
+    ranked = sorted(candidates, key=lambda c: c.score)
+    return [c for i, c in enumerate(ranked) if sum(other.reserve == c.reserve for other in ranked[:i]) < each]
+
+
 def _candidates(slots: Slots, capacity: int, effort: int) -> list[Candidate]:
     """Timetables of all ways tried, each way once."""
     found: dict[bytes, Candidate] = {}
-    for name, keep in _keeps(slots, capacity, effort):
+    for name, reserve, keep in _keeps(slots, capacity, effort):
         key = keep.tobytes()
         if key not in found:
             slack, table = _loosest(slots, capacity, keep)
-            found[key] = Candidate(name, keep, slack, table, _score(table.seconds, table.moved_bytes, slots.machine))
+            found[key] = Candidate(name, reserve, keep, slack, table, _score(table.seconds, table.moved_bytes, slots.machine))
     return list(found.values())
 
 
@@ -109,17 +116,17 @@ def _loosest(slots: Slots, capacity: int, keep: Keep) -> tuple[int, Timetable]:
     return slack, loosest
 
 
-def _keeps(slots: Slots, capacity: int, effort: int) -> Iterator[tuple[str, Keep]]:
+def _keeps(slots: Slots, capacity: int, effort: int) -> Iterator[tuple[str, float, Keep]]:
     a, machine = slots.accesses, slots.machine
     room = capacity - a.footprint
     for share in RESERVES[effort]:
         left = np.maximum(room - int(share * capacity), 0)
-        yield f"nearest, {share:.1%} left", nearest(a, left)
+        yield "nearest", share, nearest(a, left)
         for name, policy in (("evenly", pin_evenly), ("first", pin_first)):
             pinned = policy(a, left)
-            yield f"pin {name}, {share:.1%} left", pinned
-            yield f"pin {name} and nearest, {share:.1%} left", and_nearest(a, left, pinned)
-    yield "stream all", stream_all(a, room)
+            yield f"pin {name}", share, pinned
+            yield f"pin {name} and nearest", share, and_nearest(a, left, pinned)
+    yield "stream all", 1.0, stream_all(a, room)
     if effort >= 2 and a.slots <= MOST_SLOTS[effort] and len(a.tensor) and lp.has_solver():
         links = Links(machine.h2d_bytes_per_s, machine.d2h_bytes_per_s, machine.copy_latency_s)
         for thrift in THRIFTS[effort]:
@@ -128,9 +135,7 @@ def _keeps(slots: Slots, capacity: int, effort: int) -> Iterator[tuple[str, Keep
             except lp.Unsolved:
                 continue
             for share in RESERVES[effort]:
-                yield f"slot LP, thrift {thrift}, {share:.1%} left", rounded(a, np.maximum(room - int(share * capacity), 0), found.kept)
-            left = np.maximum(room - found.ahead.astype(np.int64), 0)
-            yield f"slot LP, thrift {thrift}, its prefetch left", rounded(a, left, found.kept)
+                yield f"slot LP, thrift {thrift}", share, rounded(a, np.maximum(room - int(share * capacity), 0), found.kept)
 
 
 def _placed(slots: Slots, budget_bytes: int, candidate: Candidate) -> MemGraph | None:

@@ -40,9 +40,9 @@ def fault_of(blocks: Sequence[Block], capacity: int, placed: Placed) -> str | No
 
 @given(blocks_of, st.integers(0, 200))
 def test_no_two_that_live_at_once_overlap(blocks: list[Block], capacity: int) -> None:
-    placed = place(blocks, capacity, steps=50)
+    placed = place(blocks, capacity, effort=0.02)
     assert fault_of(blocks, capacity, placed) is None
-    assert placed == place(blocks, capacity, steps=50)
+    assert placed == place(blocks, capacity, effort=0.02)
 
 
 @given(st.lists(lives, max_size=40), st.integers(1, 9), st.integers(0, 8))
@@ -54,7 +54,7 @@ def test_equal_sizes_always_fit(spans: list[tuple[int, int]], nbytes: int, odd: 
 @given(blocks_of, st.integers(1, 300), st.sampled_from((1, 3, 256)))
 def test_offsets_are_multiples_of_what_all_sizes_are_multiples_of(blocks: list[Block], capacity: int, unit: int) -> None:
     blocks = [Block(b.birth, b.death, b.nbytes * unit) for b in blocks]
-    assert all(at is None or at % unit == 0 for at in place(blocks, capacity * unit + unit - 1, steps=50).offsets)
+    assert all(at is None or at % unit == 0 for at in place(blocks, capacity * unit + unit - 1, effort=0.02).offsets)
 
 
 @given(blocks_of)
