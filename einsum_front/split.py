@@ -126,6 +126,8 @@ class _Splitter:
         self.templates = templates_of(opgraph, self.values)
         self.weight_letters = frozenset(letter for weight in self.program.weights for letter in weight.letters)
         self.grids: dict[str, Grid] = host_grids(self.templates, self.cuts, self.values)
+        self.boxes: dict[Box, Box] = {}
+        """One object for all equal ones: layers are cut alike."""
         self.tensors: list[Tensor] = []
         self.tensor_by_tile: dict[tuple[str, int], TensorId] = {}
         self.drafts: list[Draft] = []
@@ -190,6 +192,7 @@ class _Splitter:
         found = self.tensor_by_tile.get((name, number))
         if found is None:
             value, box = self.values[name], self.grids[name].box(number)
+            box = self.boxes.setdefault(box, box)
             found = TensorId(len(self.tensors))
             self.tensors.append(Tensor(found, f"{name}{_suffix(box)}", name, box, value.dtype, value.kind))
             self.tensor_by_tile[name, number] = found

@@ -1,8 +1,8 @@
 """The CPU as a device: an arena of exactly the budget is its memory, the rest of the machine is the host.
 
-Everything a node needs is looked up when the device is made: kernels (once for equal jobs), tensor views of arena bytes, byte views for
-copies. A node then costs microseconds. Copies are single-threaded and release the interpreter's lock, so a copy engine runs beside
-kernels. With `poison`, memory is overwritten wherever its contents are undefined: at the start, at every Free, and workspace after use.
+What takes time is looked up when the device is made: kernels (once for equal jobs), tensor views of arena bytes. A node then costs
+microseconds. Copies are single-threaded and release the interpreter's lock, so a copy engine runs beside kernels. With
+`poison`, memory is overwritten wherever its contents are undefined: at the start, at every Free, and workspace after use.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from einpage.einsum_front.taskgraph import TaskId
 from einpage.exec.host import Arena, HostArena, residency_view
 from einpage.kernels.dispatch import Backend, prepare
-from einpage.memplan.memgraph import Compute, Extent, Free, HostGather, MemGraph, Move, NodeId, Place, PlaceKind, Queue, Residency
+from einpage.memplan.memgraph import Compute, Extent, Free, HostGather, MemGraph, Move, NodeId, Place, PlaceKind, Residency
 
 
 class CpuDevice:
@@ -40,7 +40,6 @@ class CpuDevice:
         self._view_by_residency: dict[int, torch.Tensor] = {}
         self._calls: dict[NodeId, Callable[[], object]] = {}
         self._gathered: dict[NodeId, int] = {}
-        self._copies: dict[NodeId, tuple[NDArray[np.uint8], NDArray[np.uint8], Queue]] = {}
         self._workspaces: dict[NodeId, Extent] = {}
         self.arena_bytes: int = memgraph.budget_bytes
         self.outside_arena_bytes = 0
@@ -58,9 +57,11 @@ class CpuDevice:
             self._device.poison(self._workspaces[node])
 
     def copy(self, node: NodeId) -> None:
-        target, source, queue = self._copies[node]
-        np.copyto(target, source)
-        if queue is Queue.H2D:
+        move, residencies = self._memgraph.nodes[node], self._memgraph.residencies
+        assert isinstance(move, Move)
+        target = self._bytes(residencies[move.target])
+        np.copyto(target, self._bytes(residencies[move.source]))
+        if residencies[move.target].place.kind is PlaceKind.DEVICE:
             self.h2d_bytes += target.nbytes
         else:
             self.d2h_bytes += target.nbytes
@@ -88,10 +89,7 @@ class CpuDevice:
             case HostGather(task, operands, creates):
                 self._calls[i] = self._call(task, operands, creates, None)
                 self._gathered[i] = self._view(creates).nbytes
-            case Move(source, target):
-                residencies = self._memgraph.residencies
-                self._copies[i] = self._bytes(residencies[target]), self._bytes(residencies[source]), self._memgraph.queue(i)
-            case Free():
+            case Move() | Free():
                 pass
 
     def _call(

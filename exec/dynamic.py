@@ -29,7 +29,7 @@ class _Dynamic:
         self._run = run
         self._queue = [memgraph.queue(NodeId(i)) for i in range(len(memgraph.nodes))]
         self._after = successors(memgraph)
-        self._waits = [len(before) for before in predecessors(memgraph)]
+        self._waits = predecessors(memgraph).counts()
         self._left: dict[Queue, int] = {queue: self._queue.count(queue) for queue in ENGINES}
         self._ready: dict[Queue, list[NodeId]] = {queue: [] for queue in ENGINES}
         self._pushed: dict[Queue, threading.Condition] = {queue: run.condition() for queue in ENGINES}

@@ -8,10 +8,13 @@ Ctrl-C), and returns what was measured. Whatever ends a run early (a node that r
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import nan
 from time import perf_counter
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,8 +56,8 @@ class Run:
         self.stopped = False
         self.error: BaseException | None = None
         self.origin = 0.0
-        self.started = [nan] * len(memgraph.nodes)
-        self.finished = [nan] * len(memgraph.nodes)
+        self.started = array("d", [nan]) * len(memgraph.nodes)
+        self.finished = array("d", [nan]) * len(memgraph.nodes)
         self._actions = actions(memgraph, device)
         self._conditions: list[threading.Condition] = []
 
@@ -83,20 +86,37 @@ class Run:
                 condition.notify_all()
 
 
-def predecessors(memgraph: MemGraph) -> list[list[NodeId]]:
-    """For each node, the sources of its edges, ascending."""
-    found: list[list[NodeId]] = [[] for _ in memgraph.nodes]
-    for source, target in zip(memgraph.edges.source.tolist(), memgraph.edges.target.tolist(), strict=True):
-        found[target].append(NodeId(source))
-    return found
+class Neighbours:
+    """For each node, those at the other end of its edges, ascending; kept flat, four bytes an edge."""
+
+    __slots__ = ("_nodes", "_row")
+
+    def __init__(self, own: NDArray[np.int32], other: NDArray[np.int32], count: int) -> None:
+        """`own` is sorted, and names the node of `count` that `other` is a neighbour of."""
+        self._nodes = array("i", other.astype(np.intc).tobytes())
+        self._row = array("q", np.searchsorted(own, np.arange(count + 1)).astype(np.int64).tobytes())
+
+    def __len__(self) -> int:
+        return len(self._row) - 1
+
+    def __getitem__(self, node: NodeId) -> Sequence[NodeId]:
+        return cast(Sequence[NodeId], self._nodes[self._row[node] : self._row[node + 1]])
+
+    def counts(self) -> list[int]:
+        """How many each node has."""
+        return [stop - start for start, stop in pairwise(self._row)]
 
 
-def successors(memgraph: MemGraph) -> list[list[NodeId]]:
-    """For each node, the targets of its edges, ascending."""
-    found: list[list[NodeId]] = [[] for _ in memgraph.nodes]
-    for source, target in zip(memgraph.edges.source.tolist(), memgraph.edges.target.tolist(), strict=True):
-        found[source].append(NodeId(target))
-    return found
+def predecessors(memgraph: MemGraph) -> Neighbours:
+    """For each node, the sources of its edges."""
+    return Neighbours(memgraph.edges.target, memgraph.edges.source, len(memgraph.nodes))
+
+
+def successors(memgraph: MemGraph) -> Neighbours:
+    """For each node, the targets of its edges."""
+    source, target = memgraph.edges.source, memgraph.edges.target
+    order = np.argsort(source, kind="stable")
+    return Neighbours(source[order], target[order], len(memgraph.nodes))
 
 
 def nothing() -> None:

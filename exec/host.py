@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterable
+from itertools import accumulate
 from math import prod
+from operator import mul
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.taskgraph import TensorId
+from einpage.einsum_front.taskgraph import Nbytes, TensorId
 from einpage.kernels.access import TORCH_DTYPE
-from einpage.memplan.memgraph import Extent, MemGraph, PlaceKind, Residency
+from einpage.memplan.memgraph import Extent, MemGraph, Offset, PlaceKind, Residency
 
 POISON = 0x7FC1
 """Two bytes, little-endian, written over memory whose contents have ended."""
@@ -34,6 +36,7 @@ class Arena:
         self.nbytes = nbytes
         self._map = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8, count=nbytes)
+        self._storage = torch.frombuffer(self._map, dtype=torch.uint8).untyped_storage()
         if touch:
             self._bytes[:: mmap.PAGESIZE] = 0
 
@@ -42,13 +45,21 @@ class Arena:
         count = prod(shape)
         assert count * dtype.nbytes == extent.nbytes, f"{shape} of {dtype.value} does not fill {extent}"
         assert extent.stop <= self.nbytes, f"{extent} leaves the arena of {self.nbytes} bytes"
-        flat = torch.frombuffer(self._map, dtype=TORCH_DTYPE[dtype], count=count, offset=extent.offset)
-        return flat.view(shape)
+        assert extent.offset % dtype.nbytes == 0, f"{extent} is not aligned for {dtype.value}"
+        strides = tuple(accumulate(reversed(shape[1:]), mul, initial=1))[::-1] if shape else ()
+        # All share one storage, and none is a view of another: each costs a third of what `frombuffer(...).view(...)` does.
+        return torch.empty(0, dtype=TORCH_DTYPE[dtype]).set_(self._storage, extent.offset // dtype.nbytes, shape, strides)
 
     def bytes(self, extent: Extent) -> NDArray[np.uint8]:
         """The bytes of `extent`, flat; no copy."""
         assert extent.stop <= self.nbytes, f"{extent} leaves the arena of {self.nbytes} bytes"
         return self._bytes[extent.offset : extent.stop]
+
+    def drop(self, extent: Extent) -> None:
+        """Give the pages that lie wholly in `extent` back to the system: its bytes are 0 from here on."""
+        first, last = -(-extent.offset // mmap.PAGESIZE), extent.stop // mmap.PAGESIZE
+        if first < last and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE)
 
     def poison(self, extent: Extent | None = None) -> None:
         """Overwrite `extent` (or everything) with POISON."""
@@ -74,10 +85,17 @@ def masters(memgraph: MemGraph, arena: HostArena) -> dict[TensorId, torch.Tensor
     return _on_host(memgraph, arena, memgraph.start)
 
 
+def before_outputs(memgraph: MemGraph) -> Extent:
+    """The host bytes below the first output: masters that nobody wants after a run."""
+    ends = (memgraph.residencies[r] for r in set(memgraph.end) - set(memgraph.start))
+    tops = [r.extents[0].offset for r in ends if r.place.kind is PlaceKind.HOST]
+    return Extent(Offset(0), Nbytes(min(tops, default=0)))
+
+
 def outputs(memgraph: MemGraph, arena: HostArena) -> dict[str, torch.Tensor]:
     """Every output, put together from its tiles in the host arena after a run: new tensors by output name, in the values' shapes."""
     graph = memgraph.graph
-    tile_by_tensor = _on_host(memgraph, arena, (*memgraph.start, *memgraph.end))
+    tile_by_tensor = _on_host(memgraph, arena, memgraph.end)
     shape_by_value = {v.name: v.shape for v in graph.values}
     found: dict[str, torch.Tensor] = {}
     for name, value in graph.outputs:

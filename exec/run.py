@@ -29,7 +29,7 @@ from einpage.exec.cpu import CpuDevice
 from einpage.exec.dynamic import run_dynamic
 from einpage.exec.engine import Measured
 from einpage.exec.fill import fill
-from einpage.exec.host import HostArena, masters, outputs
+from einpage.exec.host import HostArena, before_outputs, masters, outputs
 from einpage.exec.inputs import TokenLists, bind_inputs
 from einpage.exec.measure import forget
 from einpage.exec.resident import peak_resident_bytes
@@ -117,10 +117,12 @@ def run_model(
     slots = masters(memgraph, host)
     fill(built.graph, model.resolved, slots, loading)
     fill_inputs(built, arrays, slots)
+    del slots
     device = CpuDevice(memgraph, host, backend=options.kernels, threads=machine.threads, poison=options.poison)
     measured = RUNNER_BY_DISPATCH[options.dispatch](memgraph, device, hooks)
     on_device = {"device": device.name, "arena_bytes": device.arena_bytes, "outside_arena_bytes": device.outside_arena_bytes}
-    del device  # its arena goes before outputs, which may be as large, are put together
+    del device  # its arena and the weights go before outputs, which may be as large, are put together
+    host.drop(before_outputs(memgraph))
     found = outputs(memgraph, host)
     facts = {
         **planned.report,

@@ -31,7 +31,7 @@ def random_order(memgraph: MemGraph, seed: int) -> tuple[NodeId, ...]:
     """Some order of all nodes that respects the edges; the same one for the same seed."""
     random = Random(seed)
     after = successors(memgraph)
-    waits = [len(before) for before in predecessors(memgraph)]
+    waits = predecessors(memgraph).counts()
     ready = [NodeId(i) for i, count in enumerate(waits) if count == 0]
     order: list[NodeId] = []
     while ready:

@@ -22,20 +22,23 @@ NO_RESIDENCY = ResidencyId(-1)
 
 
 class Recorder:
-    __slots__ = ("_creator", "_nbytes", "_readers", "edges", "nodes", "residencies")
+    __slots__ = ("_creator", "_extents", "_nbytes", "_readers", "edges", "nodes", "residencies")
 
     def __init__(self, graph: TaskGraph) -> None:
         self.nodes: list[Node] = []
         self.residencies: list[Residency] = []
         self.edges = EdgeList()
         self._nbytes = [t.nbytes for t in graph.tensors]
+        self._extents: dict[Extent, tuple[Extent, ...]] = {}
+        """One object for all equal ones: a small arena hands out the same few places again and again."""
         self._creator: list[NodeId] = []
         self._readers: list[list[NodeId]] = []
 
     def residency(self, t: TensorId, place: Place, offset: int, creator: NodeId = AT_START) -> ResidencyId:
         """A new residency; without a creator it is there at the start."""
         r = ResidencyId(len(self.residencies))
-        self.residencies.append(Residency(r, t, place, (Extent(Offset(offset), self._nbytes[t]),)))
+        extent = Extent(Offset(offset), self._nbytes[t])
+        self.residencies.append(Residency(r, t, place, self._extents.setdefault(extent, (extent,))))
         self._creator.append(creator)
         self._readers.append([])
         return r

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import replace
 from math import prod
 
@@ -106,3 +107,15 @@ def test_an_output_that_is_not_there_is_our_bug() -> None:
     lost = replace(plan, end=plan.start)
     with pytest.raises(AssertionError, match="output b is not on the host"):
         outputs(lost, HostArena(plan.host_bytes))
+
+
+def test_dropped_pages_are_zero_and_their_neighbours_stay() -> None:
+    page = mmap.PAGESIZE
+    arena = Arena(4 * page)
+    arena.poison()
+    before = arena.bytes(Extent(Offset(0), Nbytes(4 * page))).copy()
+    arena.drop(Extent(Offset(256), Nbytes(page - 256)))
+    arena.drop(Extent(Offset(page - 256), Nbytes(2 * page)))
+    after = arena.bytes(Extent(Offset(0), Nbytes(4 * page)))
+    assert not after[page : 2 * page].any()
+    assert (after[:page] == before[:page]).all() and (after[2 * page :] == before[2 * page :]).all()
