@@ -49,6 +49,14 @@ def resolve(e: Expr, names: Names, source: SourceFile) -> Expr:
     return _Resolver(names, source).expr(e)
 
 
+_CURE_BY_KIND = {
+    "axis": "declare it under `axes:`",
+    "name": "declare a number under `sizes:` or `scalars:`, a letter under `axes:`",
+    "value": "set it in a statement above, or declare it under `inputs:` or `weights:`",
+}
+"""What to do about a word that is nothing, and like nothing."""
+
+
 class _Resolver:
     def __init__(self, names: Names, source: SourceFile) -> None:
         self._names = names
@@ -192,7 +200,7 @@ class _Resolver:
         if reason is not None:
             return self._source.error(span, f"`{word}` is not set here", cure=reason)
         everything = (*self._names.numbers, *self._names.extents, *self._names.known)
-        cure = did_you_mean(word, everything)
+        cure = did_you_mean(word, everything) or _CURE_BY_KIND[kind]
         return self._source.error(span, f"unknown {kind} `{word}`", exists=listing(exists), cure=cure)
 
 

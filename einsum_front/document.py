@@ -164,7 +164,8 @@ class _Reader:
         assert isinstance(node, Scalar)
         special = node.snippet.text.lower().lstrip("+-")
         if special in (".nan", ".inf"):
-            raise self._source.error(node.span, f"`{name}` is `{node.snippet.text}`", expected="a finite number")
+            cure = "write the number that is meant"
+            raise self._source.error(node.span, f"`{name}` is `{node.snippet.text}`", expected="a finite number", cure=cure)
         return Entry(name, parse_expression(node.snippet), node.span, self._source, whole)
 
     def _named(self, node: Node | None, key: str) -> str:

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 
 from einpage.einsum_front import fold
 from einpage.einsum_front.errors import UsageError, did_you_mean, listing
-from einpage.einsum_front.expr import Binary, Call, Expr, Name, Num, Span, Unary
+from einpage.einsum_front.expr import Binary, Call, Expr, Name, Num, Span, Unary, text
 from einpage.einsum_front.parse import RESERVED, parse_expression
 from einpage.einsum_front.source import Snippet, SourceFile
 
 LARGEST_SIZE = 1 << 40
+_CURE_BY_FAULT = {"division by zero": "give the divisor a number that is not 0"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,29 +66,36 @@ class Evaluator:
         self._open.append(name)
         if len(self._open) > 100:
             raise entry.source.error(entry.span, "a chain of more than 100 definitions", cure="give one of them a number")
-        number = self.number(entry.expr, entry.source)
+        number = self.number(entry.expr, entry.source, exact=entry.whole)
         found = whole(number, f"`{name}`", entry) if entry.whole else finite(number, f"`{name}`", entry)
         self._open.pop()
         self._value_by_name[name] = found
         return found
 
-    def number(self, e: Expr, source: SourceFile) -> fold.Number:
-        """The value of an expression over these names. Raises SpecError."""
+    def number(self, e: Expr, source: SourceFile, exact: bool = False) -> fold.Number:
+        """The value of an expression over these names; `exact` refuses a `//` that leaves something over. Raises SpecError."""
         match e:
             case Num():
                 return e.value
             case Name():
                 return self._name(e, source)
             case Unary():
-                return fold.unary(e.op, self.number(e.x, source))
+                return fold.unary(e.op, self.number(e.x, source, exact))
             case Binary():
-                x, y = self.number(e.x, source), self.number(e.y, source)
+                x, y = self.number(e.x, source, exact), self.number(e.y, source, exact)
                 try:
-                    return fold.binary(e.op, x, y)
+                    found = fold.binary(e.op, x, y)
+                    left = fold.binary("%", x, y) if exact and e.op == "//" else 0
                 except fold.BadNumber as bad:
-                    raise source.error(e.span, str(bad)) from None
+                    raise source.error(e.span, str(bad), cure=_CURE_BY_FAULT.get(str(bad))) from None
+                if left:
+                    a, b = text(e.x), text(e.y)
+                    message = f"{x} // {y} leaves {left}: a size of {found} would not be the whole of it"
+                    cure = f"choose numbers that divide; where rounding down is meant, write ({a} - {a} % {b}) // {b}"
+                    raise source.error(e.span, message, expected="no remainder", cure=cure)
+                return found
             case Call():
-                args = tuple(self.number(a, source) for a in e.args)
+                args = tuple(self.number(a, source, exact) for a in e.args)
                 try:
                     return fold.call(e.fn, args)
                 except fold.BadNumber as bad:
@@ -101,9 +109,14 @@ class Evaluator:
         if e.word in fold.CONSTANTS:
             return fold.CONSTANTS[e.word]
         if e.word == "nan":
-            raise source.error(e.span, "`nan` is not a number", expected="a finite number")
+            raise source.error(e.span, "`nan` is not a number", expected="a finite number", cure="write the number that is meant")
         known = (*self._entries, *sorted(self._known))
-        raise source.error(e.span, f"unknown name `{e.word}`", exists=listing(known), cure=did_you_mean(e.word, known))
+        raise source.error(
+            e.span,
+            f"unknown name `{e.word}`",
+            exists=listing(known),
+            cure=did_you_mean(e.word, known) or "declare it under `sizes:` or `scalars:`",
+        )
 
 
 def whole(value: fold.Number, what: str, entry: Entry, least: int = 1) -> int:

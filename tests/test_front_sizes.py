@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from einpage.einsum_front import fold
-from einpage.einsum_front.document import read_document
+from einpage.einsum_front.document import load_document, read_document
 from einpage.einsum_front.elaborate import elaborate
 from einpage.einsum_front.errors import SpecError, UsageError
 from einpage.einsum_front.parse import parse_expression
@@ -30,6 +31,20 @@ def test_sizes_are_expressions_over_each_other_in_any_order() -> None:
     sizes = with_sizes("head: wide // 2, wide: 4 * model").sizes
     assert (sizes["head"], sizes["wide"]) == (12, 24)
     assert all(type(v) is int for v in sizes.values())
+
+
+def test_a_division_of_sizes_rounds_down_only_where_that_is_written() -> None:
+    assert with_sizes("a: (model - model % 4) // 4, wide: 2 * model // 4").sizes["a"] == 1
+    head = HEAD.replace("{eps: 1.0e-5}", "{eps: 1e-5, rounded: model // 4}")
+    assert elaborate(read_document(spec(Y, head=head), PATH)).scalars["rounded"] == 1
+
+
+def test_heads_that_do_not_share_key_heads_evenly_are_refused() -> None:
+    document = load_document(Path(__file__).parents[1] / "specs" / "llama.yaml")
+    with pytest.raises(SpecError, match=r"llama.yaml:15:10: 32 // 5 leaves 2") as caught:
+        elaborate(document, {"kv_heads": 5})
+    assert "group: heads // kv_heads" in str(caught.value)
+    assert elaborate(document, {"kv_heads": 4}).sizes["group"] == 8
 
 
 def test_scalars_keep_their_kind() -> None:
@@ -53,6 +68,11 @@ def test_scalars_keep_their_kind() -> None:
         ("a: 2.5", "2.5}", "not a whole number"),
         ("a: model / 4", "model / 4}", "`//` divides to a whole number"),
         ("a: model // 0", "model // 0}", "division by zero"),
+        ("a: model // 0", "model // 0}", "cure: give the divisor"),
+        ("a: model // 4", "model // 4}", "6 // 4 leaves 2"),
+        ("a: 2 * (model // 4)", "model // 4)}", "write (model - model % 4) // 4"),
+        ("a: .nan", ".nan}", "cure: write the number"),
+        ("a: zzz + 1", "zzz + 1}", "cure: declare it under `sizes:`"),
         ("a: 10 ** 500", "10 ** 500}", "too large"),
         ("a: 9 ** 9 ** 9 ** 9", "9 ** 9 ** 9}", "too large"),
         ("a: 2 ** 50", "2 ** 50}", "at most"),
