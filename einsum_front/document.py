@@ -21,6 +21,9 @@ from einpage.einsum_front.sizes import Entry, usable_name
 from einpage.einsum_front.source import Snippet, SourceFile
 from einpage.einsum_front.yamltree import Node, Scalar, Sequence, parse_yaml
 
+_DATE = re.compile(r"\d{4}-\d\d?-\d\d?(?:[Tt ].*)?")
+"""What YAML takes for a point in time, and the grammar of expressions for a difference."""
+
 
 @dataclass(frozen=True, slots=True)
 class Axes:
@@ -166,6 +169,9 @@ class _Reader:
         if special in (".nan", ".inf"):
             cure = "write the number that is meant"
             raise self._source.error(node.span, f"`{name}` is `{node.snippet.text}`", expected="a finite number", cure=cure)
+        if _DATE.fullmatch(node.snippet.text.strip()):
+            cure = "write the number that is meant; a difference has blanks, as `2020 - 1`"
+            raise self._source.error(node.span, f"`{name}` is `{node.snippet.text}`, a date", expected="a number", cure=cure)
         return Entry(name, parse_expression(node.snippet), node.span, self._source, whole)
 
     def _named(self, node: Node | None, key: str) -> str:

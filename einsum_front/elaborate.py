@@ -252,10 +252,22 @@ class _Elaborator:
             raise self._unknown_output(entry)
         shape = tuple(self._extents[letter] for letter in letters)
         if shape != known.shape:
+            if short := [
+                at for at, (own, axis) in enumerate(zip(known.shape, shape, strict=False)) if own < axis and known.dims[at].isdecimal()
+            ]:
+                raise self._uncovered(entry, known, letters, short)
             message = f"the output `{entry.name}` has axes of extents {shape}, but the {known.what} has shape {known.shape}"
             own = " ".join(known.dims) or '""'
             raise self._source.error(entry.axes.span, message, expected=f"`{own}`")
         return Output(entry.name, known.unique, letters, shape)
+
+    def _uncovered(self, entry: OutputEntry, known: Known, letters: tuple[Letter, ...], short: list[int]) -> SpecError:
+        """The output has fewer parts in the dimensions `short` than its axes ask for."""
+        never = [str(known.shape[at]) if at == short[0] else letter for at, letter in enumerate(letters)]
+        missing, extent = f"{entry.name}[{','.join(never)}]", self._extents[letters[short[0]]]
+        message = f"the parts of `{entry.name}` do not cover the output: `{missing}` is never set"
+        expected = f"parts for `{letters[short[0]]}` from 0 to {extent - 1}"
+        return self._source.error(entry.axes.span, message, expected=expected, cure=f"add `{missing} = …`")
 
     def _unknown_output(self, entry: OutputEntry) -> SpecError:
         why = self._why_unset(entry.name)

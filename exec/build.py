@@ -95,11 +95,13 @@ def open_model(
     checkpoint = open_weights(weights) if weights is not None else None
     if checkpoint is not None:
         check_assumptions(document.assume, checkpoint)
-    found = spec_settings(document.config, checkpoint) if checkpoint is not None else {}
-    implied = token_sizes(tokens, _whole_numbers(settings)) if tokens is not None else {}
     sizes = {entry.name for entry in document.sizes}
+    found = spec_settings(document.config, checkpoint, sizes) if checkpoint is not None else {}
+    implied = token_sizes(tokens, _whole_numbers(settings)) if tokens is not None else {}
     implied = {name: n for name, n in implied.items() if name in sizes}
     program = elaborate(document, {**found, **implied, **settings})
+    if tokens is not None:  # again, for settings that are expressions
+        token_sizes(tokens, {name: program.sizes[name] for name in ("batch", "seq") if name in settings and name in sizes})
     if checkpoint is None:
         return Model(program, None, tokens, tokenizer)
     program = tie(program, present_names(program, checkpoint))

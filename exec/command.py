@@ -23,7 +23,7 @@ from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.errors import UsageError
 from einpage.exec import watch as watching
 from einpage.exec.build import Planned, open_model
-from einpage.exec.files import refuse_unwritable
+from einpage.exec.files import refuse_unwritable, write_through
 from einpage.exec.inputs import TokenLists, encode_prompts, read_input, read_tokens
 from einpage.exec.measure import cores, measured_cpu
 from einpage.exec.run import Dispatch, RunOptions, RunResult, device_for, kernels_for, run_model
@@ -62,7 +62,8 @@ def run_from_arguments(a: argparse.Namespace) -> int:
     warnings += result.warnings
     facts = {**result.facts, "warnings": warnings}
     if a.logits:
-        save_file({name: t.contiguous() for name, t in result.outputs.items()}, a.logits)
+        tensors = {name: t.contiguous() for name, t in result.outputs.items()}
+        write_through(Path(a.logits), lambda part: save_file(tensors, part))
     if a.trace:
         write_trace(Path(a.trace), result.planned.memgraph, result.measured, result.planned.timeline)
     if a.timeline:

@@ -22,6 +22,7 @@ from einpage.einsum_front.show import render as render_show
 from einpage.einsum_front.show import summary
 from einpage.einsum_front.split import split
 from einpage.exec.build import Planned, build_graph, make_plan, open_model
+from einpage.exec.files import refuse_unwritable
 from einpage.exec.graph_command import planned_trace
 from einpage.exec.interrupt import ends_at_once
 from einpage.exec.packing import pack_from_arguments
@@ -150,6 +151,8 @@ def show_command(a: argparse.Namespace) -> int:
 def plan_command(a: argparse.Namespace) -> int:
     began = perf_counter()
     budget = parse_bytes(a.budget, "--budget")
+    for file in (a.out, a.timeline):
+        refuse_unwritable(file)
     planned = planned_trace(a, budget, began) if a.graph else planned_spec(a, budget, began)
     machine = planned.machine
     warnings = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from einpage.einsum_front.errors import UsageError
@@ -13,10 +14,21 @@ def write_atomically(path: Path, text: str) -> None:
 
     Raises UsageError where the place cannot be written.
     """
+    write_through(path, lambda part: part.write_text(text, encoding="utf-8"))
+
+
+def write_through(path: Path, write: Callable[[Path], object]) -> None:
+    """As write_atomically, for what `write` puts into the file it is given; the mode is the user's, whatever `write` makes it.
+
+    Raises UsageError where the place cannot be written.
+    """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         try:
-            part.write_text(text, encoding="utf-8")
+            part.touch()
+            mode = part.stat().st_mode
+            write(part)
+            part.chmod(mode)
             os.replace(part, path)
         finally:
             part.unlink(missing_ok=True)

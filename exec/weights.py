@@ -8,7 +8,7 @@ reading itself is fill.py's; nothing here imports torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import isfinite, prod
@@ -82,10 +82,13 @@ def _open_folder(folder: Path) -> Checkpoint:
     return open_gguf(ggufs[0]) if candidates is ggufs else open_safetensors(tuple(candidates))
 
 
-def spec_settings(document_config: Mapping[str, tuple[str, ...]], checkpoint: Checkpoint) -> dict[str, int | float]:
+def spec_settings(
+    document_config: Mapping[str, tuple[str, ...]], checkpoint: Checkpoint, sizes: Collection[str] = ()
+) -> dict[str, int | float]:
     """Sizes and scalars that a spec's `config:` takes from a checkpoint: for each name, the first of its keys that the metadata has.
 
-    A name none of whose keys is there keeps the spec's own value. Raises WeightError where a key holds no finite number.
+    A name none of whose keys is there keeps the spec's own value. Raises WeightError where a key holds no finite number, or for a name in
+    `sizes` none that is whole and at least 1.
     """
     metadata = checkpoint.config()
     settings: dict[str, int | float] = {}
@@ -96,6 +99,9 @@ def spec_settings(document_config: Mapping[str, tuple[str, ...]], checkpoint: Ch
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
                 raise WeightError(f"the checkpoint's `{key}` is {value!r}; the spec's `{name}` is taken from it and needs a number")
+            if name in sizes and (value < 1 or value != int(value)):
+                need = "a whole number, at least 1"
+                raise WeightError(f"the checkpoint's `{key}` is {value!r}; the spec's size `{name}` is taken from it and needs {need}")
             settings[name] = value
             break
     return settings

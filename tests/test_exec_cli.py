@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from einpage.exec import measure
+from einpage.exec import command_line, measure
 from einpage.exec.cli import main
 from einpage.memplan.machine import load_machine
 from specs_small import SMALL, SPECS, small_data, small_program
@@ -294,6 +294,44 @@ def test_a_prompt_longer_than_seq_is_refused(capsys: pytest.CaptureFixture[str],
     words = ["run", LLAMA, *LLAMA_SIZES, "--weights", "random:1", "--tokens", str(tmp_path / "t.json")]
     _, err = ran(capsys, *words, "--set", "seq=4", "--budget", "1MiB", "--machine", "cpu", status=2)
     assert "5 tokens" in err and "seq" in err
+
+
+@pytest.mark.parametrize("seq", ["3", "2+1", "model // 32"])
+def test_a_seq_that_is_an_expression_is_refused_in_the_same_words(capsys: pytest.CaptureFixture[str], tmp_path: Path, seq: str) -> None:
+    (tmp_path / "t.json").write_text("[1, 2, 3, 4, 5]")
+    words = ["run", LLAMA, *LLAMA_SIZES, "--weights", "random:1", "--tokens", str(tmp_path / "t.json")]
+    _, err = ran(capsys, *words, "--set", f"seq={seq}", "--budget", "1MiB", "--machine", "cpu", status=2)
+    assert "5 tokens, but seq is set to 3; set seq=5" in err
+
+
+def test_a_bad_size_in_a_checkpoint_names_its_key(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    save_file({"w": np.zeros(3, np.float32)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"hidden_size": -96}')
+    _, err = ran(capsys, "show", LLAMA, "--weights", str(tmp_path), status=2)
+    assert "the checkpoint's `hidden_size` is -96" in err and "`model`" in err and "--set" not in err
+
+
+def test_a_plan_that_could_not_be_written_is_not_made(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command_line, "make_plan", lambda *_, **__: pytest.fail("planned"))
+    for option in ("--out", "--timeline"):
+        _, err = ran(capsys, "plan", MLP, "--budget", "1MiB", option, str(tmp_path / "nope" / "x.json"), status=2)
+        assert "cannot write" in err and "nope" in err
+
+
+def test_every_file_has_the_mode_that_the_user_wants(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    weights, given = mlp_files(tmp_path)
+    out = [tmp_path / name for name in ("y.safetensors", "t.json", "t.html", "plan.json")]
+    words = [MLP, *MLP_SIZES, "--budget", "1MiB", "--machine", "cpu"]
+    before = os.umask(0o026)
+    try:
+        results = ["--logits", str(out[0]), "--trace", str(out[1]), "--timeline", str(out[2])]
+        ran(capsys, "run", *words, "--weights", weights, "--input", given, *results)
+        ran(capsys, "plan", *words, "--out", str(out[3]))
+    finally:
+        os.umask(before)
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in out} == {path.name: "0o640" for path in out}
 
 
 def test_a_token_outside_the_vocabulary_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def test_scalars_keep_their_kind() -> None:
         ("a: model / 4", "model / 4}", "`//` divides to a whole number"),
         ("a: model // 0", "model // 0}", "division by zero"),
         ("a: model // 0", "model // 0}", "cure: give the divisor"),
+        ("a: 2020-01-01", "2020-01-01}", "is `2020-01-01`, a date"),
         ("a: model // 4", "model // 4}", "6 // 4 leaves 2"),
         ("a: 2 * (model // 4)", "model // 4)}", "write (model - model % 4) // 4"),
         ("a: .nan", ".nan}", "cure: write the number"),
