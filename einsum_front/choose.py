@@ -17,7 +17,7 @@ from einpage.einsum_front.opgraph import FusedOp, GatherOp, OpGraph, op_loads
 from einpage.einsum_front.split import accumulator_box, check_pieces, cuts_by_letter, declared_values, sketch
 from einpage.einsum_front.taskgraph import Kind, Value
 from einpage.einsum_front.template import Template, Tile, result_cuts, tiles
-from einpage.einsum_front.tiling import Cuts, cuts, most_pieces, own_cuts, tiling_of
+from einpage.einsum_front.tiling import Cuts, most_pieces, own_cuts, tiling_of
 
 ALIGNMENT = 256
 """Bytes; the planner's own figure (memplan.memgraph.ALIGNMENT), checked equal by a test."""
@@ -84,27 +84,15 @@ def _finer(
     for position, letter in enumerate(cuttable):
         if letter in fixed:
             continue
-        extent, have = opgraph.program.extents[letter], pieces.get(letter, 1)
-        n = _next_pieces(extent, have, most[letter])
-        if n is None:
+        have = pieces.get(letter, 1)
+        if have == most[letter]:
             continue
-        candidate = {**pieces, letter: n}
+        candidate = {**pieces, letter: min(2 * have, most[letter])}
         found.append((sizer.footprint(op, candidate), position, letter, candidate))
     here = sizer.footprint(op, dict(pieces))
     for footprint, _, _, candidate in sorted(found, key=lambda f: f[:2]):
         if footprint < here:
             return candidate, sizer.measure(candidate)
-    return None
-
-
-def _next_pieces(extent: int, have: int, most: int) -> int | None:
-    """The next number of pieces worth trying: about twice as many, and really more of them."""
-    real = len(cuts(extent, have)) - 1
-    n = min(max(2 * have, have + 1), most)
-    while n <= most:
-        if len(cuts(extent, n)) - 1 > real:
-            return n
-        n += 1
     return None
 
 

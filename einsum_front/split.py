@@ -43,9 +43,8 @@ def check_pieces(opgraph: OpGraph, pieces: Mapping[Letter, int]) -> None:
         if letter not in most:
             raise UsageError(f"--split {letter}={n}: no operation can be cut along {letter!r}; letters that can: {', '.join(most)}")
         if not 1 <= n <= most[letter]:
-            raise UsageError(
-                f"--split {letter}={n}: {letter!r} (extent {opgraph.program.extents[letter]}) can be cut into 1 to {most[letter]} pieces"
-            )
+            can = f"can be cut into 1 to {most[letter]} pieces" if most[letter] > 1 else "is too short to be cut"
+            raise UsageError(f"--split {letter}={n}: {letter!r} (extent {opgraph.program.extents[letter]}) {can}")
 
 
 def cuts_by_letter(opgraph: OpGraph, pieces: Mapping[Letter, int]) -> dict[Letter, Cuts]:

@@ -126,8 +126,8 @@ def _of_result(template: Template, own: Mapping[Letter, Cuts]) -> tuple[Cuts, ..
 def tiles(template: Template, cuts_by_letter: Mapping[Letter, Cuts], few: bool = False) -> Iterator[Tile]:
     """Every tile of the op, row-major over its value, the links of a chain one after another.
 
-    With `few`, only a sample that almost always holds the largest: along each dimension the first piece and the last three (all
-    but the last are equally long, and a causal mask lets later rows see more), the first two links and the last two.
+    With `few`, only a sample that almost always holds the largest: along each dimension the first piece, the longest and the last
+    three (a causal mask lets later rows see more), the first two links, the longest and the last two.
     """
     op, target, chain = template.op, template.tiling.target, template.tiling.chain
     own = own_cuts(template.tiling, cuts_by_letter)
@@ -135,7 +135,8 @@ def tiles(template: Template, cuts_by_letter: Mapping[Letter, Cuts], few: bool =
     links = list(product(*(range(len(own[letter]) - 1) for letter in chain)))
     letters = all_letters(op)
     whole = {letter: (0, cuts_by_letter[letter][-1]) for letter in letters}
-    for index in product(*(_pieces(len(c) - 1, few) for c in grid)):
+    some_links = {0, 1, links.index(tuple(_longest(own[letter]) for letter in chain)), len(links) - 2, len(links) - 1}
+    for index in product(*(_pieces(c, few) for c in grid)):
         box = Box(tuple(c[i] for c, i in zip(grid, index, strict=True)), tuple(c[i + 1] for c, i in zip(grid, index, strict=True)))
         ranges = dict(whole)
         for letter, a, b in zip(target, box.start, box.stop, strict=True):
@@ -144,15 +145,21 @@ def tiles(template: Template, cuts_by_letter: Mapping[Letter, Cuts], few: bool =
         if isinstance(op, AttentionOp):
             ranges[op.row] = _seen(op, ranges)
         for n, link in enumerate(links):
-            if few and n not in (0, 1, len(links) - 2, len(links) - 1):
+            if few and n not in some_links:
                 continue
             for letter, i in zip(chain, link, strict=True):
                 ranges[letter] = (own[letter][i], own[letter][i + 1])
             yield Tile(box, tuple((letter, ranges[letter]) for letter in letters), n, len(links), (*index, *link))
 
 
-def _pieces(n: int, few: bool) -> list[int]:
-    return sorted({0, *range(max(0, n - 3), n)}) if few else list(range(n))
+def _pieces(points: Cuts, few: bool) -> list[int]:
+    n = len(points) - 1
+    return sorted({0, _longest(points), *range(max(0, n - 3), n)}) if few else list(range(n))
+
+
+def _longest(points: Cuts) -> int:
+    """The first of the longest pieces."""
+    return max(range(len(points) - 1), key=lambda i: points[i + 1] - points[i])
 
 
 def _seen(op: AttentionOp, ranges: Ranges) -> tuple[int, int]:

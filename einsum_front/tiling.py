@@ -1,16 +1,20 @@
 """Tiling: which letters an op may be cut along, where the cuts fall, and which box of an operand a tile reads.
 
-A letter can be cut in an op unless the op reduces a row over it. Pieces are equal, multiples of GRAIN where they are that large. No side of
-a matrix product is cut under GRAIN: a letter's tile times the extents of the letters inside it on the target is at least GRAIN, unless
-the whole side is smaller. An op for which a piece would be too short takes several together.
+A letter can be cut in an op unless the op reduces a row over it. There are as many pieces as are asked for: multiples of GRAIN, or at
+least of 8, where that leaves a last piece of GRAIN, else as equal as can be. No side of a matrix product is cut under GRAIN: a letter's
+tile times the extents of the letters inside it on the target is at least GRAIN, unless the whole side is smaller. An op for which a
+piece would be too short takes several together.
 
     f = 1536 in 5 pieces:   0   320   640   960   1280  1536      (1536 / 5 = 307.2, rounded up to 320)
+    v = 200 in 3 pieces:    0   67    134   200                   (72 would leave 56 for the last)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 from math import ceil, prod
 
 from einpage.einsum_front.expr import Axis, Expr, Letter, Load, Num, Reduce, walk
@@ -21,6 +25,9 @@ from einpage.einsum_front.opgraph import AttentionOp, ContractOp, FusedOp, Gathe
 GRAIN = 64
 """The smallest side of a contraction's tile, in elements."""
 
+GRAINS = (64, 32, 16, 8)
+"""What the sizes of pieces are multiples of, where they can be: kernels waste least on the first."""
+
 Cuts = tuple[int, ...]
 """Cut points of one dimension, 0 and the extent included."""
 
@@ -29,11 +36,14 @@ Ranges = Mapping[Letter, tuple[int, int]]
 
 
 def cuts(extent: int, pieces: int) -> Cuts:
-    """Cut points for at most `pieces` equal pieces."""
-    size = ceil(extent / pieces)
-    if size >= GRAIN:
-        size = ceil(size / GRAIN) * GRAIN
-    return (*range(0, extent, size), extent)
+    """Cut points for `pieces` pieces (one element each where there are not so many), the longer ones first."""
+    pieces = min(pieces, extent)
+    for grain in GRAINS:
+        size = -(-extent // (pieces * grain)) * grain
+        if extent - (pieces - 1) * size >= GRAIN:
+            return (*range(0, extent, size), extent)
+    short, longer = divmod(extent, pieces)
+    return tuple(short * i + min(i, longer) for i in range(pieces + 1))
 
 
 def target_letters(op: FusedOp) -> tuple[Letter | None, ...]:
@@ -99,10 +109,43 @@ def own_cuts(tiling: Tiling, cuts_by_letter: Mapping[Letter, Cuts]) -> dict[Lett
     extents = {letter: c[-1] for letter, c in cuts_by_letter.items()}
     own: dict[Letter, Cuts] = {letter: (0, extent) for letter, extent in extents.items()}
     for letter, inside in tiling.inside:
-        points = cuts_by_letter[letter]
-        together = ceil(_least_tile(letter, inside, extents) / (points[1] - points[0]))
-        own[letter] = points if together == 1 else (*points[:-1:together], points[-1])
+        own[letter] = together(cuts_by_letter[letter], _least_tile(letter, inside, extents))
     return own
+
+
+@lru_cache(maxsize=4096)
+def together(points: Cuts, least: int) -> Cuts:
+    """Some of `points`, so that no piece is under `least` (the extent itself is not) and the longest is as short as can be."""
+    if min(b - a for a, b in pairwise(points)) >= least:
+        return points
+    short, enough = least - 1, points[-1]
+    while enough - short > 1:
+        middle = (short + enough) // 2
+        if _ends(points, least, middle)[0]:
+            enough = middle
+        else:
+            short = middle
+    ends, own = _ends(points, least, enough), [0]
+    while own[-1] < len(points) - 1:
+        own.append(max(j for j in range(own[-1] + 1, len(points)) if ends[j] and least <= points[j] - points[own[-1]] <= enough))
+    return tuple(points[i] for i in own)
+
+
+def _ends(points: Cuts, least: int, most: int) -> list[bool]:
+    """By point: whether what follows it falls into pieces of `least` to `most`."""
+    n = len(points)
+    found = [False] * (n - 1) + [True]
+    near = far = n
+    count = 0  # how many of found[near:far]
+    for i in range(n - 2, -1, -1):
+        while points[near - 1] - points[i] >= least:
+            near -= 1
+            count += found[near]
+        while points[far - 1] - points[i] > most:
+            far -= 1
+            count -= found[far]
+        found[i] = count > 0
+    return found
 
 
 def _least_tile(letter: Letter, inside: tuple[Letter, ...], extents: Mapping[Letter, int]) -> int:

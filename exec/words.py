@@ -28,16 +28,24 @@ def settings_of(words: Sequence[str]) -> dict[str, str]:
 
 
 def names_of(words: str | None) -> list[str] | None:
-    return [w.strip() for w in words.split(",") if w.strip()] if words else None
+    """`logits,all_logits` as names; None where nothing was given. Raises UsageError for an empty name."""
+    if words is None:
+        return None
+    names = [word.strip() for word in words.split(",")]
+    if not all(names):
+        raise UsageError(f"--outputs {words}: write names of outputs, as in --outputs logits,all_logits")
+    return names
 
 
 def pieces_of(words: str | None) -> dict[Letter, int]:
-    """`f=4,v=16` as pieces by letter. Raises UsageError."""
+    """`f=4,v=16` as pieces by letter. Raises UsageError for another form, or a letter given twice."""
     out: dict[Letter, int] = {}
     for word in words.split(",") if words else ():
         letter, _, n = word.partition("=")
         if not (letter.strip() and n.strip().isdecimal() and int(n) > 0):
             raise UsageError(f"--split {words}: write letters and numbers of pieces, as in --split f=4,v=16")
+        if letter.strip() in out:
+            raise UsageError(f"--split {words}: {letter.strip()} is given twice")
         out[Letter(letter.strip())] = int(n)
     return out
 

@@ -205,6 +205,8 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "unknown size": (["--budget", "1MiB", "--set", "iner=3"], "inner"),
     "no value": (["--budget", "1MiB", "--set", "inner"], "--set"),
     "unknown output": (["--budget", "1MiB", "--outputs", "z"], "declared"),
+    "an output without a name": (["--budget", "1MiB", "--outputs", ","], "--outputs ,"),
+    "a letter twice": (["--budget", "1MiB", "--split", "h=2,h=3"], "h is given twice"),
     "unknown letter": (["--budget", "1MiB", "--split", "q=2"], "letters that can"),
     "no such weights": (["--budget", "1MiB", "--weights", "nowhere.gguf"], "nowhere.gguf"),
     "cuda": (["--budget", "1MiB", "--device", "cuda"], "cuda"),

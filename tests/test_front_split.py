@@ -21,7 +21,7 @@ from einpage.einsum_front.job import AttentionJob
 from einpage.einsum_front.reference import evaluate
 from einpage.einsum_front.split import split
 from einpage.einsum_front.taskgraph import Kind, TaskGraph
-from einpage.einsum_front.tiling import GRAIN, cuts, most_pieces, tiling_of
+from einpage.einsum_front.tiling import GRAIN, Cuts, cuts, most_pieces, tiling_of, together
 from einpage.exec.build import build_graph
 from einpage.memplan import memgraph
 from einpage.memplan.errors import DoesNotFit
@@ -155,7 +155,10 @@ def test_a_fixed_split_stays() -> None:
         assert all(dict(c.pieces)[Letter("v")] == 2 for c in candidates(opgraph, DType.FP32, budget, {Letter("v"): 2}))
 
 
-@pytest.mark.parametrize(("pieces", "says"), [({"j": 2}, "'j'"), ({"v": 10_000}, "1 to"), ({"e": 2}, "'e'"), ({"v": 0}, "1 to")])
+@pytest.mark.parametrize(
+    ("pieces", "says"),
+    [({"j": 2}, "'j'"), ({"v": 10_000}, "1 to 3 pieces"), ({"e": 2}, "'e'"), ({"v": 0}, "1 to 3"), ({"m": 2}, "too short")],
+)
 def test_an_impossible_split_is_refused(pieces: dict[Letter, int], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         split(fuse(small_program("llama")), pieces, DType.FP32)
@@ -166,13 +169,41 @@ def test_an_unknown_output_is_refused() -> None:
         fuse(small_program("llama"), ["logit"])
 
 
-@given(st.integers(1, 5000), st.integers(1, 40))
-def test_cuts_cover_in_equal_pieces(extent: int, pieces: int) -> None:
+def sizes(points: Cuts) -> list[int]:
+    return [b - a for a, b in itertools.pairwise(points)]
+
+
+@given(st.integers(1, 5000), st.integers(1, 80))
+def test_there_are_as_many_pieces_as_asked_and_none_is_short(extent: int, pieces: int) -> None:
     points = cuts(extent, pieces)
-    sizes = [b - a for a, b in itertools.pairwise(points)]
-    assert points[0] == 0 and points[-1] == extent and len(sizes) <= pieces
-    assert len(set(sizes[:-1])) <= 1 and sizes[-1] <= sizes[0]
-    assert len(sizes) == 1 or sizes[0] < GRAIN or sizes[0] % GRAIN == 0
+    found = sizes(points)
+    assert points[0] == 0 and points[-1] == extent and len(found) == min(pieces, extent)
+    assert found == sorted(found, reverse=True), "a sample of tiles takes the first for the longest"
+    assert found[-1] >= min(GRAIN, extent // len(found))
+    finer = sizes(cuts(extent, pieces + 1))
+    assert finer[0] <= found[0]
+    assert found[0] <= found[-1] + 1 or found[0] % 8 == 0
+
+
+@pytest.mark.parametrize(
+    ("extent", "pieces", "first", "last"),
+    [(1536, 5, 320, 256), (50257, 8, 6336, 5905), (50257, 785, 65, 64), (1000, 15, 67, 66), (150, 2, 80, 70), (5, 9, 1, 1)],
+)
+def test_sizes_of_pieces(extent: int, pieces: int, first: int, last: int) -> None:
+    found = sizes(cuts(extent, pieces))
+    assert (len(found), found[0], found[-1]) == (min(pieces, extent), first, last)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(1, 40))
+def test_pieces_taken_together_are_as_short_as_can_be(widths: list[int], least: int) -> None:
+    """Against every way of leaving points out."""
+    points = (0, *itertools.accumulate(widths))
+    least = min(least, points[-1])
+    kept = [(0, *some, points[-1]) for n in range(len(widths)) for some in itertools.combinations(points[1:-1], n)]
+    allowed = [max(sizes(some)) for some in kept if min(sizes(some)) >= least]
+    found = together(points, least)
+    assert set(found) <= set(points) and found[0] == 0 and found[-1] == points[-1]
+    assert min(sizes(found)) >= least and max(sizes(found)) == min(allowed)
 
 
 def test_only_needed_tiles_are_computed() -> None:
