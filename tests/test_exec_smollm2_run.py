@@ -29,7 +29,7 @@ def at_48(model: Model) -> tuple[Pieces, list[torch.Tensor]]:
     device = arena().device(model, plan.memgraph)
     orders = [partial(run_serial, order=random_order(plan.memgraph, seed)) for seed in range(10)]
     ways: list[Dispatch] = [run_dynamic, run_serial, run_static, *orders]
-    return plan.built.choice.pieces, [arena().run(plan.memgraph, device, way)[1]["all_logits"] for way in ways]
+    return plan.graph.split, [arena().run(plan.memgraph, device, way)[1]["all_logits"] for way in ways]
 
 
 def test_every_dispatcher_and_order_gives_the_same_bits(at_48: tuple[Pieces, list[torch.Tensor]]) -> None:
@@ -48,7 +48,7 @@ def test_every_budget_gives_the_same_bits(model: Model, at_48: tuple[Pieces, lis
 def test_every_split_gives_the_references_logits(model: Model, at_48: tuple[Pieces, list[torch.Tensor]]) -> None:
     expected = reference(model, "all_logits")
     plans = [planned(model, budget, ["all_logits"]) for budget in (24 * MIB, 1024 * MIB)]
-    found = {plan.built.choice.pieces: run_outputs(model, plan)["all_logits"] for plan in plans}
+    found = {plan.graph.split: run_outputs(model, plan)["all_logits"] for plan in plans}
     found[at_48[0]] = at_48[1][0]
     assert len(found) == 3, "the splits are not different"
     for pieces, logits in found.items():

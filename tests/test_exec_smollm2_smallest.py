@@ -36,7 +36,7 @@ def test_less_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_it_is_what_the_largest_task_needs_at_the_finest_split(smallest: tuple[Model, Planned]) -> None:
     _, plan = smallest
-    graph = plan.built.graph
+    graph = plan.graph
 
     def need(task: Task) -> int:
         """Where a result may take over an operand's bytes, this counts that it does."""
@@ -46,7 +46,7 @@ def test_it_is_what_the_largest_task_needs_at_the_finest_split(smallest: tuple[M
 
     assert max(map(need, graph.tasks)) == SMALLEST == plan.memgraph.budget_bytes
     assert {need(task) for task in graph.tasks if task.name == TASK} == {SMALLEST}
-    split = dict(plan.built.choice.pieces)
+    split = dict(plan.graph.split)
     assert 1536 // split["f"] == 64 and 576 // split["m"] == 64, "its product is a tile of 64 by 64: none is finer"
     assert plan.report["verified"] is True and plan.report["peak_bytes"] == SMALLEST
 
