@@ -69,19 +69,19 @@ def templates_of(opgraph: OpGraph, values: Mapping[str, Value]) -> dict[str, tup
 def host_grids(templates: Templates, cut: Mapping[Letter, Cuts], values: Mapping[str, Value]) -> dict[str, Grid]:
     """Grids of weights and inputs: cut wherever some task's box of them begins or ends."""
     points: dict[str, list[set[int]]] = {}
-    asked: dict[Template, dict[str, tuple[set[int], ...]]] = {}
+    by_template: dict[Template, dict[str, tuple[set[int], ...]]] = {}
     for template, names in templates.values():
-        if template not in asked:
-            asked[template] = _asked(template, cut)
+        if template not in by_template:
+            by_template[template] = asked(template, cut)
         for slot, name in zip(template.slots, names, strict=True):
             if values[name].kind in (Kind.WEIGHT, Kind.INPUT):
                 mine = points.setdefault(name, [{0, extent} for extent in values[name].shape])
-                for have, more in zip(mine, asked[template][slot], strict=True):
+                for have, more in zip(mine, by_template[template][slot], strict=True):
                     have |= more
     return {name: Grid(tuple(tuple(sorted(p)) for p in ps)) for name, ps in points.items()}
 
 
-def _asked(template: Template, cut: Mapping[Letter, Cuts]) -> dict[str, tuple[set[int], ...]]:
+def asked(template: Template, cut: Mapping[Letter, Cuts]) -> dict[str, tuple[set[int], ...]]:
     """Per slot and dimension, where the boxes that the template's tasks read begin and end."""
     out: dict[str, tuple[set[int], ...]] = {}
     by_slot = {slot: [load for load in op_loads(template.op) if load.name == slot] for slot in template.slots}

@@ -99,7 +99,7 @@ def most_pieces(tilings: Iterable[Tiling], extents: Mapping[Letter, int]) -> dic
     least: dict[Letter, int] = {}
     for tiling in tilings:
         for letter, inside in tiling.inside:
-            tile = _least_tile(letter, inside, extents)
+            tile = least_tile(letter, inside, extents)
             least[letter] = min(least.get(letter, tile), tile)
     return {letter: max(1, extents[letter] // tile) for letter, tile in sorted(least.items())}
 
@@ -109,7 +109,7 @@ def own_cuts(tiling: Tiling, cuts_by_letter: Mapping[Letter, Cuts]) -> dict[Lett
     extents = {letter: c[-1] for letter, c in cuts_by_letter.items()}
     own: dict[Letter, Cuts] = {letter: (0, extent) for letter, extent in extents.items()}
     for letter, inside in tiling.inside:
-        own[letter] = together(cuts_by_letter[letter], _least_tile(letter, inside, extents))
+        own[letter] = together(cuts_by_letter[letter], least_tile(letter, inside, extents))
     return own
 
 
@@ -148,7 +148,7 @@ def _ends(points: Cuts, least: int, most: int) -> list[bool]:
     return found
 
 
-def _least_tile(letter: Letter, inside: tuple[Letter, ...], extents: Mapping[Letter, int]) -> int:
+def least_tile(letter: Letter, inside: tuple[Letter, ...], extents: Mapping[Letter, int]) -> int:
     """The shortest piece of `letter` that the rule on sides allows."""
     return min(extents[letter], ceil(GRAIN / prod(extents[other] for other in inside)))
 

@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
-from einpage.einsum_front.choose import Choice, candidates
+from einpage.einsum_front.choose import candidates
 from einpage.einsum_front.document import load_document
 from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.elaborate import elaborate
 from einpage.einsum_front.errors import UsageError
 from einpage.einsum_front.expr import Letter
+from einpage.einsum_front.finest import coarsened, smallest_first
 from einpage.einsum_front.fuse import fuse
 from einpage.einsum_front.opgraph import OpGraph
 from einpage.einsum_front.program import Program
+from einpage.einsum_front.sizer import Choice
 from einpage.einsum_front.split import split
 from einpage.einsum_front.taskgraph import TaskGraph
 from einpage.einsum_front.tie import tie
@@ -126,13 +128,35 @@ def build_graph(
     impossible split.
     """
     opgraph = fuse(program, outputs)
-    found: Built | None = None
     for choice in candidates(opgraph, dtype, budget_bytes, pieces):
         found = Built(opgraph, choice, split(opgraph, choice.by_letter, dtype))
         if largest_footprint(found.graph)[1] <= budget_bytes:
             return found
-    assert found is not None, "there is always a split to try"
-    raise DoesNotFit(_too_small(found.graph, budget_bytes))
+    found = smallest(opgraph, dtype, budget_bytes, pieces)
+    if largest_footprint(found.graph)[1] > budget_bytes:
+        raise DoesNotFit(_too_small(found.graph, budget_bytes))
+    return found
+
+
+def smallest(opgraph: OpGraph, dtype: DType, enough: int, pieces: Mapping[Letter, int] | None = None) -> Built:
+    """Cut so that the largest working set is as small as any split allows (letters in `pieces` are fixed), or no more than `enough` bytes.
+
+    A choice states its working set from a sample of tasks, so the graphs themselves are counted while one may still be smaller.
+    """
+    best: tuple[int, Built] | None = None
+    for choice in smallest_first(opgraph, dtype, pieces):
+        if best is not None and choice.largest_bytes >= best[0]:
+            break
+        limit = max(choice.largest_bytes, enough)
+        for tried in (coarsened(opgraph, dtype, choice, limit, pieces), choice):
+            found = Built(opgraph, tried, split(opgraph, tried.by_letter, dtype))
+            nbytes = largest_footprint(found.graph)[1]
+            if nbytes <= limit:
+                return found
+            if best is None or nbytes < best[0]:
+                best = nbytes, found
+    assert best is not None, "there is always a split to try"
+    return best[1]
 
 
 def _too_small(graph: TaskGraph, budget_bytes: int) -> Misfit:

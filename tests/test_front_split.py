@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from einpage.einsum_front.choose import ALIGNMENT, candidates, coarse_to_fine
+from einpage.einsum_front.choose import candidates, coarse_to_fine
 from einpage.einsum_front.document import load_document
 from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.elaborate import elaborate
@@ -19,6 +19,7 @@ from einpage.einsum_front.expr import Letter
 from einpage.einsum_front.fuse import FuseOptions, fuse
 from einpage.einsum_front.job import AttentionJob
 from einpage.einsum_front.reference import evaluate
+from einpage.einsum_front.sizer import ALIGNMENT
 from einpage.einsum_front.split import split
 from einpage.einsum_front.taskgraph import Kind, TaskGraph
 from einpage.einsum_front.tiling import GRAIN, Cuts, cuts, most_pieces, tiling_of, together

@@ -1,0 +1,111 @@
+"""The smallest budget that the error prints is the least of all splits: against every number of pieces of every letter, one by one."""
+
+from __future__ import annotations
+
+from itertools import product
+from unittest.mock import patch
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from einpage.einsum_front import floors, template, tiling
+from einpage.einsum_front.document import load_document, read_document
+from einpage.einsum_front.dtype import DType
+from einpage.einsum_front.elaborate import elaborate
+from einpage.einsum_front.expr import Letter
+from einpage.einsum_front.finest import smallest_first
+from einpage.einsum_front.fuse import fuse
+from einpage.einsum_front.opgraph import OpGraph
+from einpage.einsum_front.program import Program
+from einpage.einsum_front.sizer import Sizer
+from einpage.einsum_front.split import split
+from einpage.einsum_front.tiling import most_pieces, tiling_of
+from einpage.exec.build import build_graph, make_plan
+from einpage.memplan.errors import DoesNotFit
+from einpage.memplan.footprint import largest_footprint
+from einpage.memplan.machine import load_machine
+from spec_strategies import random_spec, specs
+from specs_small import SPECS, small_program
+
+MOST_SPLITS = 400
+
+
+def every_split(opgraph: OpGraph) -> list[dict[Letter, int]]:
+    most = most_pieces(map(tiling_of, opgraph.ops), opgraph.program.extents)
+    return [dict(zip(most, pieces, strict=True)) for pieces in product(*(range(1, n + 1) for n in most.values()))]
+
+
+def smallest_printed(program: Program, dtype: DType, outputs: list[str]) -> int:
+    with pytest.raises(DoesNotFit) as refused:
+        build_graph(program, dtype, 0, outputs)
+    found = refused.value.misfit.smallest_budget
+    assert found is not None
+    return found
+
+
+def check(program: Program, dtype: DType, outputs: list[str]) -> bool:
+    """Whether the spec has few enough splits to try them all; they are tried."""
+    opgraph = fuse(program, outputs)
+    splits = every_split(opgraph)
+    if len(splits) > MOST_SPLITS:
+        return False
+    sizer = Sizer(opgraph, dtype)
+    stated = [choice.largest_bytes for choice in smallest_first(opgraph, dtype)]
+    assert stated == sorted(sizer.measure(pieces).largest_bytes for pieces in splits)
+    least = min(largest_footprint(split(opgraph, pieces, dtype))[1] for pieces in splits)
+    assert smallest_printed(program, dtype, outputs) == least
+    if least:
+        assert largest_footprint(build_graph(program, dtype, least, outputs).graph)[1] == least
+    return True
+
+
+RAGGED: dict[str, tuple[str, dict[str, int], list[str]]] = {
+    "matmul_chain": ("matmul_chain", {"rows": 10, "width": 200, "depth": 2}, ["x"]),
+    "narrow matmul_chain": ("matmul_chain", {"rows": 130, "width": 60, "depth": 1}, ["x"]),
+    "mlp": ("mlp", {"batch": 3, "inner": 130, "hidden": 200, "outer": 260}, ["y"]),
+    "attention": ("attention", {"batch": 1, "seq": 130, "model": 130, "heads": 2}, ["y"]),
+    "gpt2": ("gpt2", {"batch": 1, "seq": 6, "layers": 1, "vocab": 130, "model": 96, "heads": 3, "ffn": 130}, ["all_logits"]),
+    "llama": ("llama", {"batch": 1, "seq": 5, "layers": 1, "vocab": 130, "model": 96, "heads": 3, "kv_heads": 1, "ffn": 130}, ["logits"]),
+}
+
+
+@pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
+@pytest.mark.parametrize("name", RAGGED)
+def test_no_split_needs_less_than_what_is_printed(name: str, dtype: DType) -> None:
+    spec, sizes, outputs = RAGGED[name]
+    assert check(small_program(spec, sizes), dtype, outputs)
+
+
+def check_made(text: str, grain: int) -> bool:
+    program = elaborate(read_document(text, "made.yaml"))
+    with patch.object(tiling, "GRAIN", grain), patch.object(template, "GRAIN", grain), patch.object(floors, "GRAIN", grain):
+        return check(program, DType.FP32, [o.name for o in program.outputs])
+
+
+@given(specs(most_statements=3), st.sampled_from([1, 2, 4, 64]))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+def test_of_any_spec(text: str, grain: int) -> None:
+    check_made(text, grain)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_of_hundreds_of_specs() -> None:
+    assert sum(check_made(random_spec(seed, most_statements=4), (1, 2, 4, 64)[seed % 4]) for seed in range(400)) > 300
+
+
+LARGER: dict[str, tuple[str, DType, dict[str, int], str, int]] = {
+    "gpt2": ("gpt2", DType.BF16, {"layers": 1, "vocab": 1000, "model": 192, "heads": 3, "seq": 100}, "all_logits", 87552),
+    "matmul_chain": ("matmul_chain", DType.FP32, {"depth": 2, "width": 1000, "rows": 200}, "x", 72192),
+}
+
+
+@pytest.mark.parametrize("name", LARGER)
+def test_what_halving_alone_misses(name: str) -> None:
+    """Specs of which the coarse-to-fine path ends above the smallest budget; it plans there, and not a byte below."""
+    spec, dtype, sizes, output, least = LARGER[name]
+    program = elaborate(load_document(SPECS / f"{spec}.yaml"), sizes)
+    assert smallest_printed(program, dtype, [output]) == least
+    planned = make_plan(build_graph(program, dtype, least, [output]), load_machine("cpu"), least)
+    assert planned.report["verified"] is True and planned.report["peak_bytes"] == least
