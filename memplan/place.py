@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from einpage.memplan.place_field import NOWHERE, Field, Snapshot
+from einpage.memplan.place_field import NOWHERE, Field, Ints, Snapshot
 from einpage.memplan.place_repair import CAREFUL, RESTLESS, repair
 
 WORK, WORK_PER_BLOCK = 350_000, 100
@@ -33,6 +33,8 @@ class Block:
     death: int
     """Half-open."""
     nbytes: int
+    latest: int | None = None
+    """It may be born as late as this where it finds no place sooner, as what is loaded ahead of need; None: it may not be late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +43,20 @@ class Placed:
     """[block] its first byte; None for those without a place."""
     unplaced: tuple[int, ...]
     """The blocks without a place, ascending."""
+    births: tuple[int, ...]
+    """[block] when it is born: later than it wished only where there was no place sooner."""
 
 
 def place(blocks: Sequence[Block], capacity: int, weights: Sequence[int] | None = None, effort: float = 1.0) -> Placed:
     """Offsets within `capacity` bytes.
 
-    `weights`[block] is what it costs to leave the block out, by default its bytes and a thousandth of the arena; their sum over the
-    unplaced is made small, not proven least: where some blocks cannot be spared, give these large weights. Blocks of one size always find
-    places where those alive at once fit. Repairs take about `effort` seconds for 5,000 blocks. Deterministic.
+    `weights`[block] is what it costs to leave the block out, by default its bytes and a thousandth of the arena, an eighth of that where it
+    may be late; their sum over the unplaced is made small, not proven least: where some blocks cannot be spared, give these large weights.
+    Blocks of one size always find places where those alive at once fit.
+    Repairs take about `effort` seconds for 5,000 blocks. Deterministic.
     """
     table = np.array([(b.birth, b.death, b.nbytes) for b in blocks], dtype=np.int64).reshape(-1, 3)
-    field = Field(table, capacity, np.maximum(1, table[:, 2] + capacity // 1000 if weights is None else np.array(weights, dtype=np.int64)))
+    field = Field(table, capacity, _weights(blocks, capacity) if weights is None else np.maximum(1, np.array(weights, dtype=np.int64)))
     work = int(effort * (WORK + WORK_PER_BLOCK * len(blocks)))
     _fill(field)
     if NOWHERE in field.offset:
@@ -60,8 +65,53 @@ def place(blocks: Sequence[Block], capacity: int, weights: Sequence[int] | None 
         if field.snapshot().loss > best.loss:
             field.restore(best)
         repair(field, RESTLESS, work // 5)
-    offsets = field.offset.tolist()
-    return Placed(tuple(None if at == NOWHERE else at for at in offsets), tuple(i for i, at in enumerate(offsets) if at == NOWHERE))
+    _wait(field, blocks, work // 5)
+    return Placed(
+        offsets=tuple(None if at == NOWHERE else at for at in field.offset.tolist()),
+        unplaced=tuple(sorted(_homeless(field))),
+        births=tuple(field.birth.tolist()),
+    )
+
+
+def _weights(blocks: Sequence[Block], capacity: int) -> Ints:
+    return np.array([1 + (b.nbytes + capacity // 1000) // (1 if b.latest is None else 8) for b in blocks], dtype=np.int64)
+
+
+def _homeless(field: Field) -> list[int]:
+    """The heaviest first."""
+    return sorted(np.flatnonzero(field.offset == NOWHERE).tolist(), key=lambda i: (-int(field.weight[i]), i))
+
+
+def _wait(field: Field, blocks: Sequence[Block], work: int) -> None:
+    """Let blocks without a place be born later, where that may be; `work` is spent on those that even so find none."""
+    latest = {i: max(b.birth, b.latest) for i, b in enumerate(blocks) if b.latest is not None}
+    for i in _homeless(field):
+        _put_late(field, i, latest.get(i, blocks[i].birth))
+    waiting = [i for i in _homeless(field) if i in latest]
+    for i in waiting:
+        field.delay(i, latest[i])
+    if waiting:
+        repair(field, RESTLESS, work)
+    for i in waiting:
+        field.offset[i] = NOWHERE
+        field.delay(i, blocks[i].birth)
+        _put_late(field, i, latest[i])
+
+
+def _put_late(field: Field, i: int, latest: int) -> None:
+    """Stand block `i` as soon as there is a place until its death, at `latest` at last. A place that is free sooner is free later too."""
+    birth = int(field.birth[i])
+    wait, enough = 0, latest - birth
+    while wait < enough:
+        between = (wait + enough) // 2
+        field.delay(i, birth + between)
+        if field.put(i, tight=True):
+            field.offset[i], enough = NOWHERE, between
+        else:
+            wait = between + 1
+    field.delay(i, birth + enough)
+    if not field.put(i, tight=True):
+        field.delay(i, birth)
 
 
 def _apart(field: Field, work: int) -> None:
@@ -78,7 +128,7 @@ def _apart(field: Field, work: int) -> None:
     field.clear()
     field.offset[dust] = np.where(top.offset == NOWHERE, NOWHERE, top.offset + field.capacity - top.height())
     field.offset[core] = below.offset
-    for i in sorted(np.flatnonzero(field.offset == NOWHERE).tolist(), key=lambda i: (-int(field.weight[i]), i)):
+    for i in _homeless(field):
         field.put(i, tight=True)
 
 

@@ -70,6 +70,12 @@ class Field:
         stands = self.offset != NOWHERE
         return int((self.offset + self.nbytes)[stands].max(initial=0))
 
+    def delay(self, i: int, birth: int) -> None:
+        """Let block `i`, which stands nowhere, be born at `birth`, not sooner than at first."""
+        self.birth[i] = birth
+        self._neighbours.clear()
+        self._room = REMEMBERED
+
     def put(self, i: int, tight: bool) -> bool:
         """Stand block `i` in the lowest hole that is free for its whole life, or in the tightest; False where there is none."""
         if self.offset[i] != NOWHERE:
@@ -115,7 +121,7 @@ class Field:
             first, last = self._births.searchsorted((self.birth[i], self.death[i]))
             census = first // STRIDE
             found = np.concatenate((self._census[census], self._by_birth[census * STRIDE : last]))
-            found = found[(self.death[found] > self.birth[i]) & (found != i)]
+            found = found[(self.death[found] > self.birth[i]) & (self.birth[found] < self.death[i]) & (found != i)]
             if len(found) <= self._room:
                 self._room -= len(found)
                 self._neighbours[i] = found
