@@ -15,6 +15,15 @@ import pytest
 from specs_small import SMALL, SPECS
 
 
+def started(command: Sequence[str], stdout: int | None = None) -> subprocess.Popen[str]:
+    """The process, with its stderr to read. It heeds Ctrl-C even where whoever started the tests in the background had it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=stdout, text=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def wait_for(process: subprocess.Popen[str], word: str) -> str:
     """Read the process's stderr until a line has `word`."""
     assert process.stderr is not None
@@ -60,7 +69,7 @@ def test_ctrl_c_ends_with_130(tmp_path: Path) -> None:
         "dynamic",
     ]
     given = ["--machine", "cpu", "--input", f"x0={tmp_path / 'x.npy'}"]
-    process = subprocess.Popen([sys.executable, "-c", code, *words, *given], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = started([sys.executable, "-c", code, *words, *given], stdout=subprocess.PIPE)
     try:
         wait_for(process, "computing")
         began = time.monotonic()
@@ -92,7 +101,7 @@ def test_ctrl_c_while_importing_ends_with_130_and_one_line(entry: str, library: 
         "sys.meta_path.insert(0, Slow())\n"
     )
     words = ["run", str(SPECS / "mlp.yaml"), "--weights", "random:1", "--budget", "1MiB"]
-    process = subprocess.Popen([sys.executable, "-c", code + ENTRIES[entry], *words], stderr=subprocess.PIPE, text=True)
+    process = started([sys.executable, "-c", code + ENTRIES[entry], *words])
     try:
         wait_for(process, "importing")
         process.send_signal(signal.SIGINT)
