@@ -42,8 +42,8 @@ golden: $(VENV)/.test  ## rewrite the golden texts from what the code says now; 
 	$(PYTEST) -q -k golden --update-golden
 
 bench: $(VENV)/.bench $(MODEL)  ## the measurements of bench/README.md, as files under bench/results/local
-	$(PY) bench/plans.py --out bench/results/local
-	$(PY) bench/traces.py tests/data --out bench/results/local
+	$(PY) -m bench.plan_quality --out bench/results/local
+	$(PY) -m bench.traces tests/data --out bench/results/local
 
 kernels: $(VENV)/.test  ## the Triton kernels alone, in Triton's interpreter against their plain-torch twins
 	$(PYTEST) -q -m interpreter

@@ -7,15 +7,14 @@ Gate: every plan is judged right, or nothing is reported. Five minutes.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-from bench.plans import MODELS, ROOT, commit
+from bench import results
+from bench.results import ROOT
 from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.program import Program
 from einpage.exec.build import build_graph, make_plan, open_model
@@ -24,7 +23,11 @@ from einpage.memplan.machine import load_machine
 from einpage.memplan.plan import PlanOptions
 from einpage.memplan.units import parse_bytes
 
-SIZES = {**MODELS, "13B": {"model": 5120, "layers": 40, "heads": 40, "kv_heads": 40, "ffn": 13824, "vocab": 32000}}
+MODELS = {
+    "7B": {"model": 4096, "layers": 32, "heads": 32, "kv_heads": 32, "ffn": 11008, "vocab": 32000},
+    "13B": {"model": 5120, "layers": 40, "heads": 40, "kv_heads": 40, "ffn": 13824, "vocab": 32000},
+    "65B": {"model": 8192, "layers": 80, "heads": 64, "kv_heads": 64, "ffn": 22016, "vocab": 32000},
+}
 BUDGETS = {
     "p100": ("4GiB", "8GiB", "15GiB"),
     "v100": ("4GiB", "8GiB", "15GiB"),
@@ -39,7 +42,7 @@ BATCHES = (1, 8)
 def cells(models: list[str], effort: int) -> Iterator[dict[str, Any]]:
     """One row a plan; `make_plan` raises where the judge rejects."""
     for model, machine, seq, batch in product(models, BUDGETS, SEQUENCES, BATCHES):
-        program = open_model(ROOT / "specs/llama.yaml", {**SIZES[model], "seq": seq, "batch": batch}).program
+        program = open_model(ROOT / "specs/llama.yaml", {**MODELS[model], "seq": seq, "batch": batch}).program
         for budget in BUDGETS[machine]:
             yield {"model": model, "machine": machine, "seq": seq, "batch": batch, "budget": budget} | _cell(
                 program, machine, budget, effort
@@ -59,7 +62,7 @@ def _cell(program: Program, machine: str, budget: str, effort: int) -> dict[str,
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("--out", type=Path, help="folder for plan_quality.json")
-    words.add_argument("--models", nargs="+", choices=sorted(SIZES), default=sorted(SIZES))
+    words.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     words.add_argument("--effort", type=int, choices=range(4), default=0)
     asked = words.parse_args()
     rows = []
@@ -71,15 +74,8 @@ def main() -> None:
     spread = {"cells": len(rows), "planned": len(ratios), "median": cut[9], "p95": cut[18], "worst": ratios[-1]}
     print("plan / bound: " + "  ".join(f"{k} {v:.4g}" for k, v in spread.items()))
     if asked.out is not None:
-        asked.out.mkdir(parents=True, exist_ok=True)
-        facts = {
-            "command": f"python -m bench.plan_quality --effort {asked.effort} --models {' '.join(asked.models)}",
-            "commit": commit(),
-            "machine": f"{platform.machine()}, Python {platform.python_version()}",
-            "plan_over_bound": spread,
-            "rows": rows,
-        }
-        (asked.out / "plan_quality.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        command = f"python -m bench.plan_quality --effort {asked.effort} --models {' '.join(asked.models)}"
+        results.write(asked.out, "plan_quality", command, rows, plan_over_bound=spread)
 
 
 if __name__ == "__main__":

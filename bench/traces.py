@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +17,9 @@ from math import exp, log
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from bench import results
+from bench.results import ROOT
+
 EINPAGE = (sys.executable, "-c", "from einpage.exec.cli import main; raise SystemExit(main())")
 HEAD = ("trace", "capacity", "moved", "lp", "belady", "optimum", "moved/lp", "seconds", "lp_s", "seconds/lp", "plan_s")
 SHORT = 28
@@ -29,10 +30,10 @@ def references(path: Path) -> Iterator[dict[str, Any]]:
     yield from json.loads(gzip.decompress(path.read_bytes()))["reference"]
 
 
-def planned(path: Path, reference: dict[str, Any]) -> dict[str, Any]:
+def planned(path: Path, reference: dict[str, Any], effort: int) -> dict[str, Any]:
     """One row: the plan's figures beside the reference's. Raises SystemExit where there is no plan that is judged right."""
     links = ["--h2d", str(reference["bw_h2d"]), "--d2h", str(reference["bw_d2h"])]
-    words = ["plan", "--graph", str(path), "--budget", str(reference["capacity"]), *links, "--json"]
+    words = ["plan", "--graph", str(path), "--budget", str(reference["capacity"]), *links, "--effort", str(effort), "--json"]
     ran = subprocess.run([*EINPAGE, *words], capture_output=True, text=True, check=False, cwd=ROOT)
     if ran.returncode != 0:
         raise SystemExit(f"einpage {' '.join(words)}\nended with status {ran.returncode}:\n{ran.stderr}")
@@ -79,17 +80,10 @@ def geometric_mean(ratios: list[float]) -> float:
     return exp(sum(map(log, ratios)) / len(ratios))
 
 
-def commit() -> str:
-    """The commit the figures belong to, marked where the tree differs from it."""
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return described.stdout.strip() or "no commit"
-
-
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("folder", type=Path, nargs="?", default=ROOT.parent / "shared/data/paging", help="of *.json.gz traces")
+    words.add_argument("--effort", type=int, choices=range(4), default=0)
     words.add_argument("--out", type=Path, help="folder for traces.json")
     asked = words.parse_args()
     paths = sorted(asked.folder.glob("*.json.gz"))
@@ -99,16 +93,13 @@ def main() -> None:
     rows = []
     for path in paths:
         for reference in references(path):
-            rows.append(planned(path.resolve(), reference))
+            rows.append(planned(path.resolve(), reference, asked.effort))
             print(line(rows[-1]), flush=True)
     for key in ("moved/lp", "seconds/lp"):
         ratios = [row[key] for row in rows]
         print(f"{key}: geometric mean {geometric_mean(ratios):.3f}, worst {max(ratios):.3f}")
     if asked.out is not None:
-        asked.out.mkdir(parents=True, exist_ok=True)
-        machine = f"{platform.machine()}, Python {platform.python_version()}"
-        facts = {"command": "python bench/traces.py", "commit": commit(), "machine": machine, "rows": rows}
-        (asked.out / "traces.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        results.write(asked.out, "traces", f"python -m bench.traces --effort {asked.effort}", rows)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,23 @@
 """From a timetable and places to a MemGraph.
 
 In: Slots, a Timetable, the arena's bytes. `blocks_of` gives the blocks that need a place; `assemble` writes nodes in the timetable's order
-at the offsets found. Positions: slot k's loads stand at 3 k, its task at 3 k + 1, what leaves after it is gone at 3 k + 2.
+at the places found, a load that found its place later than the timetable wished just then. Positions: slot k's loads stand at 3 k, its
+task at 3 k + 1, what leaves after it is gone at 3 k + 2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from einpage.einsum_front.taskgraph import Nbytes, TensorId
 from einpage.memplan.accesses import NEVER
 from einpage.memplan.arena import Arena
 from einpage.memplan.host import Host
 from einpage.memplan.memgraph import DEVICE, MemGraph, ResidencyId, aligned
-from einpage.memplan.place import Block
+from einpage.memplan.place import Block, Placed
 from einpage.memplan.record import NO_RESIDENCY, Recorder
 from einpage.memplan.slots import Slots
-from einpage.memplan.timetable import Timetable
+from einpage.memplan.timetable import Load, Timetable
 
 WORKSPACE = -1
 """Stands for a task's workspace where a tensor is named."""
@@ -29,7 +29,7 @@ class Blocks:
     stays: tuple[tuple[int, ...], ...]
     """[block] the tensors that live in it one after the other: a result that takes over lives in its operand's; (WORKSPACE,) for one."""
     at: dict[tuple[int, int], int]
-    """(tensor, position of its birth) -> block."""
+    """(tensor, position where it must be there) -> block: for a load that of the task that waits for it, else that of its birth."""
 
 
 def blocks_of(slots: Slots, table: Timetable) -> Blocks:
@@ -40,20 +40,20 @@ def blocks_of(slots: Slots, table: Timetable) -> Blocks:
     open_: dict[int, int] = {}
     size = slots.accesses.nbytes.tolist()
 
-    def born(t: int, position: int, nbytes: int) -> None:
-        open_[t] = at[t, position] = len(blocks)
-        blocks.append(Block(position, position + 1, nbytes))
+    def born(t: int, position: int, nbytes: int, latest: int | None = None) -> None:
+        open_[t] = at[t, position if latest is None else latest] = len(blocks)
+        blocks.append(Block(position, position + 1, nbytes, latest))
         stays.append([t])
 
     def ends(t: int, position: int) -> None:
         block = open_.pop(t)
-        blocks[block] = Block(blocks[block].birth, position, blocks[block].nbytes)
+        blocks[block] = replace(blocks[block], death=position)
 
     for k, (step, task) in enumerate(zip(table.steps, slots.tasks, strict=True)):
         for t in step.frees_first:
             ends(t, 3 * k)
-        for t in step.loads:
-            born(t, 3 * k, size[t])
+        for t, need in step.loads:
+            born(t, 3 * k, size[t], latest=3 * need)
         if slots.workspace[k]:
             born(WORKSPACE, 3 * k + 1, slots.workspace[k])
             ends(WORKSPACE, 3 * k + 2)
@@ -70,15 +70,16 @@ def blocks_of(slots: Slots, table: Timetable) -> Blocks:
     return Blocks(tuple(blocks), tuple(map(tuple, stays)), at)
 
 
-def assemble(slots: Slots, budget_bytes: int, table: Timetable, places: Blocks, offsets: Sequence[int]) -> MemGraph:
-    """The MemGraph. `offsets` are parallel to the blocks. Raises DoesNotFit where the host is full."""
-    return _Assembly(slots, budget_bytes, table, places, offsets).run()
+def assemble(slots: Slots, budget_bytes: int, table: Timetable, blocks: Blocks, placed: Placed) -> MemGraph:
+    """The MemGraph; every block has a place. Raises DoesNotFit where the host is full."""
+    assert not placed.unplaced, "a block has no place"
+    return _Assembly(slots, budget_bytes, table, blocks, placed).run()
 
 
 class _Assembly:
-    def __init__(self, slots: Slots, budget_bytes: int, table: Timetable, places: Blocks, offsets: Sequence[int]) -> None:
+    def __init__(self, slots: Slots, budget_bytes: int, table: Timetable, blocks: Blocks, placed: Placed) -> None:
         self.graph, self.budget, self.slots, self.table = slots.graph, budget_bytes, slots, table
-        self.places, self.offsets = places, offsets
+        self.blocks, self.placed = blocks, placed
         self.recorder = Recorder(self.graph)
         sizes: list[int] = [aligned(t.nbytes, slots.alignment) for t in self.graph.tensors]
         self.host = Host(self.graph, slots.machine, sizes, self.recorder, slots.alignment)
@@ -91,11 +92,12 @@ class _Assembly:
     def run(self) -> MemGraph:
         a = self.slots.accesses
         last_at, sink = a.last_at.tolist(), a.sink.tolist()
+        loads = self.loads()
         for k, step in enumerate(self.table.steps):
             for t in step.frees_first:
                 self.free(t)
-            for t in step.loads:
-                self.load(TensorId(t), 3 * k)
+            for load in loads[k]:
+                self.load(load)
             self.compute(k)
             for t in step.stores:
                 if sink[t]:
@@ -121,11 +123,23 @@ class _Assembly:
             alignment=self.slots.alignment,
         )
 
-    def offset(self, t: int, position: int) -> int:
-        return self.offsets[self.places.at[t, position]]
+    def loads(self) -> list[list[Load]]:
+        """[slot] the loads issued before it, those that had to wait for a place with the slot whose end frees it."""
+        by_slot: list[list[Load]] = [[] for _ in self.table.steps]
+        for step in self.table.steps:
+            for load in step.loads:
+                birth = self.placed.births[self.blocks.at[load.tensor, 3 * load.need]]
+                by_slot[-(-birth // 3)].append(load)
+        return by_slot
 
-    def load(self, t: TensorId, position: int) -> None:
-        start = self.offset(t, position)
+    def offset(self, t: int, position: int) -> int:
+        at = self.placed.offsets[self.blocks.at[t, position]]
+        assert at is not None
+        return at
+
+    def load(self, load: Load) -> None:
+        t = TensorId(load.tensor)
+        start = self.offset(t, 3 * load.need)
         after = self.device.take_at(start, self.size[t], t)
         source, task = self.host.copy[t], self.slots.gather_by_result.get(t)
         if source != NO_RESIDENCY:

@@ -50,7 +50,6 @@ GOOD_ENOUGH = 1.002
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    name: str
     reserve: float
     keep: Keep = field(repr=False)
     slack_bytes: int
@@ -96,11 +95,11 @@ def _shortlist(candidates: list[Candidate], each: int) -> list[Candidate]:
 def _candidates(slots: Slots, capacity: int, effort: int) -> list[Candidate]:
     """Timetables of all ways tried, each way once."""
     found: dict[bytes, Candidate] = {}
-    for name, reserve, keep in _keeps(slots, capacity, effort):
+    for reserve, keep in _keeps(slots, capacity, effort):
         key = keep.tobytes()
         if key not in found:
             slack, table = _loosest(slots, capacity, keep)
-            found[key] = Candidate(name, reserve, keep, slack, table, _score(table.seconds, table.moved_bytes, slots.machine))
+            found[key] = Candidate(reserve, keep, slack, table, _score(table.seconds, table.moved_bytes, slots.machine))
     return list(found.values())
 
 
@@ -116,17 +115,17 @@ def _loosest(slots: Slots, capacity: int, keep: Keep) -> tuple[int, Timetable]:
     return slack, loosest
 
 
-def _keeps(slots: Slots, capacity: int, effort: int) -> Iterator[tuple[str, float, Keep]]:
+def _keeps(slots: Slots, capacity: int, effort: int) -> Iterator[tuple[float, Keep]]:
     a, machine = slots.accesses, slots.machine
     room = capacity - a.footprint
     for share in RESERVES[effort]:
         left = np.maximum(room - int(share * capacity), 0)
-        yield "nearest", share, nearest(a, left)
-        for name, policy in (("evenly", pin_evenly), ("first", pin_first)):
+        yield share, nearest(a, left)
+        for policy in (pin_evenly, pin_first):
             pinned = policy(a, left)
-            yield f"pin {name}", share, pinned
-            yield f"pin {name} and nearest", share, and_nearest(a, left, pinned)
-    yield "stream all", 1.0, stream_all(a, room)
+            yield share, pinned
+            yield share, and_nearest(a, left, pinned)
+    yield 1.0, stream_all(a, room)
     if effort >= 2 and a.slots <= MOST_SLOTS[effort] and len(a.tensor) and lp.has_solver():
         links = Links(machine.h2d_bytes_per_s, machine.d2h_bytes_per_s, machine.copy_latency_s)
         for thrift in THRIFTS[effort]:
@@ -135,7 +134,7 @@ def _keeps(slots: Slots, capacity: int, effort: int) -> Iterator[tuple[str, floa
             except lp.Unsolved:
                 continue
             for share in RESERVES[effort]:
-                yield f"slot LP, thrift {thrift}", share, rounded(a, np.maximum(room - int(share * capacity), 0), found.kept)
+                yield share, rounded(a, np.maximum(room - int(share * capacity), 0), found.kept)
 
 
 def _placed(slots: Slots, budget_bytes: int, candidate: Candidate) -> MemGraph | None:
@@ -146,7 +145,7 @@ def _placed(slots: Slots, budget_bytes: int, candidate: Candidate) -> MemGraph |
         placed = place(blocks.blocks, capacity)
         if not placed.unplaced:
             try:
-                return assemble(slots, budget_bytes, table, blocks, [at or 0 for at in placed.offsets])
+                return assemble(slots, budget_bytes, table, blocks, placed)
             except DoesNotFit:
                 return None
         keep = keep & ~_given_up(slots.accesses, blocks, placed.unplaced, keep)

@@ -26,7 +26,7 @@ def last_use_by_tensor(graph: TaskGraph) -> dict[TensorId, TaskId]:
 
 
 def takeover(graph: TaskGraph, task: Task, last_use: Mapping[TensorId, TaskId]) -> TensorId | None:
-    """The operand whose bytes the result may take over when tasks run in graph order: the first such in `task.inplace`.
+    """The operand whose bytes the result may take over in the order that `last_use` [tensor] is of: the first such in `task.inplace`.
 
     It must be dead on the device after `task`, and not an output, whose bytes have still to reach the host. A device copy
     of a weight or an input qualifies: its host master stays.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from einpage.einsum_front.taskgraph import HOST_AT_START, Kind, Task, TaskGraph, TaskId, TensorId
 from einpage.memplan.accesses import NEVER, Accesses, from_lists
+from einpage.memplan.footprint import takeover
 from einpage.memplan.machine import Machine, task_seconds
 from einpage.memplan.memgraph import aligned
 
@@ -47,7 +48,8 @@ def slots_of(graph: TaskGraph, machine: Machine, order: Sequence[TaskId], alignm
     if not on_device or not read.issuperset(gathers) or any(made.intersection(g.reads()) for g in gathers.values()):
         return None
     size = [aligned(t.nbytes, alignment) for t in graph.tensors]
-    taken = _takeovers(graph, on_device)
+    last_use = {t: task.id for task in on_device for t in task.reads()}
+    taken = tuple(NEVER if (t := takeover(graph, task, last_use)) is None else t for task in on_device)
     workspace = tuple(aligned(t.workspace_bytes, alignment) for t in on_device)
     accesses = from_lists(
         reads=[t.reads() for t in on_device],
@@ -65,12 +67,3 @@ def slots_of(graph: TaskGraph, machine: Machine, order: Sequence[TaskId], alignm
         load_s[result] = task_seconds(machine, graph, task)
     store_s = [machine.d2h_seconds(n) for n in nbytes]
     return Slots(graph, machine, alignment, on_device, accesses, taken, workspace, gathers, load_s, store_s, nbytes)
-
-
-def _takeovers(graph: TaskGraph, tasks: Sequence[Task]) -> tuple[int, ...]:
-    """[slot] the first operand offered that no later slot reads and no output needs; as footprint.takeover, for this order."""
-    last = {t: slot for slot, task in enumerate(tasks) for t in task.reads()}
-    return tuple(
-        next((t for t in task.inplace if last[t] == slot and graph.tensors[t].kind is not Kind.OUTPUT), NEVER)
-        for slot, task in enumerate(tasks)
-    )

@@ -12,6 +12,7 @@ room for it. Places are not looked at: place.py finds them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +24,19 @@ Keep = NDArray[np.bool_]
 """[interval] whether the tensor stays on the device."""
 
 
+class Load(NamedTuple):
+    tensor: int
+    need: int
+    """The slot that waits for it."""
+
+
 @dataclass(slots=True)
 class Step:
     """What is issued around one slot, in this order; tensors by number."""
 
     frees_first: list[int] = field(default_factory=list)
     """Leave before the slot's loads: their copies to the host have had time."""
-    loads: list[int] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
     """Come to the device, gathered rows among them."""
     stores: list[int] = field(default_factory=list)
     """Are copied to the host once the slot's task has run."""
@@ -133,7 +140,7 @@ class _Clock:
             room[slot] -= size
         self.link_in = max(could, finish[issue - 1] if issue else 0.0) + self.slots.load_s[t]
         self.moved += self.slots.nbytes[t]
-        self.steps[issue].loads.append(t)
+        self.steps[issue].loads.append(Load(t, k))
         return self.link_in
 
     def _leave(self, t: int, k: int, by: int, done: float, passed: NDArray[np.float64]) -> None:

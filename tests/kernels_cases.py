@@ -10,35 +10,7 @@ import numpy as np
 from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.expr import Acc, Expr, Letter, Load
 from einpage.einsum_front.job import AttentionJob, Box, Contraction, ContractJob, GatherJob, View
-from kernels_build import ex as ex
-from kernels_build import fill as fill
-from kernels_build import fn as fn
-from kernels_build import ld as ld
-from kernels_build import letters as letters
-from kernels_build import op as op
-from kernels_build import ranges as ranges
-from kernels_build import red as red
-from kernels_build import result as result
-from kernels_build import view as view
-from kernels_maps import MAPS as MAPS
-from kernels_maps import constant_sum as constant_sum
-from kernels_maps import embedding as embedding
-from kernels_maps import every_function as every_function
-from kernels_maps import folded_index as folded_index
-from kernels_maps import integers_as_values as integers_as_values
-from kernels_maps import joint_softmax as joint_softmax
-from kernels_maps import last_token as last_token
-from kernels_maps import layer_norm as layer_norm
-from kernels_maps import mixed_parts as mixed_parts
-from kernels_maps import no_letters as no_letters
-from kernels_maps import pythonic as pythonic
-from kernels_maps import rms_norm as rms_norm
-from kernels_maps import rotation as rotation
-from kernels_maps import row_extremes as row_extremes
-from kernels_maps import shifted as shifted
-from kernels_maps import soft_rows as soft_rows
-from kernels_maps import transposed as transposed
-from kernels_maps import two_tiles as two_tiles
+from kernels_build import fill, fn, ld, letters, op, ranges, result, view
 from kernels_naive import Case
 
 F, BF, HF, I32 = DType.FP32, DType.BF16, DType.FP16, DType.INT32
@@ -104,7 +76,10 @@ def gated(dtype: DType = F, s: int = 7, f: int = 33) -> Case:
     )
 
 
-def with_bias(dtype: DType = F) -> Case:
+BIASED = op("+", Acc(0), ld("c", "f"))
+
+
+def with_bias(epilogue: Expr, dtype: DType = F) -> Case:
     return contract(
         ld("h", *"sm"),
         ld("w", *"mf"),
@@ -112,20 +87,7 @@ def with_bias(dtype: DType = F) -> Case:
         "sf",
         {"s": 6, "f": 10, "m": 15},
         (view("h", 6, 15, dtype=dtype), view("w", 15, 10, dtype=dtype), view("c", 10, dtype=dtype)),
-        op("+", Acc(0), ld("c", "f")),
-        dtype,
-    )
-
-
-def gelu_bias(dtype: DType = F) -> Case:
-    return contract(
-        ld("h", *"sm"),
-        ld("w", *"mf"),
-        "m",
-        "sf",
-        {"s": 6, "f": 10, "m": 15},
-        (view("h", 6, 15, dtype=dtype), view("w", 15, 10, dtype=dtype), view("c", 10, dtype=dtype)),
-        fn("gelu_tanh", op("+", Acc(0), ld("c", "f"))),
+        epilogue,
         dtype,
     )
 
@@ -357,9 +319,9 @@ CONTRACTS: dict[str, Callable[[], Case]] = {
     "unproject_bf16": lambda: unproject(BF),
     "gated": gated,
     "gated_bf16": lambda: gated(BF),
-    "with_bias": with_bias,
-    "with_bias_bf16": lambda: with_bias(BF),
-    "gelu_bias": gelu_bias,
+    "with_bias": lambda: with_bias(BIASED),
+    "with_bias_bf16": lambda: with_bias(BIASED, BF),
+    "gelu_bias": lambda: with_bias(fn("gelu_tanh", BIASED)),
     "numbered": numbered,
     "batched": batched,
     "batched_bf16": lambda: batched(BF),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.expr import Acc, Axis, Expr, Letter, Load, Reduction, walk
 from einpage.einsum_front.job import Box, Contraction, ContractJob, MapJob, Part, Range, View
-from kernels_cases import ex, fill, fn, ld, letters, op, red
+from kernels_build import ex, fill, fn, ld, letters, op, red
 from kernels_naive import Case
 
 FLOATS = st.sampled_from((DType.FP32, DType.FP32, DType.FP32, DType.BF16, DType.FP16))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from einpage.einsum_front.dtype import DType
-from kernels_cases import attention, contract, gated, ld, rms_norm, rotation, view
+from kernels_build import ld, view
+from kernels_cases import attention, contract, gated
+from kernels_maps import rms_norm, rotation
 
 pytest.importorskip("triton")
 

@@ -10,7 +10,8 @@ import pytest
 from einpage.einsum_front.expr import Acc, Axis, Binary, Expr, Letter, Num, Unary
 from einpage.kernels.mask import emptied, truth
 from einpage.kernels.torch_attention import attention_program
-from kernels_cases import attention, causal, fn, op
+from kernels_build import fn, op
+from kernels_cases import attention, causal
 
 MASKS: dict[str, Expr] = {
     "causal": op("<=", "t", "s"),

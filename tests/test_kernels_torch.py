@@ -22,24 +22,9 @@ from einpage.kernels.program import Program
 from einpage.kernels.torch_attention import attention_program
 from einpage.kernels.torch_contract import contract_program
 from einpage.kernels.torch_map import map_program
-from kernels_cases import (
-    ATTENTIONS,
-    CONTRACTS,
-    GATHERS,
-    MAPS,
-    attention,
-    embedding,
-    fn,
-    gated,
-    gather,
-    last_token,
-    op,
-    plain_heads,
-    project,
-    rms_norm,
-    rotation,
-    unproject,
-)
+from kernels_build import fn, op
+from kernels_cases import ATTENTIONS, CONTRACTS, GATHERS, attention, gated, gather, plain_heads, project, unproject
+from kernels_maps import MAPS, embedding, last_token, rms_norm, rotation
 from kernels_naive import TOLERANCE, Case, assert_right, expected, relative_error
 
 ALL = {**MAPS, **CONTRACTS, **ATTENTIONS, **GATHERS}

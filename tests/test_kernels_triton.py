@@ -11,7 +11,8 @@ import pytest
 from einpage.einsum_front.dtype import DType
 from einpage.kernels.dispatch import Backend, prepare
 from einpage.kernels.errors import IndexOutOfRange, Unsupported
-from kernels_cases import ATTENTIONS, CONTRACTS, GATHERS, MAPS, last_token
+from kernels_cases import ATTENTIONS, CONTRACTS, GATHERS
+from kernels_maps import MAPS, last_token
 from kernels_naive import Case, assert_right
 
 pytest.importorskip("triton")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from einpage.memplan.keep import Room, nearest, pin_evenly, pin_first, rounded, 
 from einpage.memplan.machine import Machine
 from einpage.memplan.memgraph import MemGraph, Queue
 from einpage.memplan.order import as_written
-from einpage.memplan.place import place
+from einpage.memplan.place import Placed, place
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.report import moved_bytes
 from einpage.memplan.simulate import simulate
@@ -91,7 +92,7 @@ def test_every_timetable_becomes_a_right_plan(
     alive = sum(b.nbytes for b in blocks.blocks)
     placed = place(blocks.blocks, alive)
     assert not placed.unplaced
-    memgraph = assemble(slots, alive, table, blocks, [at or 0 for at in placed.offsets])
+    memgraph = assemble(slots, alive, table, blocks, placed)
     assert judge(memgraph) is None
     assert moved(memgraph) == table.moved_bytes
     busiest = max((sum(b.nbytes for b in blocks.blocks if b.birth <= p < b.death) for p in range(3 * len(slots.tasks))), default=0)
@@ -110,11 +111,9 @@ def test_a_timetable_tells_the_time() -> None:
         for policy in (nearest, stream_all):
             table = timetable(slots, capacity, policy(slots.accesses, capacity - slots.accesses.footprint))
             blocks = blocks_of(slots, table)
-            at, offsets = 0, []
-            for b in blocks.blocks:
-                offsets.append(at)
-                at += b.nbytes
-            seconds = simulate(assemble(slots, at, table, blocks, offsets), a_machine()).makespan_s
+            *offsets, end = accumulate((b.nbytes for b in blocks.blocks), initial=0)
+            apart = Placed(tuple(offsets), (), tuple(b.birth for b in blocks.blocks))
+            seconds = simulate(assemble(slots, end, table, blocks, apart), a_machine()).makespan_s
             assert seconds <= table.seconds * (1 + 1e-9), "without memory edges nothing can be slower"
             told.append(seconds / table.seconds)
     assert np.median(told) > 0.9
