@@ -6,6 +6,8 @@ BIN    := $(VENV)/bin
 PY     := $(BIN)/python
 MODEL  := .cache/SmolLM2-135M-Instruct.Q4_1.gguf
 PYTEST := OPENBLAS_NUM_THREADS=1 EINPAGE_REQUIRE_MODEL=1 $(PY) -m pytest
+# One process a core, four at most: each may hold the model. A file's tests share fixtures, so they stay together.
+ALONG  := -n auto --maxprocesses 4 --dist loadfile
 SOURCE := einpage einsum_front memplan kernels exec tests bench
 
 .DEFAULT_GOAL := help
@@ -21,10 +23,10 @@ run: $(VENV)/.base $(MODEL)  ## install, fetch SmolLM2-135M, prefill a prompt un
 		--dtype fp32 --device cpu --timeline timeline.html
 
 test: $(VENV)/.test $(MODEL)  ## every test but the long sweeps; no GPU, under 8 minutes on 2 cores
-	$(PYTEST) -q
+	$(PYTEST) -q $(ALONG)
 
 test-all: $(VENV)/.test $(MODEL)  ## every test, the long sweeps too (over 10,000 random plans)
-	$(PYTEST) -q -m "" --timeout 1800
+	$(PYTEST) -q $(ALONG) -m "" --timeout 1800
 
 check: lint test  ## format check, lint, types, layering, tests: what CI runs
 
