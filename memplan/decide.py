@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from einpage.memplan import lp
-from einpage.memplan.accesses import Accesses
-from einpage.memplan.assemble import Blocks, assemble, blocks_of
+from einpage.memplan.assemble import assemble, blocks_of
+from einpage.memplan.cut import cut, within
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.keep import and_nearest, nearest, pin_evenly, pin_first, rounded, stream_all
 from einpage.memplan.machine import Machine
@@ -40,8 +40,6 @@ SLACKS = (0.02, 0.05, 0.1, 0.2, 0.3)
 """Shares of the arena that loads ahead of need may leave free."""
 HARDLY = 1.001
 """As a factor of time: not slower to speak of."""
-MENDS = 6
-"""How often a timetable without places for all may give up what stays."""
 BYTES_COUNT = 0.25
 """What moving a byte counts beside time, as a share of its time on the link: of plans that take as long, the one that moves less."""
 GOOD_ENOUGH = 1.002
@@ -138,34 +136,15 @@ def _keeps(slots: Slots, capacity: int, effort: int) -> Iterator[tuple[float, Ke
 
 
 def _placed(slots: Slots, budget_bytes: int, candidate: Candidate) -> MemGraph | None:
-    """The plan of a timetable, which gives up stays while some find no place; None where that does not help."""
-    capacity, keep, table = budget_bytes // slots.alignment * slots.alignment, candidate.keep, candidate.table
-    for _ in range(MENDS):
-        blocks = blocks_of(slots, table)
-        placed = place(blocks.blocks, capacity)
-        if not placed.unplaced:
-            try:
-                return assemble(slots, budget_bytes, table, blocks, placed)
-            except DoesNotFit:
-                return None
-        keep = keep & ~_given_up(slots.accesses, blocks, placed.unplaced, keep)
-        table = timetable(slots, capacity, keep, candidate.slack_bytes)
-    return None
-
-
-def _given_up(a: Accesses, blocks: Blocks, unplaced: tuple[int, ...], keep: Keep) -> Keep:
-    """[interval] what shall not stay so that `unplaced` find places: the longest interval of each, so that it comes back
-    somewhere else; for one that spans none, the longest around it."""
-    up = np.zeros(len(a.tensor), bool)
-    begin, end, length, size = 3 * a.begin + 1, 3 * a.end + 1, a.end - a.begin, a.nbytes[a.tensor]
-    for b in unplaced:
-        block = blocks.blocks[b]
-        stays = keep & (begin >= block.birth) & (end < block.death) & np.isin(a.tensor, blocks.stays[b])
-        pool = np.flatnonzero(stays)
-        if not len(pool):
-            around = np.flatnonzero(keep & ~up & (begin < block.death) & (end > block.birth))
-            enough = around[size[around] >= block.nbytes]
-            pool = enough if len(enough) else around
-        if len(pool):
-            up[pool[np.argmax(length[pool])]] = True
-    return up
+    """The plan of a timetable, with the stays cut that find no place. None where that does not help, or the host is full."""
+    capacity = budget_bytes // slots.alignment * slots.alignment
+    blocks = blocks_of(slots, candidate.table)
+    found = cut(slots.accesses, blocks, place(blocks.blocks, capacity), candidate.keep, capacity)
+    if found is None:
+        return None
+    table = timetable(slots, capacity, found.keep, candidate.slack_bytes)
+    blocks = blocks_of(slots, table)
+    try:
+        return assemble(slots, budget_bytes, table, blocks, within(blocks, found.offset_by_key))
+    except DoesNotFit:
+        return None

@@ -1,7 +1,7 @@
 """Places for blocks with known lives: offsets such that no two that live at once share a byte.
 
-In: blocks (birth, death, bytes), half-open lives, the arena's bytes. Out: an offset for each block, or its number among the unplaced
-where no arrangement that was tried holds them all. Blocks go in one by one, in a few orders; what the best order leaves out is then
+In: blocks (birth, death, bytes), half-open lives, the arena's bytes. Out: an offset for each block, or None where no arrangement that was
+tried holds them all. Blocks go in one by one, in a few orders; what the best order leaves out is then
 fought for in `place_repair`. Invariant: offsets are multiples of whatever all sizes are multiples of.
 
     bytes
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from einpage.memplan.place_field import NOWHERE, Field, Ints, Snapshot
+from einpage.memplan.place_field import NOWHERE, Field, Snapshot
 from einpage.memplan.place_repair import CAREFUL, RESTLESS, repair
 
 WORK, WORK_PER_BLOCK = 350_000, 100
@@ -33,85 +33,33 @@ class Block:
     death: int
     """Half-open."""
     nbytes: int
-    latest: int | None = None
-    """It may be born as late as this where it finds no place sooner, as what is loaded ahead of need; None: it may not be late."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    offsets: tuple[int | None, ...]
-    """[block] its first byte; None for those without a place."""
-    unplaced: tuple[int, ...]
-    """The blocks without a place, ascending."""
-    births: tuple[int, ...]
-    """[block] when it is born: later than it wished only where there was no place sooner."""
+def place(blocks: Sequence[Block], capacity: int, weights: Sequence[int] | None = None, effort: float = 1.0) -> tuple[int | None, ...]:
+    """[block] the offset of its first byte, within `capacity` bytes; None for those without a place.
 
-
-def place(blocks: Sequence[Block], capacity: int, weights: Sequence[int] | None = None, effort: float = 1.0) -> Placed:
-    """Offsets within `capacity` bytes.
-
-    `weights`[block] is what it costs to leave the block out, by default its bytes and a thousandth of the arena, an eighth of that where it
-    may be late; their sum over the unplaced is made small, not proven least: where some blocks cannot be spared, give these large weights.
+    `weights`[block] is what it costs to leave the block out, by default its bytes and a thousandth of the arena; their sum over the
+    unplaced is made small, not proven least: where some blocks cannot be spared, give these large weights.
     Blocks of one size always find places where those alive at once fit.
     Repairs take about `effort` seconds for 5,000 blocks. Deterministic.
     """
     table = np.array([(b.birth, b.death, b.nbytes) for b in blocks], dtype=np.int64).reshape(-1, 3)
-    field = Field(table, capacity, _weights(blocks, capacity) if weights is None else np.maximum(1, np.array(weights, dtype=np.int64)))
-    work = int(effort * (WORK + WORK_PER_BLOCK * len(blocks)))
+    weight = table[:, 2] + (1 + capacity // 1000) if weights is None else np.maximum(1, np.array(weights, dtype=np.int64))
+    field = Field(table, capacity, weight)
     _fill(field)
     if NOWHERE in field.offset:
         best = field.snapshot()
+        work = int(effort * (WORK + WORK_PER_BLOCK * len(blocks)))
         _apart(field, work * 4 // 5)
         if field.snapshot().loss > best.loss:
             field.restore(best)
         repair(field, RESTLESS, work // 5)
-    _wait(field, blocks, work // 5)
-    return Placed(
-        offsets=tuple(None if at == NOWHERE else at for at in field.offset.tolist()),
-        unplaced=tuple(sorted(_homeless(field))),
-        births=tuple(field.birth.tolist()),
-    )
-
-
-def _weights(blocks: Sequence[Block], capacity: int) -> Ints:
-    return np.array([1 + (b.nbytes + capacity // 1000) // (1 if b.latest is None else 8) for b in blocks], dtype=np.int64)
+    return tuple(None if at == NOWHERE else at for at in field.offset.tolist())
 
 
 def _homeless(field: Field) -> list[int]:
     """The heaviest first."""
     return sorted(np.flatnonzero(field.offset == NOWHERE).tolist(), key=lambda i: (-int(field.weight[i]), i))
-
-
-def _wait(field: Field, blocks: Sequence[Block], work: int) -> None:
-    """Let blocks without a place be born later, where that may be; `work` is spent on those that even so find none."""
-    latest = {i: max(b.birth, b.latest) for i, b in enumerate(blocks) if b.latest is not None}
-    for i in _homeless(field):
-        _put_late(field, i, latest.get(i, blocks[i].birth))
-    waiting = [i for i in _homeless(field) if i in latest]
-    for i in waiting:
-        field.delay(i, latest[i])
-    if waiting:
-        repair(field, RESTLESS, work)
-    for i in waiting:
-        field.offset[i] = NOWHERE
-        field.delay(i, blocks[i].birth)
-        _put_late(field, i, latest[i])
-
-
-def _put_late(field: Field, i: int, latest: int) -> None:
-    """Stand block `i` as soon as there is a place until its death, at `latest` at last. A place that is free sooner is free later too."""
-    birth = int(field.birth[i])
-    wait, enough = 0, latest - birth
-    while wait < enough:
-        between = (wait + enough) // 2
-        field.delay(i, birth + between)
-        if field.put(i, tight=True):
-            field.offset[i], enough = NOWHERE, between
-        else:
-            wait = between + 1
-    field.delay(i, birth + enough)
-    if not field.put(i, tight=True):
-        field.delay(i, birth)
 
 
 def _apart(field: Field, work: int) -> None:

@@ -70,12 +70,6 @@ class Field:
         stands = self.offset != NOWHERE
         return int((self.offset + self.nbytes)[stands].max(initial=0))
 
-    def delay(self, i: int, birth: int) -> None:
-        """Let block `i`, which stands nowhere, be born at `birth`, not sooner than at first."""
-        self.birth[i] = birth
-        self._neighbours.clear()
-        self._room = REMEMBERED
-
     def put(self, i: int, tight: bool) -> bool:
         """Stand block `i` in the lowest hole that is free for its whole life, or in the tightest; False where there is none."""
         if self.offset[i] != NOWHERE:

@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 
 from einpage.einsum_front.taskgraph import HOST_AT_START, TaskGraph
 from einpage.memplan.accesses import Accesses
-from einpage.memplan.assemble import assemble, blocks_of
+from einpage.memplan.assemble import Blocks, Stays, assemble, blocks_of
+from einpage.memplan.cut import cut, within
 from einpage.memplan.decide import better_plan
 from einpage.memplan.footprint import largest_footprint
 from einpage.memplan.keep import Room, nearest, pin_evenly, pin_first, rounded, stream_all
 from einpage.memplan.machine import Machine
 from einpage.memplan.memgraph import MemGraph, Queue
 from einpage.memplan.order import as_written
-from einpage.memplan.place import Placed, place
+from einpage.memplan.place import place
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.report import moved_bytes
 from einpage.memplan.simulate import simulate
@@ -80,6 +81,12 @@ def test_a_pin_is_for_good(policy: Callable[[Accesses, Room], Keep]) -> None:
     assert some > 20
 
 
+def everywhere(blocks: Blocks) -> Stays:
+    """Every block on bytes of its own."""
+    *offsets, _ = accumulate((b.nbytes for b in blocks.blocks), initial=0)
+    return Stays(tuple(offsets), tuple(b.birth for b in blocks.blocks), tuple(b.death for b in blocks.blocks))
+
+
 @given(task_graphs(), machines(), st.integers(0, 20_000), st.sampled_from(POLICIES), st.sampled_from([1, 256]), st.integers(0, 4096))
 def test_every_timetable_becomes_a_right_plan(
     graph: TaskGraph, machine: Machine, extra: int, policy: Callable[[Accesses, Room], Keep], alignment: int, slack: int
@@ -90,13 +97,33 @@ def test_every_timetable_becomes_a_right_plan(
     table = timetable(slots, capacity, policy(slots.accesses, capacity - slots.accesses.footprint), slack)
     blocks = blocks_of(slots, table)
     alive = sum(b.nbytes for b in blocks.blocks)
-    placed = place(blocks.blocks, alive)
-    assert not placed.unplaced
-    memgraph = assemble(slots, alive, table, blocks, placed)
+    memgraph = assemble(slots, alive, table, blocks, everywhere(blocks))
     assert judge(memgraph) is None
     assert moved(memgraph) == table.moved_bytes
     busiest = max((sum(b.nbytes for b in blocks.blocks if b.birth <= p < b.death) for p in range(3 * len(slots.tasks))), default=0)
     assert busiest <= capacity
+
+
+@given(task_graphs(), machines(), st.integers(0, 20_000), st.sampled_from(POLICIES), st.sampled_from([1, 256]), st.booleans())
+def test_every_cut_becomes_a_right_plan(
+    graph: TaskGraph, machine: Machine, extra: int, policy: Callable[[Accesses, Room], Keep], alignment: int, placed: bool
+) -> None:
+    """In the arena itself, from the places that `place` finds or from none at all. Nothing stays that did not."""
+    slots = slots_for(graph, machine, alignment)
+    capacity = budget_of(graph, extra, alignment)
+    keep = policy(slots.accesses, capacity - slots.accesses.footprint)
+    blocks = blocks_of(slots, timetable(slots, capacity, keep))
+    offsets = place(blocks.blocks, capacity, effort=0.02) if placed else (None,) * len(blocks.blocks)
+    found = cut(slots.accesses, blocks, offsets, keep, capacity)
+    if found is None:
+        assert placed is False or None in offsets
+        return
+    assert not (found.keep & ~keep).any()
+    table = timetable(slots, capacity, found.keep)
+    blocks = blocks_of(slots, table)
+    memgraph = assemble(slots, capacity, table, blocks, within(blocks, found.offset_by_key))
+    assert judge(memgraph) is None
+    assert moved(memgraph) == table.moved_bytes
 
 
 def test_a_timetable_tells_the_time() -> None:
@@ -111,9 +138,8 @@ def test_a_timetable_tells_the_time() -> None:
         for policy in (nearest, stream_all):
             table = timetable(slots, capacity, policy(slots.accesses, capacity - slots.accesses.footprint))
             blocks = blocks_of(slots, table)
-            *offsets, end = accumulate((b.nbytes for b in blocks.blocks), initial=0)
-            apart = Placed(tuple(offsets), (), tuple(b.birth for b in blocks.blocks))
-            seconds = simulate(assemble(slots, end, table, blocks, apart), a_machine()).makespan_s
+            memgraph = assemble(slots, sum(b.nbytes for b in blocks.blocks), table, blocks, everywhere(blocks))
+            seconds = simulate(memgraph, a_machine()).makespan_s
             assert seconds <= table.seconds * (1 + 1e-9), "without memory edges nothing can be slower"
             told.append(seconds / table.seconds)
     assert np.median(told) > 0.9
