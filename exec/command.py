@@ -53,8 +53,7 @@ def run_from_arguments(a: argparse.Namespace) -> int:
     )
     tokens, tokenizer = tokens_of(a)
     named = inputs_of(a.input)
-    for file in (a.logits, a.trace, a.timeline):
-        refuse_unwritable(file)
+    refuse_unwritable(a.logits, a.trace, a.timeline)
     model = open_model(a.spec, settings_of(a.set), a.weights, tokens, tokenizer)
     machine = machine_of(a)
     with progress_shown(why, quiet=a.json) as shown:

@@ -151,8 +151,7 @@ def show_command(a: argparse.Namespace) -> int:
 def plan_command(a: argparse.Namespace) -> int:
     began = perf_counter()
     budget = parse_bytes(a.budget, "--budget")
-    for file in (a.out, a.timeline):
-        refuse_unwritable(file)
+    refuse_unwritable(a.out, a.timeline)
     planned = planned_trace(a, budget, began) if a.graph else planned_spec(a, budget, began)
     machine = planned.machine
     warnings = []

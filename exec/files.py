@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from einpage.einsum_front.errors import UsageError
 
@@ -36,7 +37,23 @@ def write_through(path: Path, write: Callable[[Path], object]) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def refuse_unwritable(file: str | None) -> None:
-    """Raises UsageError now for a result that could not be written after the run."""
-    if file is not None and not (Path(file).absolute().parent.is_dir() and not Path(file).is_dir()):
-        raise UsageError(f"cannot write {file}: its folder does not exist, or it is a folder itself")
+def refuse_unwritable(*files: str | None) -> None:
+    """Raises UsageError now for results that could not be written after the run, or of which one would replace another.
+
+    A pipe or a device, as /dev/null, is refused: a file renamed into its place would replace it.
+    """
+    given = [Path(file) for file in files if file is not None]
+    for path in given:
+        if not path.absolute().parent.is_dir() or path.is_dir():
+            raise UsageError(f"cannot write {path}: its folder does not exist, or it is a folder itself")
+        if path.exists() and not path.is_file():
+            raise UsageError(f"cannot write {path}: it is a pipe or a device; name a file, which appears whole")
+        try:
+            with NamedTemporaryFile(dir=path.absolute().parent):
+                pass
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+    places = [path.resolve() for path in given]
+    for path, place in zip(given, places, strict=True):
+        if places.count(place) > 1:
+            raise UsageError(f"cannot write {path}: two results would go there; give each a file of its own")

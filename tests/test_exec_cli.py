@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from einpage.exec import command_line, measure
+from einpage.exec import command_line, files, measure
 from einpage.exec.cli import main
 from einpage.memplan.machine import load_machine
 from specs_small import SMALL, SPECS, small_data, small_program
@@ -320,6 +320,35 @@ def test_a_plan_that_could_not_be_written_is_not_made(
     for option in ("--out", "--timeline"):
         _, err = ran(capsys, "plan", MLP, "--budget", "1MiB", option, str(tmp_path / "nope" / "x.json"), status=2)
         assert "cannot write" in err and "nope" in err
+
+
+def test_a_result_never_takes_the_place_of_a_pipe_or_of_another(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command_line, "make_plan", lambda *_, **__: pytest.fail("planned"))
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    same = str(tmp_path / "same")
+    for words, said in (
+        (["--out", str(tmp_path / "pipe")], "a pipe or a device"),
+        (["--timeline", str(tmp_path / "link")], "a pipe or a device"),
+        (["--out", same, "--timeline", same], "two results would go there"),
+    ):
+        _, err = ran(capsys, "plan", MLP, "--budget", "1MiB", *words, status=2)
+        assert "cannot write" in err and said in err
+    assert (tmp_path / "pipe").is_fifo() and sorted(os.listdir(tmp_path)) == ["link", "pipe"]
+
+
+def test_no_result_is_written_where_another_cannot_be(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> object:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(files, "NamedTemporaryFile", full)
+    words = ("--out", str(tmp_path / "p.json"), "--timeline", str(tmp_path / "t.html"))
+    _, err = ran(capsys, "plan", MLP, "--budget", "1MiB", *words, status=2)
+    assert "Read-only file system" in err and not os.listdir(tmp_path)
 
 
 def test_every_file_has_the_mode_that_the_user_wants(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
