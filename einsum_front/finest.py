@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from heapq import heappop, heappush
 from itertools import count
 from math import isqrt
+from typing import NamedTuple
 
 from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.expr import Letter
@@ -17,11 +18,24 @@ from einpage.einsum_front.floors import Box, Floors
 from einpage.einsum_front.opgraph import OpGraph
 from einpage.einsum_front.sizer import Choice, Pattern, Sizer
 from einpage.einsum_front.split import check_pieces, cuts_by_letter
+from einpage.einsum_front.taskgraph import Nbytes
 from einpage.einsum_front.tiling import most_pieces, tiling_of
 
+MOST_BOXES = 3_000
+"""Boxes that are opened before the search settles for the best it has met: some seconds."""
 
-def smallest_first(opgraph: OpGraph, dtype: DType, fixed: Mapping[Letter, int] | None = None) -> Iterator[Choice]:
-    """All splits that the rules allow (letters in `fixed` stay), in the order of their largest working sets.
+
+class Found(NamedTuple):
+    choice: Choice
+    at_least: Nbytes
+    """No split that has not come yet needs less."""
+
+
+def smallest_first(
+    opgraph: OpGraph, dtype: DType, fixed: Mapping[Letter, int] | None = None, most_boxes: int | None = None
+) -> Iterator[Found]:
+    """All splits that the rules allow (letters in `fixed` stay), in the order of their largest working sets; once `most_boxes` are
+    open, only the best that was met.
 
     Raises UsageError for a `fixed` split that cannot be.
     """
@@ -30,7 +44,7 @@ def smallest_first(opgraph: OpGraph, dtype: DType, fixed: Mapping[Letter, int] |
     search = _Search(Sizer(opgraph, dtype), most)
     box = {letter: (1, top) for letter, top in most.items()} | {letter: (n, n) for letter, n in (fixed or {}).items()}
     search.push(box)
-    return search.splits()
+    return search.splits(MOST_BOXES if most_boxes is None else most_boxes)
 
 
 def coarsened(opgraph: OpGraph, dtype: DType, choice: Choice, most_bytes: int, fixed: Mapping[Letter, int] | None = None) -> Choice:
@@ -60,15 +74,20 @@ class _Search:
         floor = max(self.floors.of(pattern, box) for pattern in self.sizer.patterns)
         heappush(self.heap, (floor, finest.largest_bytes, -next(self.number), box, finest))
 
-    def splits(self) -> Iterator[Choice]:
-        while self.heap:
+    def splits(self, most_boxes: int) -> Iterator[Found]:
+        for _ in range(most_boxes):
+            if not self.heap:
+                return
             floor, needed, _, box, finest = heappop(self.heap)
             if needed == floor and finest.pieces not in self.given:
                 self.given.add(finest.pieces)
-                yield finest
+                yield Found(finest, Nbytes(floor))
             if any(few < many for few, many in box.values()):
                 for half in self.halves(box, self.in_the_way(box, floor, finest)):
                     self.push(half)
+        met = [finest for *_, finest in self.heap if finest.pieces not in self.given]
+        if met:
+            yield Found(min(met, key=lambda choice: (choice.largest_bytes, choice.pieces)), Nbytes(self.heap[0][0]))
 
     def in_the_way(self, box: Box, floor: int, finest: Choice) -> Pattern:
         """A pattern at the floor that the finest split does not bring down to it; where there is none, the largest of that split."""

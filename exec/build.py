@@ -132,34 +132,35 @@ def build_graph(
         found = Built(opgraph, choice, split(opgraph, choice.by_letter, dtype))
         if largest_footprint(found.graph)[1] <= budget_bytes:
             return found
-    found = smallest(opgraph, dtype, budget_bytes, pieces)
+    found, at_least = smallest(opgraph, dtype, budget_bytes, pieces)
     if largest_footprint(found.graph)[1] > budget_bytes:
-        raise DoesNotFit(_too_small(found.graph, budget_bytes))
+        raise DoesNotFit(_too_small(found.graph, budget_bytes, at_least))
     return found
 
 
-def smallest(opgraph: OpGraph, dtype: DType, enough: int, pieces: Mapping[Letter, int] | None = None) -> Built:
-    """Cut so that the largest working set is as small as any split allows (letters in `pieces` are fixed), or no more than `enough` bytes.
+def smallest(opgraph: OpGraph, dtype: DType, enough: int, pieces: Mapping[Letter, int] | None = None) -> tuple[Built, int]:
+    """Cut so that the largest working set is as small as any split allows (letters in `pieces` are fixed), or no more than `enough`
+    bytes; and what any split needs at least, which is less than that only where the search was too long to end.
 
     A choice states its working set from a sample of tasks, so the graphs themselves are counted while one may still be smaller.
     """
     best: tuple[int, Built] | None = None
-    for choice in smallest_first(opgraph, dtype, pieces):
-        if best is not None and choice.largest_bytes >= best[0]:
+    for choice, at_least in smallest_first(opgraph, dtype, pieces):
+        if best is not None and at_least >= best[0]:
             break
         limit = max(choice.largest_bytes, enough)
         for tried in (coarsened(opgraph, dtype, choice, limit, pieces), choice):
             found = Built(opgraph, tried, split(opgraph, tried.by_letter, dtype))
             nbytes = largest_footprint(found.graph)[1]
-            if nbytes <= limit:
-                return found
             if best is None or nbytes < best[0]:
                 best = nbytes, found
+            if nbytes <= limit:
+                return found, min(at_least, nbytes)
     assert best is not None, "there is always a split to try"
-    return best[1]
+    return best[1], best[0]
 
 
-def _too_small(graph: TaskGraph, budget_bytes: int) -> Misfit:
+def _too_small(graph: TaskGraph, budget_bytes: int, at_least: int) -> Misfit:
     task, nbytes = largest_footprint(graph)
     return Misfit(
         task=graph.tasks[task].name,
@@ -170,6 +171,7 @@ def _too_small(graph: TaskGraph, budget_bytes: int) -> Misfit:
         budget=budget_bytes,
         pinned=(),
         smallest_budget=nbytes,
+        at_least=at_least,
     )
 
 

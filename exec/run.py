@@ -166,10 +166,18 @@ def wanted_outputs(program: Program, options: RunOptions, tokens: TokenLists | N
     if min(map(len, tokens.lists)) < 2:
         raise UsageError(f"--perplexity needs at least two tokens in {tokens.origin}")
     batch, seq = _token_shape(program)
-    every = [o.name for o in program.outputs if len(o.shape) == 3 and o.shape[:2] == (batch, seq)]
+    every = [o.name for o in program.outputs if _is_logits(o.shape, (batch, seq), tokens)]
     if not every:
         raise UsageError(f"--perplexity: {program.path} declares no output of three axes (batch, sequence, vocabulary)")
-    return names if any(name in every for name in names) else (*names, every[0])
+    could = [name for name in options.outputs if name in every] or every
+    if len(could) > 1:
+        raise UsageError(f"--perplexity: {' and '.join(could)} could each be the logits; say which with --outputs NAME")
+    return names if could[0] in names else (*names, could[0])
+
+
+def _is_logits(shape: tuple[int, ...], token_shape: tuple[int, ...], tokens: TokenLists) -> bool:
+    """Whether an output of `shape` may be logits at every position: it has an entry for each token met."""
+    return len(shape) == 3 and shape[:2] == token_shape and shape[2] > max(map(max, tokens.lists))
 
 
 def _token_shape(program: Program) -> tuple[int, ...]:
@@ -223,7 +231,7 @@ def answers(
     if logits is not None and logits.is_floating_point():
         out["top"] = [top_tokens(row, TOP, tokenizer) for row in last_logits(logits, lengths)]
     if perplexity:
-        every = next(t for t in found.values() if t.dim() == 3)
+        every = next(t for t in found.values() if t.dim() == 3 and _is_logits(tuple(t.shape), tuple(t.shape[:2]), tokens))
         losses = [mean_nll(every[b], row) for b, row in enumerate(tokens.lists)]
         weights = [n - 1 for n in lengths]
         mean = sum(loss * w for loss, w in zip(losses, weights, strict=True)) / sum(weights)

@@ -34,14 +34,16 @@ MOST_SLOTS = {1: 20_000, 2: 4_000, 3: 15_000}
 RESERVES = {1: (0.0, 0.01, 0.03, 0.08), 2: (0.0, 0.01, 0.03, 0.08, 0.15), 3: (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2)}
 """By effort: shares of the arena that what stays leaves free: for loads, and because a full arena may have no places for all."""
 THRIFTS = {2: (0.02,), 3: (0.02, 0.1, 0.3)}
-PLACED = {1: 1, 2: 1, 3: 3}
-"""By effort: how many timetables of each reserve are placed, the best first."""
-SLACKS = (0.02, 0.05, 0.1, 0.2, 0.3)
-"""Shares of the arena that loads ahead of need may leave free."""
-HARDLY = 1.001
-"""As a factor of time: not slower to speak of."""
+SLACKS = (0.02, 0.05, 0.1, 0.2)
+"""Shares of the arena that loads ahead of need leave free, tried beside 0: a fuller arena has fewer places."""
+SLACKENED = 6
+"""How many of the ways that score best are tried with these."""
+PLACED = {1: 10, 2: 12, 3: 40}
+"""By effort: how many timetables are placed, at most."""
 BYTES_COUNT = 0.25
 """What moving a byte counts beside time, as a share of its time on the link: of plans that take as long, the one that moves less."""
+WORTH = 0.998
+"""A timetable is placed if it scores this share of the best plan's score, or less."""
 GOOD_ENOUGH = 1.002
 """A plan this near a bound is not improved."""
 
@@ -49,8 +51,9 @@ GOOD_ENOUGH = 1.002
 @dataclass(frozen=True, slots=True)
 class Candidate:
     reserve: float
+    slack: float
+    """Shares of the arena."""
     keep: Keep = field(repr=False)
-    slack_bytes: int
     table: Timetable = field(repr=False)
     score: float
 
@@ -63,16 +66,14 @@ def better_plan(slots: Slots, budget_bytes: int, effort: int, start: MemGraph, b
         return best
     capacity = budget_bytes // slots.alignment * slots.alignment
     limit_s, best_score = best_s, _score(best_s, _moved(start), machine)
-    for candidate in _shortlist(_candidates(slots, capacity, effort), PLACED[effort]):
-        if candidate.score >= best_score:
+    for candidate in _shortlist(_candidates(slots, capacity, effort))[: PLACED[effort]]:
+        if candidate.score >= WORTH * best_score:
             break
-        found = _placed(slots, budget_bytes, candidate)
-        if found is None:
-            continue
-        seconds = simulate(found, machine).makespan_s
-        score = _score(seconds, _moved(found), machine)
-        if score < best_score and seconds <= limit_s:
-            best, best_score = found, score
+        for found in _placed(slots, budget_bytes, candidate):
+            seconds = simulate(found, machine).makespan_s
+            score = _score(seconds, _moved(found), machine)
+            if score < best_score and seconds <= limit_s:
+                best, best_score = found, score
     return best
 
 
@@ -84,33 +85,24 @@ def _moved(memgraph: MemGraph) -> int:
     return moved_bytes(memgraph, Queue.H2D) + moved_bytes(memgraph, Queue.D2H)
 
 
-def _shortlist(candidates: list[Candidate], each: int) -> list[Candidate]:
-    """The best `each` of every reserve, the best of all first."""
-    ranked = sorted(candidates, key=lambda c: c.score)
-    return [c for i, c in enumerate(ranked) if sum(other.reserve == c.reserve for other in ranked[:i]) < each]
+def _shortlist(candidates: list[Candidate]) -> list[Candidate]:
+    """The best of every reserve and slack, the best of all first."""
+    by_room: dict[tuple[float, float], Candidate] = {}
+    for c in sorted(candidates, key=lambda c: c.score):
+        by_room.setdefault((c.reserve, c.slack), c)
+    return list(by_room.values())
 
 
 def _candidates(slots: Slots, capacity: int, effort: int) -> list[Candidate]:
-    """Timetables of all ways tried, each way once."""
-    found: dict[bytes, Candidate] = {}
-    for reserve, keep in _keeps(slots, capacity, effort):
-        key = keep.tobytes()
-        if key not in found:
-            slack, table = _loosest(slots, capacity, keep)
-            found[key] = Candidate(reserve, keep, slack, table, _score(table.seconds, table.moved_bytes, slots.machine))
-    return list(found.values())
+    """Timetables of all ways tried, each way once; the best with slack as well."""
+    ways = {keep.tobytes(): (reserve, keep) for reserve, keep in _keeps(slots, capacity, effort)}
 
+    def candidate(reserve: float, slack: float, keep: Keep) -> Candidate:
+        table = timetable(slots, capacity, keep, int(slack * capacity))
+        return Candidate(reserve, slack, keep, table, _score(table.seconds, table.moved_bytes, slots.machine))
 
-def _loosest(slots: Slots, capacity: int, keep: Keep) -> tuple[int, Timetable]:
-    """The timetable that leaves most room and is hardly slower than the one that leaves none."""
-    tightest = loosest = timetable(slots, capacity, keep)
-    slack = 0
-    for share in SLACKS:
-        table = timetable(slots, capacity, keep, int(share * capacity))
-        if table.seconds > HARDLY * tightest.seconds:
-            break
-        slack, loosest = int(share * capacity), table
-    return slack, loosest
+    found = sorted((candidate(reserve, 0.0, keep) for reserve, keep in ways.values()), key=lambda c: c.score)
+    return found + [candidate(c.reserve, slack, c.keep) for c in found[:SLACKENED] for slack in SLACKS]
 
 
 def _keeps(slots: Slots, capacity: int, effort: int) -> Iterator[tuple[float, Keep]]:
@@ -135,16 +127,18 @@ def _keeps(slots: Slots, capacity: int, effort: int) -> Iterator[tuple[float, Ke
                 yield share, rounded(a, np.maximum(room - int(share * capacity), 0), found.kept)
 
 
-def _placed(slots: Slots, budget_bytes: int, candidate: Candidate) -> MemGraph | None:
-    """The plan of a timetable, with the stays cut that find no place. None where that does not help, or the host is full."""
+def _placed(slots: Slots, budget_bytes: int, candidate: Candidate) -> Iterator[MemGraph]:
+    """Plans of a timetable, with the stays cut that find no place. None where no cut helps, or the host is full."""
     capacity = budget_bytes // slots.alignment * slots.alignment
     blocks = blocks_of(slots, candidate.table)
-    found = cut(slots.accesses, blocks, place(blocks.blocks, capacity), candidate.keep, capacity)
-    if found is None:
-        return None
-    table = timetable(slots, capacity, found.keep, candidate.slack_bytes)
-    blocks = blocks_of(slots, table)
-    try:
-        return assemble(slots, budget_bytes, table, blocks, within(blocks, found.offset_by_key))
-    except DoesNotFit:
-        return None
+    offsets = place(blocks.blocks, capacity)
+    for drives in (False, True) if None in offsets else (False,):
+        found = cut(slots, blocks, offsets, candidate.keep, capacity, drives)
+        if found is None:
+            continue
+        table = timetable(slots, capacity, found.keep, int(candidate.slack * capacity))
+        left = blocks_of(slots, table)
+        try:
+            yield assemble(slots, budget_bytes, table, left, within(left, found.offset_by_key))
+        except DoesNotFit:
+            continue

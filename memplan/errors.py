@@ -22,6 +22,8 @@ class Misfit:
     """(tensor name, bytes) of what may not leave."""
     smallest_budget: int | None
     """The smallest budget that works, with the finest split where the split is free; None when it is the host that is full."""
+    at_least: int | None = None
+    """No split works with less, where that is not the smallest budget itself: the search for a better one was given up."""
 
 
 class DoesNotFit(EinpageError):
@@ -32,11 +34,12 @@ class DoesNotFit(EinpageError):
     def __init__(self, misfit: Misfit) -> None:
         self.misfit = misfit
         pinned = ", ".join(f"{name} {nbytes}" for name, nbytes in misfit.pinned) or "nothing"
-        cure = (
-            f"smallest budget that works: {misfit.smallest_budget} bytes"
-            if misfit.smallest_budget is not None
-            else "a larger host is needed"
-        )
+        if misfit.smallest_budget is None:
+            cure = "a larger host is needed"
+        elif misfit.at_least is None or misfit.at_least >= misfit.smallest_budget:
+            cure = f"smallest budget that works: {misfit.smallest_budget} bytes"
+        else:
+            cure = f"smallest budget found to work: {misfit.smallest_budget} bytes (none under {misfit.at_least} bytes does)"
         super().__init__(
             f"does not fit: task {misfit.task} wants {misfit.wanted} bytes on the {misfit.place}; budget {misfit.budget}, "
             f"free {misfit.free}, largest hole {misfit.largest_hole}; pinned: {pinned}; {cure}"

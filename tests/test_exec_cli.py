@@ -6,15 +6,14 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+from command_words import facts, ran
 from einpage.exec import command_line, files, measure
-from einpage.exec.cli import main
 from einpage.memplan.machine import load_machine
 from specs_small import SMALL, SPECS, small_data, small_program
 
@@ -23,24 +22,6 @@ LLAMA_SIZES = [word for k, v in SMALL["llama"].items() if k not in ("batch", "se
 """Without batch and seq, which follow the tokens."""
 LLAMA = str(SPECS / "llama.yaml")
 MLP = str(SPECS / "mlp.yaml")
-
-
-def ran(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> tuple[str, str]:
-    """stdout and stderr of a command that must end with `status`."""
-    try:
-        got = main(words)
-    except SystemExit as end:
-        got = int(end.code or 0)
-    out, err = capsys.readouterr()
-    assert got == status, f"exit status {got}, expected {status}\n{out}\n{err}"
-    return out, err
-
-
-def facts(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    out, _ = ran(capsys, *words, "--json")
-    found = json.loads(out)
-    assert isinstance(found, dict)
-    return found
 
 
 def mlp_files(folder: Path, drop: str = "", shape: tuple[int, ...] | None = None) -> tuple[str, str]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from einpage.einsum_front import floors, template, tiling
+from einpage.einsum_front import finest, floors, template, tiling
 from einpage.einsum_front.document import load_document, read_document
 from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.elaborate import elaborate
@@ -51,7 +51,7 @@ def check(program: Program, dtype: DType, outputs: list[str]) -> bool:
     if len(splits) > MOST_SPLITS:
         return False
     sizer = Sizer(opgraph, dtype)
-    stated = [choice.largest_bytes for choice in smallest_first(opgraph, dtype)]
+    stated = [found.choice.largest_bytes for found in smallest_first(opgraph, dtype, most_boxes=1 << 40)]
     assert stated == sorted(sizer.measure(pieces).largest_bytes for pieces in splits)
     least = min(largest_footprint(split(opgraph, pieces, dtype))[1] for pieces in splits)
     assert smallest_printed(program, dtype, outputs) == least
@@ -75,6 +75,19 @@ RAGGED: dict[str, tuple[str, dict[str, int], list[str]]] = {
 def test_no_split_needs_less_than_what_is_printed(name: str, dtype: DType) -> None:
     spec, sizes, outputs = RAGGED[name]
     assert check(small_program(spec, sizes), dtype, outputs)
+
+
+def test_a_search_that_is_given_up_says_what_is_proven() -> None:
+    """Of a spec whose floors lie low: the smallest budget is between what it says that none is under and what it found, which works."""
+    sizes = {"layers": 1, "vocab": 70, "model": 96, "heads": 3, "kv_heads": 3, "ffn": 200, "seq": 191}
+    program = elaborate(load_document(SPECS / "llama.yaml"), sizes)
+    with patch.object(finest, "MOST_BOXES", 30), pytest.raises(DoesNotFit) as refused:
+        build_graph(program, DType.FP32, 0, ["logits"])
+    misfit = refused.value.misfit
+    assert misfit.smallest_budget is not None and misfit.at_least is not None
+    assert 0 < misfit.at_least < misfit.smallest_budget
+    assert f"smallest budget found to work: {misfit.smallest_budget} bytes (none under {misfit.at_least} bytes does)" in str(refused.value)
+    build_graph(program, DType.FP32, misfit.smallest_budget, ["logits"])
 
 
 def check_made(text: str, grain: int) -> bool:

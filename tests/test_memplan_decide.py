@@ -104,9 +104,11 @@ def test_every_timetable_becomes_a_right_plan(
     assert busiest <= capacity
 
 
-@given(task_graphs(), machines(), st.integers(0, 20_000), st.sampled_from(POLICIES), st.sampled_from([1, 256]), st.booleans())
+@given(
+    task_graphs(), machines(), st.integers(0, 20_000), st.sampled_from(POLICIES), st.sampled_from([1, 256]), st.booleans(), st.booleans()
+)
 def test_every_cut_becomes_a_right_plan(
-    graph: TaskGraph, machine: Machine, extra: int, policy: Callable[[Accesses, Room], Keep], alignment: int, placed: bool
+    graph: TaskGraph, machine: Machine, extra: int, policy: Callable[[Accesses, Room], Keep], alignment: int, placed: bool, drives: bool
 ) -> None:
     """In the arena itself, from the places that `place` finds or from none at all. Nothing stays that did not."""
     slots = slots_for(graph, machine, alignment)
@@ -114,7 +116,7 @@ def test_every_cut_becomes_a_right_plan(
     keep = policy(slots.accesses, capacity - slots.accesses.footprint)
     blocks = blocks_of(slots, timetable(slots, capacity, keep))
     offsets = place(blocks.blocks, capacity, effort=0.02) if placed else (None,) * len(blocks.blocks)
-    found = cut(slots.accesses, blocks, offsets, keep, capacity)
+    found = cut(slots, blocks, offsets, keep, capacity, drives)
     if found is None:
         assert placed is False or None in offsets
         return
