@@ -22,6 +22,8 @@ VIRGIN = -1
 
 Piece: TypeAlias = tuple[int, int, int]
 """(start, stop, node): free bytes and the node that used them last."""
+Segment: TypeAlias = tuple[int, int, int | None]
+"""(start, stop, owner); the owner of a hole is None."""
 Hole: TypeAlias = tuple[int, int]
 """(nbytes, start): holes sort by size, then by offset."""
 Fit: TypeAlias = Callable[[Sequence[Hole], int], int | None]
@@ -56,7 +58,7 @@ FIT_BY_POLICY: dict[FitPolicy, Fit] = {FitPolicy.BEST: best_fit, FitPolicy.FIRST
 class Arena:
     """`capacity` bytes, rounded down to `alignment`. All sizes handed in are multiples of it, and positive."""
 
-    __slots__ = ("_hole_by_stop", "_holes", "_live", "_pieces", "capacity", "free_bytes", "high_water")
+    __slots__ = ("_hole_by_stop", "_holes", "_live", "_live_by_stop", "_pieces", "capacity", "changed_holes", "free_bytes", "high_water")
 
     def __init__(self, capacity: int, alignment: int = ALIGNMENT) -> None:
         self.capacity = max(capacity, 0) // alignment * alignment
@@ -65,10 +67,13 @@ class Arena:
         """The largest offset ever in use."""
         self._live: dict[int, tuple[int, int]] = {}
         """start → (stop, owner)"""
+        self._live_by_stop: dict[int, int] = {}
         self._pieces: dict[int, list[Piece]] = {}
         """start of a hole → its pieces, by offset"""
         self._hole_by_stop: dict[int, int] = {}
         self._holes: list[Hole] = []
+        self.changed_holes: set[int] = set()
+        """Starts of holes that are new, or whose neighbours are, or were touched, until somebody clears it; some may be gone again."""
         if self.capacity:
             self._add_hole([(0, self.capacity, VIRGIN)])
 
@@ -92,6 +97,7 @@ class Arena:
             self._add_hole(rest)
         assert taken[-1][1] == stop, f"the hole at {start} has fewer than {nbytes} bytes"
         self._live[start] = (stop, owner)
+        self._live_by_stop[stop] = start
         self.free_bytes -= nbytes
         self.high_water = max(self.high_water, stop)
         return taken
@@ -102,10 +108,7 @@ class Arena:
         if hole < start:
             pieces = self._remove_hole(hole)
             self._add_hole([(a, min(b, start), node) for a, b, node in pieces if a < start])
-            rest = [(max(a, start), b, node) for a, b, node in pieces if b > start]
-            self._pieces[start] = rest
-            self._hole_by_stop[rest[-1][1]] = start
-            insort(self._holes, (rest[-1][1] - start, start))
+            self._add_hole([(max(a, start), b, node) for a, b, node in pieces if b > start])
         return self.take(start, nbytes, owner)
 
     def release(self, start: int, node: int) -> None:
@@ -117,6 +120,7 @@ class Arena:
         """Undo the `take` that answered these pieces: as if its bytes had never been asked for."""
         start, stop = pieces[0][0], pieces[-1][1]
         assert self._live.pop(start)[0] == stop, f"the segment at {start} does not end at {stop}"
+        del self._live_by_stop[stop]
         self.free_bytes += stop - start
         left = self._hole_by_stop.get(start)
         if left is not None:
@@ -139,9 +143,28 @@ class Arena:
     def largest_hole(self) -> int:
         return self._holes[-1][0] if self._holes else 0
 
-    def segments(self) -> Iterator[tuple[int, int, int | None]]:
-        """(start, stop, owner) by offset; the owner of a hole is None."""
-        start = 0
+    def is_hole(self, start: int) -> bool:
+        """Whether a hole starts there."""
+        return start in self._pieces
+
+    def owners_beside(self, hole: int) -> list[int]:
+        """Of the live segments to the left and right of the hole at `hole`."""
+        owners = []
+        if (left := self._live_by_stop.get(hole)) is not None:
+            owners.append(self._live[left][1])
+        if (right := self._live.get(self._pieces[hole][-1][1])) is not None:
+            owners.append(right[1])
+        return owners
+
+    def touch(self, start: int) -> None:
+        """Something about the live segment at `start` has changed that matters to the holes beside it."""
+        if start in self._hole_by_stop:
+            self.changed_holes.add(self._hole_by_stop[start])
+        if self._live[start][0] in self._pieces:
+            self.changed_holes.add(self._live[start][0])
+
+    def segments(self, start: int = 0) -> Iterator[Segment]:
+        """All from the one that starts at `start`, by offset."""
         while start < self.capacity:
             live = self._live.get(start)
             if live is not None:
@@ -152,11 +175,27 @@ class Arena:
                 yield start, stop, None
             start = stop
 
+    def segments_before(self, stop: int) -> Iterator[Segment]:
+        """All up to the one that stops at `stop`, from there down."""
+        while stop > 0:
+            start = self._live_by_stop.get(stop)
+            if start is not None:
+                yield start, stop, self._live[start][1]
+            else:
+                start = self._hole_by_stop[stop]
+                yield start, stop, None
+            stop = start
+
+    def __len__(self) -> int:
+        """How many segments there are."""
+        return len(self._live) + len(self._holes)
+
     def _add_hole(self, pieces: list[Piece]) -> None:
         start, stop = pieces[0][0], pieces[-1][1]
         self._pieces[start] = pieces
         self._hole_by_stop[stop] = start
         insort(self._holes, (stop - start, start))
+        self.changed_holes.add(start)
 
     def _remove_hole(self, start: int) -> list[Piece]:
         pieces = self._pieces.pop(start)

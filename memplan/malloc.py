@@ -6,23 +6,22 @@ leave first; `sim_malloc_force_reload` lays a whole task out afresh, whatever it
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from itertools import takewhile
 
 from einpage.einsum_front.taskgraph import TensorId
-from einpage.memplan.arena import Fit
+from einpage.memplan.arena import Fit, Segment
 from einpage.memplan.memory import NOWHERE, WORKSPACE, Memory, Reservation
 from einpage.memplan.record import NO_RESIDENCY
-from einpage.memplan.victim import PINNED, Price, cheapest_window
+from einpage.memplan.row import RowFinder, cheapest_row
+from einpage.memplan.victim import FALL_WITH_DISTANCE, PINNED, Price
 
 
-@dataclass(frozen=True, slots=True)
 class Allocator:
     """The routines over one Memory under two policies."""
 
-    memory: Memory
-    fit: Fit
-    price: Price
+    def __init__(self, memory: Memory, fit: Fit, price: Price) -> None:
+        self.memory, self.fit, self.price = memory, fit, price
+        self._rows = RowFinder(memory.device)
 
     def sim_malloc(self, it: Reservation, want: TensorId) -> bool:
         """Find bytes without moving anything out; False where no hole is large enough."""
@@ -42,8 +41,7 @@ class Allocator:
         nbytes = memory.size_of(it, want)
         if memory.loose_bytes + memory.device.free_bytes < nbytes:
             return False
-        window = self._clear(it, nbytes, lambda t: not memory.pins[t] and memory.reuse.next_use(t) > horizon)
-        return window is not None and self.sim_malloc(it, want)
+        return self._clear(it, self._row(it, nbytes, horizon)) is not None and self.sim_malloc(it, want)
 
     def sim_malloc_force_reload(self, it: Reservation) -> None:
         """The horizons have met and the task's own operands are in the way: clear one window for all it touches and fill it in order.
@@ -54,7 +52,8 @@ class Allocator:
         memory.withdraw(it)
         if memory.footprint(it) > memory.device.capacity:
             self._take_early(it)
-        window = self._clear(it, memory.footprint(it), lambda t: True)
+        row = cheapest_row(memory.device, memory.footprint(it), lambda owner: self._price(owner, it))
+        window = self._clear(it, row)
         assert window is not None, f"task {it.task.name} has a footprint above the arena's {memory.device.capacity} bytes"
         start = memory.device.hole_at(window)
         for want in memory.wants(it):
@@ -68,24 +67,41 @@ class Allocator:
             self.memory.spill(taken, it)
         it.taken, it.runs_at_once = taken, True
 
-    def _clear(self, it: Reservation, nbytes: int, may_leave: Callable[[TensorId], bool]) -> int | None:
-        """Make a hole of `nbytes` by letting the cheapest window leave; answers an offset inside the hole."""
+    def _row(self, it: Reservation, nbytes: int, horizon: int) -> list[Segment] | None:
+        """The cheapest neighbours of `nbytes` that no task between the horizons touches and that are needed after step `horizon`."""
+        memory, price, step = self.memory, self.price, it.step
+        pins, next_use, size, copy = memory.pins, memory.reuse.next_use, memory.size, memory.host.copy
+
+        def price_of(owner: int) -> int:
+            t = TensorId(owner)
+            return PINNED if t == WORKSPACE or pins[t] else price(size[t], max(next_use(t) - step, 1), copy[t] == NO_RESIDENCY)
+
+        def leaving(owner: int) -> int:
+            t = TensorId(owner)
+            if t == WORKSPACE or pins[t] or (use := next_use(t)) <= horizon:
+                return PINNED
+            return price(size[t], use - step, copy[t] == NO_RESIDENCY)
+
+        if price not in FALL_WITH_DISTANCE:
+            return cheapest_row(memory.device, nbytes, leaving)
+        far = takewhile(lambda t: next_use(t) > horizon, memory.loose_from_farthest())
+        candidates = ((memory.at[t], price(nbytes, next_use(t) - step, False)) for t in far)
+        return self._rows.cheapest(nbytes, leaving, price_of, candidates)
+
+    def _clear(self, it: Reservation, row: list[Segment] | None) -> int | None:
+        """Make one hole by letting a row of neighbours leave; answers an offset inside the hole."""
         memory = self.memory
-        segments = list(memory.device.segments())
-        sizes = [stop - start for start, stop, _ in segments]
-        prices = [0 if owner is None else self._price(TensorId(owner), it, may_leave) for _, _, owner in segments]
-        window = cheapest_window(sizes, prices, nbytes)
-        if window is None:
+        if row is None:
             return None
-        for _, _, owner in segments[window[0] : window[1]]:
+        for _, _, owner in row:
             if owner is not None:
                 memory.spill(TensorId(owner), it)
                 memory.leave(TensorId(owner))
-        return segments[window[0]][0]
+        return row[0][0]
 
-    def _price(self, t: TensorId, it: Reservation, may_leave: Callable[[TensorId], bool]) -> int:
-        if t == WORKSPACE or not may_leave(t):
+    def _price(self, owner: int, it: Reservation) -> int:
+        memory, t = self.memory, TensorId(owner)
+        if t == WORKSPACE:
             return PINNED
-        memory = self.memory
         distance = max(memory.reuse.next_use(t) - it.step, 1)
         return self.price(memory.size[t], distance, memory.host.copy[t] == NO_RESIDENCY)

@@ -6,6 +6,8 @@ horizons touches is pinned and stays; a tensor is at one place on the device or 
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from einpage.einsum_front.taskgraph import Kind, Task, TaskGraph, TensorId
@@ -62,6 +64,8 @@ class Memory:
         """How many tasks between the horizons touch the tensor."""
         self.loose_bytes = 0
         """On the device and not pinned."""
+        self._loose: list[int] = []
+        """Tensors on the device that are not pinned, sorted by next use: next use * tensors + tensor."""
 
     # The allocation horizon.
 
@@ -70,7 +74,7 @@ class Memory:
         reads = self.reuse.reads[step]
         for t in reads:
             if not self.pins[t] and self.at[t] != NOWHERE:
-                self.loose_bytes -= self.size[t]
+                self._hold(t)
             self.pins[t] += 1
         self.pins[task.result] += 1
         offered = () if task.gathers else task.inplace
@@ -136,13 +140,29 @@ class Memory:
         """Have a copy on the host, made in the name of `it` if there is none."""
         self.host.spill(t, self.on_device[t], it.task.name)
 
+    def loose_from_farthest(self) -> Iterator[TensorId]:
+        """Tensors on the device that are not pinned, the one needed last first."""
+        return (TensorId(key % len(self.at)) for key in reversed(self._loose))
+
     def leave(self, t: TensorId) -> None:
-        """Free the device's copy."""
-        node = self.recorder.free(self.on_device[t])
-        self.device.release(self.at[t], node)
-        self._gone(t)
+        """Free the device's copy of what is not dead."""
         if not self.pins[t]:
-            self.loose_bytes -= self.size[t]
+            self._hold(t)
+        self._discard(t)
+
+    def _discard(self, t: TensorId) -> None:
+        self.device.release(self.at[t], self.recorder.free(self.on_device[t]))
+        self._gone(t)
+
+    def _hold(self, t: TensorId) -> None:
+        """`t`, which is loose, is about to be pinned or to leave."""
+        self.loose_bytes -= self.size[t]
+        del self._loose[bisect_left(self._loose, self.reuse.next_use(t) * len(self.at) + t)]
+
+    def _let_loose(self, t: TensorId) -> None:
+        self.loose_bytes += self.size[t]
+        insort(self._loose, self.reuse.next_use(t) * len(self.at) + t)
+        self.device.touch(self.at[t])
 
     def _gone(self, t: TensorId) -> None:
         self.on_device[t] = NO_RESIDENCY
@@ -181,12 +201,12 @@ class Memory:
         if self.pins[t]:
             return
         present = self.at[t] != NOWHERE
-        if present:
-            self.loose_bytes += self.size[t]
         if self.reuse.is_dead(t):
             if present:
-                self.leave(t)
+                self._discard(t)
             self.host.drop(t)
+        elif present:
+            self._let_loose(t)
 
     def end(self) -> tuple[ResidencyId, ...]:
         """The outputs on the host. Asserts that nothing else is left anywhere."""

@@ -42,6 +42,10 @@ def farthest(nbytes: int, distance: int, dirty: bool) -> int:
     return (1 << 200) // distance**8 + 1
 
 
+FALL_WITH_DISTANCE: frozenset[Price] = frozenset((weighted, farthest))
+"""Of these a row of at least n bytes, all needed within d steps, costs no less in sum than one clean tensor of n bytes needed in d."""
+
+
 def price_of(policy: VictimPolicy, seed: int) -> Price:
     """The price function of a policy; RANDOM is a fresh sequence at each call."""
     match policy:

@@ -157,6 +157,8 @@ def test_the_simulation_counts_what_it_may_evict(graph: TaskGraph, options: Plan
         horizons.allocate(Step(step), task)
         loose = [t.id for t in graph.tensors if memory.at[t.id] >= 0 and not memory.pins[t.id]]
         assert memory.loose_bytes == sum(memory.size[t] for t in loose)
+        farthest = list(memory.loose_from_farthest())
+        assert farthest == sorted(loose, key=lambda t: (memory.reuse.next_use(t), t), reverse=True)
         assert horizons.ahead_bytes == sum(it.ahead_bytes for it in horizons.between)
         assert not any(memory.reuse.is_dead(t) for t in loose)
         if horizons.between[-1].runs_at_once or options.prefetch is False:

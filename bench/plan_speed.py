@@ -1,0 +1,123 @@
+"""How long does planning take, and how does it grow? LLaMA cut so finely, or passed so often, that its MemGraph has 112,000 nodes.
+
+Three shapes, each in sizes that double: `deep`, 65B with 16, 32, … layers under 256 MiB, where nothing stays; `passes`, 7B cut for 64 MiB
+and run 1, 2, … times over the same weights in that arena; `roomy`, the same in 1 GiB, where hundreds of tiles wait to be chosen from.
+Prints nodes, seconds for order + plan + edges and for the judge, µs a node, the growth from the size before, and the peak memory of
+the process. Gate: the judge passes every plan. Seconds are of this one thread's CPU; a minute or two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+from bench import results
+from bench.plan_quality import MODELS
+from bench.results import ROOT
+from einpage.einsum_front.dtype import DType
+from einpage.einsum_front.taskgraph import HOST_AT_START, TaskGraph, TaskId, TensorId
+from einpage.exec.build import build_graph, open_model
+from einpage.memplan.machine import load_machine
+from einpage.memplan.plan import plan
+from einpage.memplan.units import format_bytes, parse_bytes
+from einpage.memplan.validate import judge
+
+SIZES = {"deep": (16, 32, 64, 128, 256), "passes": (1, 2, 4, 8), "roomy": (1, 2, 4, 8)}
+"""Layers, passes, passes."""
+BUDGETS = {"deep": "256MiB", "passes": "64MiB", "roomy": "1GiB"}
+MACHINE = replace(load_machine("a100"), host_bytes=2**42)
+"""With a host for any number of layers."""
+
+
+def shape(name: str, size: int) -> TaskGraph:
+    if name == "deep":
+        return llama("65B", "256MiB", seq=2048, layers=size)
+    return repeated(llama("7B", "64MiB", seq=512), size)
+
+
+def llama(model: str, cut_for: str, **settings: int) -> TaskGraph:
+    program = open_model(ROOT / "specs/llama.yaml", {**MODELS[model], **settings}).program
+    return build_graph(program, DType.FP16, parse_bytes(cut_for)).graph
+
+
+def repeated(graph: TaskGraph, passes: int) -> TaskGraph:
+    """The tasks of `graph` so many times over the same weights and inputs; each pass has activations and outputs of its own."""
+    tensors, tasks = list(graph.tensors), list(graph.tasks)
+    for n in range(1, passes):
+        own = [t for t in graph.tensors if t.kind not in HOST_AT_START]
+        new = list(range(len(graph.tensors)))
+        for i, t in enumerate(own):
+            new[t.id] = len(tensors) + i
+        tensors += [replace(t, id=TensorId(new[t.id]), name=f"{t.name} of pass {n}") for t in own]
+        tasks += [
+            replace(
+                task,
+                id=TaskId(n * len(graph.tasks) + task.id),
+                name=f"{task.name} of pass {n}",
+                operands=tuple(tuple(TensorId(new[t]) for t in operand) for operand in task.operands),
+                result=TensorId(new[task.result]),
+                inplace=tuple(TensorId(new[t]) for t in task.inplace),
+            )
+            for task in graph.tasks
+        ]
+    return replace(graph, tensors=tuple(tensors), tasks=tuple(tasks))
+
+
+def rows(name: str, repeats: int) -> Iterator[dict[str, Any]]:
+    """One row a size; the least of `repeats` timings. Raises SystemExit where the judge rejects a plan."""
+    before: dict[str, Any] | None = None
+    for size in SIZES[name]:
+        graph = shape(name, size)
+        plan_s = judge_s = float("inf")
+        for _ in range(repeats):
+            began = process_time()
+            memgraph = plan(graph, MACHINE, parse_bytes(BUDGETS[name]))
+            planned = process_time()
+            fault = judge(memgraph)
+            plan_s, judge_s = min(plan_s, planned - began), min(judge_s, process_time() - planned)
+            if fault is not None:
+                raise SystemExit(f"{name}, size {size}: the judge rejects the plan: {fault}: nothing is reported")
+        row = {
+            "shape": name,
+            "size": size,
+            "nodes": len(memgraph.nodes),
+            "edges": len(memgraph.edges),
+            "plan_s": plan_s,
+            "judge_s": judge_s,
+        }
+        row |= {"plan_us_per_node": 1e6 * plan_s / row["nodes"], "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+        if before is not None:
+            row |= {"plan_growth": plan_s / before["plan_s"], "judge_growth": judge_s / before["judge_s"]}
+        before = row
+        yield row
+
+
+def line(row: dict[str, Any]) -> str:
+    growth = f"x {row['plan_growth']:.2f} and x {row['judge_growth']:.2f}" if "plan_growth" in row else ""
+    times = f"plan {row['plan_s']:6.2f} s ({row['plan_us_per_node']:4.1f} µs a node)  judge {row['judge_s']:5.2f} s"
+    return f"{row['shape']:<7} {row['size']:>4}  {row['nodes']:>7} nodes  {times}  peak {format_bytes(row['peak_bytes']):>9}  {growth}"
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=__doc__)
+    words.add_argument("--shapes", nargs="+", choices=list(SIZES), default=list(SIZES))
+    words.add_argument("--repeats", type=int, default=3)
+    words.add_argument("--out", type=Path, help="folder for plan_speed.json")
+    asked = words.parse_args()
+    found = []
+    for name in asked.shapes:
+        for row in rows(name, asked.repeats):
+            found.append(row)
+            print(line(row), flush=True)
+    if asked.out is not None:
+        command = f"python -m bench.plan_speed --repeats {asked.repeats} --shapes {' '.join(asked.shapes)}"
+        results.write(asked.out, "plan_speed", command, found)
+
+
+if __name__ == "__main__":
+    main()
