@@ -9,7 +9,7 @@ Sizes come from the spec, then from the checkpoint's own metadata, then from the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 
@@ -72,6 +72,8 @@ class Planned:
     timeline: Timeline
     bounds: Bounds
     report: dict[str, object]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """The spec's, by name, where they are known."""
 
 
 class RejectedPlan(AssertionError):

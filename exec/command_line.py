@@ -10,7 +10,8 @@ import argparse
 import json
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
@@ -21,6 +22,7 @@ from einpage.einsum_front.fuse import fuse
 from einpage.einsum_front.show import render as render_show
 from einpage.einsum_front.show import summary
 from einpage.einsum_front.split import split
+from einpage.exec.advice import advice
 from einpage.exec.build import Planned, build_graph, make_plan, open_model
 from einpage.exec.files import refuse_unwritable
 from einpage.exec.graph_command import planned_trace
@@ -68,10 +70,13 @@ def parser() -> argparse.ArgumentParser:
 
     plan = commands.add_parser("plan", help="plan under a budget, judge the plan, predict its time, bound it")
     _spec_arguments(plan, may_be_absent=True)
-    _plan_arguments(plan)
+    _plan_arguments(plan, budget_required=False)
     plan.add_argument("--graph", metavar="FILE.json[.gz]", help="plan an access trace instead of a spec; its tasks bring their times")
     plan.add_argument("--machine", metavar="NAME|FILE", help=f"a profile: {', '.join(machine_names())} (default: cpu, for a spec)")
     plan.add_argument("--out", metavar="FILE", help="save the plan as JSON")
+    plan.add_argument(
+        "--sweep", metavar="NAME=LOW:HIGH[:N]", help="a plan for each budget (budget=4GiB:40GiB) or size (seq=512:8192): time against it"
+    )
     efforts = "fast: no linear programme; lp: always solve; auto: where it is cheap and the plan is not known to be good (default)"
     plan.add_argument("--bounds", choices=[e.value for e in Effort], default=Effort.AUTO.value, help=efforts)
     plan.set_defaults(command_function=plan_command)
@@ -124,8 +129,8 @@ def _spec_arguments(p: argparse.ArgumentParser, may_be_absent: bool = False) -> 
     p.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
-def _plan_arguments(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--budget", required=True, metavar="SIZE", help="the device arena: 64MiB, 8GiB, 1.5GB")
+def _plan_arguments(p: argparse.ArgumentParser, budget_required: bool = True) -> None:
+    p.add_argument("--budget", required=budget_required, metavar="SIZE", help="the device arena: 64MiB, 8GiB, 1.5GB")
     p.add_argument("--h2d", metavar="RATE", help="override the profile's host → device bytes/s")
     p.add_argument("--d2h", metavar="RATE", help="override the profile's device → host bytes/s")
     p.add_argument("--device-bytes", metavar="SIZE", help="override the profile's device memory")
@@ -150,9 +155,15 @@ def show_command(a: argparse.Namespace) -> int:
 
 def plan_command(a: argparse.Namespace) -> int:
     began = perf_counter()
-    budget = parse_bytes(a.budget, "--budget")
     refuse_unwritable(a.out, a.timeline)
-    planned = planned_trace(a, budget, began) if a.graph else planned_spec(a, budget, began)
+    if a.sweep:
+        from einpage.exec.sweep import sweep_from_arguments
+
+        return sweep_from_arguments(a, planned_for)
+    if a.budget is None:
+        raise UsageError("plan needs --budget SIZE, the device arena, as 8GiB; or --sweep budget=4GiB:40GiB")
+    budget = parse_bytes(a.budget, "--budget")
+    planned = planned_for(a, budget, began)
     machine = planned.machine
     warnings = []
     if budget > machine.device_bytes:
@@ -161,14 +172,32 @@ def plan_command(a: argparse.Namespace) -> int:
         save_plan(Path(a.out), planned.memgraph, recipe_of(a, planned))
     if a.timeline:
         write_timeline(Path(a.timeline), planned, None)
-    facts = {**planned.report, "split": {str(k): n for k, n in planned.graph.split}, "warnings": warnings}
+    helps = advice_for(a, planned)
+    facts = {**planned.report, "split": {str(k): n for k, n in planned.graph.split}, "advice": helps, "warnings": warnings}
     if a.json:
         print(json.dumps(facts))
         return 0
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    print(render_report(planned.report))
+    print(render_report({**planned.report, "advice": helps}))
     return 0
+
+
+def planned_for(a: argparse.Namespace, budget: int, began: float) -> Planned:
+    """The plan of the spec or the trace that `a` names; `began` is when the command did. Raises EinpageError."""
+    return planned_trace(a, budget, began) if a.graph else planned_spec(a, budget, began)
+
+
+def advice_for(a: argparse.Namespace, planned: Planned) -> dict[str, object] | None:
+    """What would help the plan most: found with plans of effort 0."""
+    known = a.graph is None or a.machine is not None or a.device_bytes is not None
+
+    def again(budget: int, sizes: Mapping[str, int]) -> Planned:
+        words = {**settings_of(a.set), **sizes}
+        changed = {"set": [f"{name}={value}" for name, value in words.items()], "effort": 0, "bounds": Effort.FAST.value}
+        return planned_for(argparse.Namespace(**{**vars(a), **changed}), budget, perf_counter())
+
+    return advice(planned, planned.sizes, planned.machine.device_bytes if known else None, again)
 
 
 def planned_spec(a: argparse.Namespace, budget: int, began: float) -> Planned:
@@ -178,7 +207,8 @@ def planned_spec(a: argparse.Namespace, budget: int, began: float) -> Planned:
     machine = load_machine(a.machine or "cpu", h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes)
     model = open_model(a.spec, settings_of(a.set), a.weights)
     built = build_graph(model.program, DType(a.dtype or DTYPE), budget, names_of(a.outputs), pieces_of(a.split))
-    return make_plan(built, machine, budget, PlanOptions(effort=a.effort), began, Effort(a.bounds))
+    planned = make_plan(built, machine, budget, PlanOptions(effort=a.effort), began, Effort(a.bounds))
+    return replace(planned, sizes=model.program.sizes)
 
 
 def run_command(a: argparse.Namespace) -> int:

@@ -126,7 +126,7 @@ _CURES = {
 
 
 def render(figures: dict[str, Any]) -> str:
-    """The report for a person, a dozen lines of plain text, no trailing newline."""
+    """The report for a person, a dozen lines of plain text, no trailing newline; `advice`, where there is some, comes last."""
     makespan = figures["makespan_s"]
     order_holds_for = f"these tasks; by the {figures['bound_order_by']}"
     moved, least = figures["h2d_bytes"] + figures["d2h_bytes"], figures["bytes_bound_order"]
@@ -144,11 +144,13 @@ def render(figures: dict[str, Any]) -> str:
         ("plan / bound", _over(figures["bound_ratio"], figures["bound_s"], figures["bound_limit"], "any order and split")),
         ("", _over(figures["bound_order_ratio"], figures["bound_order_s"], figures["bound_order_limit"], order_holds_for)),
         ("bytes", bytes_text),
-        ("limited by", f"{figures['limited_by']}: {_CURES[figures['limited_by']]}"),
         ("judge", ("passed" if figures["verified"] else "not asked") + f"; planned in {format_seconds(figures['plan_s'])}"),
     ]
     if figures["over_device_bytes"]:
         rows.append(("warning", f"the budget exceeds the device of {figures['machine']} by {format_bytes(figures['over_device_bytes'])}"))
+    rows.append(("limited by", f"{figures['limited_by']}: {_CURES[figures['limited_by']]}"))
+    if figures.get("advice"):
+        rows.append(("would help", figures["advice"]["text"]))
     return "\n".join(f"{name:<13} {text}" for name, text in rows)
 
 
