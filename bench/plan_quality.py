@@ -1,7 +1,8 @@
 """How near the bound are plans of LLaMA, over models, lengths, batches, machines and budgets? One cold pass in fp16.
 
-Prints a line a cell and the spread of plan / bound, and writes one JSON file with the command, the commit and the machine that planned.
-Gate: every plan is judged right, or nothing is reported. Five minutes.
+Prints a line a cell and the spread of plan / bound, and writes one JSON file with the command, the commit and the machine that planned,
+and the same as a table in Markdown. Beside each cell: what a per-layer streaming system would take (`streaming_s`), or that it cannot run
+there; what is assumed of it stands in streaming.py. Gate: every plan is judged right, or nothing is reported. Five minutes.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from typing import Any
 
 from bench import results
 from bench.results import ROOT
+from bench.streaming import streaming
 from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.program import Program
 from einpage.exec.build import build_graph, make_plan, open_model
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.machine import load_machine
 from einpage.memplan.plan import PlanOptions
-from einpage.memplan.units import parse_bytes
+from einpage.memplan.units import format_seconds, parse_bytes
 
 MODELS = {
     "7B": {"model": 4096, "layers": 32, "heads": 32, "kv_heads": 32, "ffn": 11008, "vocab": 32000},
@@ -56,12 +58,30 @@ def _cell(program: Program, machine: str, budget: str, effort: int) -> dict[str,
     except DoesNotFit as refused:
         return {"does_not_fit": str(refused)}
     figures = planned.report
-    return {key: figures[key] for key in COLUMNS}
+    other = streaming(program, DType.FP16, planned.machine)
+    return {key: figures[key] for key in COLUMNS} | {"streaming_s": other.seconds if other.least_bytes <= nbytes else None}
+
+
+def markdown(rows: list[dict[str, Any]], command: str, spread: dict[str, Any]) -> str:
+    """All cells as one table, below the command and the spread."""
+    head = ("model", "batch × sequence", "machine, budget", "time", "plan ÷ bound", "limited by", "per-layer streaming")
+    lines = [f"`{command}`, commit {results.commit()}", "", "plan ÷ bound: " + ", ".join(f"{k} {v:.4g}" for k, v in spread.items()), ""]
+    lines += [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
+    for row in rows:
+        cell = [row["model"], f"{row['batch']} × {row['seq']}", f"{row['machine']}, {row['budget']}"]
+        if "does_not_fit" in row:
+            cell += ["does not fit", "", "", ""]
+        else:
+            other, took = row["streaming_s"], row["makespan_s"]
+            beside = "cannot run" if other is None else f"{format_seconds(other)}, × {other / took:.2f}"
+            cell += [format_seconds(took), f"{row['bound_ratio']:.3f}", row["bound_limit"], beside]
+        lines.append(f"| {' | '.join(cell)} |")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("--out", type=Path, help="folder for plan_quality.json")
+    words.add_argument("--out", type=Path, help="folder for plan_quality.json and .md")
     words.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     words.add_argument("--effort", type=int, choices=range(4), default=0)
     asked = words.parse_args()
@@ -76,6 +96,7 @@ def main() -> None:
     if asked.out is not None:
         command = f"python -m bench.plan_quality --effort {asked.effort} --models {' '.join(asked.models)}"
         results.write(asked.out, "plan_quality", command, rows, plan_over_bound=spread)
+        (asked.out / "plan_quality.md").write_text(markdown(rows, command, spread), encoding="utf-8")
 
 
 if __name__ == "__main__":
