@@ -199,6 +199,6 @@ def plan_graph(
     plan_s = perf_counter() - began
     timeline = simulate(memgraph, machine)
     reached = Reached(timeline.makespan_s, moved_bytes(memgraph, Queue.H2D) + moved_bytes(memgraph, Queue.D2H))
-    limits = bounds(graph, machine, budget_bytes, tasks_in_order(memgraph), effort, reached)
+    limits = bounds(graph, machine, budget_bytes, tasks_in_order(memgraph), effort, reached, memgraph.resident)
     facts = report(memgraph, machine, timeline, limits, plan_s=plan_s, verified=True, spec=graph.name)
     return Planned(graph, memgraph, machine, timeline, limits, facts)

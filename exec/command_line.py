@@ -26,7 +26,7 @@ from einpage.exec.files import refuse_unwritable
 from einpage.exec.graph_command import planned_trace
 from einpage.exec.interrupt import ends_at_once
 from einpage.exec.packing import pack_from_arguments
-from einpage.exec.words import names_of, pieces_of, settings_of, write_timeline
+from einpage.exec.words import names_of, pieces_of, settings_of, start_of, write_timeline
 from einpage.memplan.bounds import Effort
 from einpage.memplan.footprint import largest_footprint
 from einpage.memplan.machine import Machine, load_machine, machine_names, machine_text
@@ -71,6 +71,7 @@ def parser() -> argparse.ArgumentParser:
     _plan_arguments(plan)
     plan.add_argument("--graph", metavar="FILE.json[.gz]", help="plan an access trace instead of a spec; its tasks bring their times")
     plan.add_argument("--machine", metavar="NAME|FILE", help=f"a profile: {', '.join(machine_names())} (default: cpu, for a spec)")
+    plan.add_argument("--warm", action="store_true", help="start with weights on the device, as far as they fit")
     plan.add_argument("--out", metavar="FILE", help="save the plan as JSON")
     efforts = "fast: no linear programme; lp: always solve; auto: where it is cheap and the plan is not known to be good (default)"
     plan.add_argument("--bounds", choices=[e.value for e in Effort], default=Effort.AUTO.value, help=efforts)
@@ -178,7 +179,7 @@ def planned_spec(a: argparse.Namespace, budget: int, began: float) -> Planned:
     machine = load_machine(a.machine or "cpu", h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes)
     model = open_model(a.spec, settings_of(a.set), a.weights)
     built = build_graph(model.program, DType(a.dtype or DTYPE), budget, names_of(a.outputs), pieces_of(a.split))
-    return make_plan(built, machine, budget, PlanOptions(effort=a.effort), began, Effort(a.bounds))
+    return make_plan(built, machine, budget, PlanOptions(effort=a.effort, start=start_of(a)), began, Effort(a.bounds))
 
 
 def run_command(a: argparse.Namespace) -> int:

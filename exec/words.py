@@ -1,7 +1,8 @@
-"""Words of the command line that several commands share: `--set`, `--outputs`, `--split`, `--timeline`."""
+"""Words of the command line that several commands share: `--set`, `--outputs`, `--split`, `--warm`, `--timeline`."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from einpage.exec.files import write_atomically
 from einpage.exec.timeline import NodeTimes
 from einpage.exec.timeline_html import render_html
 from einpage.exec.timeline_svg import render_svg
+from einpage.memplan.residents import Start
 
 
 def settings_of(words: Sequence[str]) -> dict[str, str]:
@@ -48,6 +50,11 @@ def pieces_of(words: str | None) -> dict[Letter, int]:
             raise UsageError(f"--split {words}: {letter.strip()} is given twice")
         out[Letter(letter.strip())] = int(n)
     return out
+
+
+def start_of(a: argparse.Namespace) -> Start:
+    """What `--warm` asks to be on the device before the first task."""
+    return Start.WARM if a.warm else Start.COLD
 
 
 def write_timeline(path: Path, planned: Planned, measured: NodeTimes | None) -> None:

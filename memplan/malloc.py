@@ -48,14 +48,14 @@ class Allocator:
     def sim_malloc_force_reload(self, it: Reservation) -> None:
         """The horizons have met and the task's own operands are in the way: clear one window for all it touches and fill it in order.
 
-        The whole arena is such a window, and the footprint fits it, so this always works.
+        The arena below the residents is such a window, and the footprint fits it, so this always works.
         """
         memory = self.memory
         memory.withdraw(it)
-        if memory.footprint(it) > memory.device.capacity:
+        if memory.footprint(it) > memory.room:
             self._take_early(it)
-        window = self._clear(it, memory.footprint(it), lambda t: True)
-        assert window is not None, f"task {it.task.name} has a footprint above the arena's {memory.device.capacity} bytes"
+        window = self._clear(it, memory.footprint(it), lambda t: t not in memory.held)
+        assert window is not None, f"task {it.task.name} has a footprint above the arena's {memory.room} bytes"
         start = memory.device.hole_at(window)
         for want in memory.wants(it):
             memory.promise(it, want, start)

@@ -159,6 +159,12 @@ class MemGraph:
     alignment: int = ALIGNMENT
     """Every offset is a multiple of this, and every extent's length is rounded up to it when footprints are counted."""
 
+    @property
+    def resident(self) -> frozenset[TensorId]:
+        """What is on the device before the first node."""
+        there = (self.residencies[r] for r in self.start)
+        return frozenset(r.tensor for r in there if r.place.kind is PlaceKind.DEVICE)
+
     def queue(self, node: NodeId) -> Queue:
         """The engine that runs `node`."""
         match self.nodes[node]:

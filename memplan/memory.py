@@ -1,7 +1,8 @@
 """What is where during the simulated execution, and what a task between the horizons has been promised.
 
 In: promises, evictions and executions, in the order of the simulation. Out: nodes in the Recorder. Invariants: what a task between the
-horizons touches is pinned and stays; a tensor is at one place on the device or at none; a clean tensor leaves without a copy.
+horizons touches is pinned and stays, and so do residents; a tensor is at one place on the device or at none; a clean tensor leaves
+without a copy.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from einpage.memplan.host import Host
 from einpage.memplan.machine import Machine
 from einpage.memplan.memgraph import ALIGNMENT, DEVICE, NodeId, ResidencyId, aligned
 from einpage.memplan.record import NO_RESIDENCY, Recorder
+from einpage.memplan.residents import NOBODY, Residents
 from einpage.memplan.reuse import Reuse, Step
 
 NOWHERE = -1
@@ -45,8 +47,9 @@ class Memory:
     """Device and host. Flat lists by tensor; sizes are aligned bytes."""
 
     def __init__(
-        self, graph: TaskGraph, machine: Machine, budget_bytes: int, reuse: Reuse, recorder: Recorder, alignment: int = ALIGNMENT
-    ) -> None:
+        self, graph: TaskGraph, machine: Machine, budget_bytes: int, reuse: Reuse, recorder: Recorder, alignment: int = ALIGNMENT,
+        residents: Residents = NOBODY,
+    ) -> None:  # fmt: skip
         n = len(graph.tensors)
         self.graph, self.reuse, self.recorder = graph, reuse, recorder
         self.alignment = alignment
@@ -62,6 +65,24 @@ class Memory:
         """How many tasks between the horizons touch the tensor."""
         self.loose_bytes = 0
         """On the device and not pinned."""
+        self.residents = residents
+        self.held: set[TensorId] = set()
+        """Residents that are still there: each has a pin of its own."""
+        self.room = self.device.capacity
+        """Bytes below the lowest resident that is still there."""
+        for t in residents.tensors:
+            self._settle(t)
+        self.start = (*self.host.start, *(self.on_device[t] for t in residents.tensors))
+        """What is there before the first node."""
+
+    def _settle(self, t: TensorId) -> None:
+        """`t` lies at the top of the room from the start on."""
+        self.room -= self.size[t]
+        self.at[t] = self.room
+        self.device.take_at(self.room, self.size[t], t)
+        self.on_device[t] = self.recorder.residency(t, DEVICE, self.room)
+        self.held.add(t)
+        self.pins[t] += 1
 
     # The allocation horizon.
 
@@ -92,7 +113,8 @@ class Memory:
         return 0 if want == it.task.result and it.taken is not None else self.size[want]
 
     def footprint(self, it: Reservation) -> int:
-        return sum(self.size[t] for t in it.reads) + self.size_of(it, it.task.result) + self.size_of(it, WORKSPACE)
+        """What the task needs besides residents."""
+        return sum(self.size[t] for t in it.reads if t not in self.held) + self.size_of(it, it.task.result) + self.size_of(it, WORKSPACE)
 
     def promise(self, it: Reservation, want: TensorId, start: int) -> None:
         """Take the bytes from the hole at `start`; a reload or a gather is issued now, for the link waits for no task.
@@ -159,6 +181,8 @@ class Memory:
                 self.device.release(it.workspace_at, node)
         for t in it.reads:
             self.reuse.execute(t)
+            if t in self.held and self.reuse.is_dead(t) and not self.residents.for_good:
+                self._let_go(t)
             self._unpin(t)
         if self.is_output[result]:
             self.host.write_output(result, self.on_device[result])
@@ -176,6 +200,12 @@ class Memory:
             self._gone(it.taken)
         return node
 
+    def _let_go(self, t: TensorId) -> None:
+        """`t` is a resident no more."""
+        self.held.remove(t)
+        self.room += self.size[t]
+        self._unpin(t)
+
     def _unpin(self, t: TensorId) -> None:
         self.pins[t] -= 1
         if self.pins[t]:
@@ -189,7 +219,8 @@ class Memory:
             self.host.drop(t)
 
     def end(self) -> tuple[ResidencyId, ...]:
-        """The outputs on the host. Asserts that nothing else is left anywhere."""
-        assert self.device.free_bytes == self.device.capacity, "something is left on the device"
+        """The outputs on the host, and residents that stay for good. Asserts that nothing else is left anywhere."""
+        assert self.device.free_bytes == self.room, "something is left on the device"
         assert self.host.is_tidy(), "a spill slot is left on the host"
-        return tuple(self.host.copy[t] for t in self.host.outputs)
+        left = [t for t in self.residents.tensors if t in self.held]
+        return (*(self.host.copy[t] for t in self.host.outputs), *(self.on_device[t] for t in left))

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from einpage.einsum_front.errors import UsageError
 from einpage.einsum_front.taskgraph import Nbytes, Task, TaskGraph, TaskId, TensorId
 from einpage.memplan.arena import FIT_BY_POLICY, FitPolicy
 from einpage.memplan.bounds import bounds
@@ -23,13 +24,18 @@ from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.footprint import largest_footprint
 from einpage.memplan.machine import Machine
 from einpage.memplan.malloc import Allocator
-from einpage.memplan.memgraph import ALIGNMENT, MemGraph, aligned
+from einpage.memplan.memgraph import ALIGNMENT, MemGraph, NodeId, aligned
 from einpage.memplan.memory import Memory, Reservation
 from einpage.memplan.order import ORDER_BY_POLICY, OrderPolicy
 from einpage.memplan.record import Recorder
+from einpage.memplan.residents import NOBODY, Residents, Start, resident_sets
 from einpage.memplan.reuse import Reuse, Step
+from einpage.memplan.simulate import simulate
 from einpage.memplan.slots import slots_of
 from einpage.memplan.victim import VictimPolicy, price_of
+
+HARDLY_SLOWER = 1.001
+"""A plan within this multiple of the fastest is as good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +59,22 @@ class PlanOptions:
     """Used by RANDOM policies only."""
     effort: int = 0
     """0: the horizons alone; 1 to 3: what decide.py finds is taken where it is better, at ten to a thousand times the time."""
+    start: Start = Start.COLD
+    """What is on the device before the first task; anything but COLD wants effort 0."""
 
 
 def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions | None = None) -> MemGraph:
     """Say where every byte of `graph` lives and when it moves, in a device arena of `budget_bytes`.
 
-    Raises DoesNotFit, with the task, the bytes and the smallest budget that works.
+    Raises DoesNotFit, with the task, the bytes and the smallest budget that works; UsageError for options that exclude each other.
     """
     options = options or PlanOptions()
+    if options.effort and options.start is not Start.COLD:
+        raise UsageError(f"effort {options.effort} plans from an empty device; a {options.start.value} start wants effort 0")
     _refuse_too_small(graph, budget_bytes, options.alignment)
     order = ORDER_BY_POLICY[options.order](graph, options.seed)
-    found = _by_horizons(graph, machine, budget_bytes, options, order)
+    sets = resident_sets(graph, machine, budget_bytes, order, options.alignment, options.start)
+    found = _fastest([_by_horizons(graph, machine, budget_bytes, options, order, residents) for residents in sets], machine)
     slots = slots_of(graph, machine, order, options.alignment) if options.effort else None
     if slots is not None:
         bound_s = bounds(graph, machine, budget_bytes, order).bound_order_s
@@ -71,8 +82,19 @@ def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOpt
     return found
 
 
-def _by_horizons(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions, order: Sequence[TaskId]) -> MemGraph:
-    horizons = Horizons(graph, machine, budget_bytes, options, order)
+def _fastest(plans: Sequence[MemGraph], machine: Machine) -> MemGraph:
+    """Of those that are hardly slower than the fastest, by the simulator's clock, the one that moves least."""
+    if len(plans) == 1:
+        return plans[0]
+    seconds = [simulate(found, machine).makespan_s for found in plans]
+    near = [found for found, s in zip(plans, seconds, strict=True) if s <= HARDLY_SLOWER * min(seconds)]
+    return min(near, key=lambda found: sum(found.moved_bytes(NodeId(n)) for n in range(len(found.nodes))))
+
+
+def _by_horizons(
+    graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions, order: Sequence[TaskId], residents: Residents
+) -> MemGraph:
+    horizons = Horizons(graph, machine, budget_bytes, options, order, residents)
     horizons.run()
     memory, recorder = horizons.memory, horizons.recorder
     return MemGraph(
@@ -82,7 +104,7 @@ def _by_horizons(graph: TaskGraph, machine: Machine, budget_bytes: int, options:
         residencies=tuple(recorder.residencies),
         nodes=tuple(recorder.nodes),
         edges=recorder.edges.finish(),
-        start=memory.host.start,
+        start=memory.start,
         end=memory.end(),
         alignment=options.alignment,
     )
@@ -91,11 +113,14 @@ def _by_horizons(graph: TaskGraph, machine: Machine, budget_bytes: int, options:
 class Horizons:
     """The two positions. Tasks in `between` have been promised their bytes and have not run."""
 
-    def __init__(self, graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions, order: Sequence[TaskId]) -> None:
+    def __init__(
+        self, graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions, order: Sequence[TaskId],
+        residents: Residents = NOBODY,
+    ) -> None:  # fmt: skip
         self.order: Sequence[Task] = [graph.tasks[t] for t in order]
         self.options = options
         self.recorder = Recorder(graph)
-        self.memory = Memory(graph, machine, budget_bytes, Reuse(graph, order), self.recorder, options.alignment)
+        self.memory = Memory(graph, machine, budget_bytes, Reuse(graph, order), self.recorder, options.alignment, residents)
         self.malloc = Allocator(self.memory, FIT_BY_POLICY[options.fit], price_of(options.victim, options.seed))
         self.between: deque[Reservation] = deque()
         self.ahead_bytes = 0

@@ -30,7 +30,8 @@ from einpage.memplan.memgraph import (
     Residency,
     ResidencyId,
 )  # fmt: skip
-from einpage.memplan.validate import _Owners, judge
+from einpage.memplan.owners import Owners
+from einpage.memplan.validate import judge
 from hand_plan import EDGES, MEMORY, edges_of, hand_plan
 from plain_plan import plain_plan
 from strategies import alignments, budgets, task_graphs
@@ -270,7 +271,7 @@ def test_brute_force_agrees_when_edges_go_missing(data: st.DataObject) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)), max_size=30), alignments)
 def test_owners_match_an_array_of_units(claims: list[tuple[int, int]], unit: int) -> None:
-    owners, model = _Owners(unit), [-1] * 20
+    owners, model = Owners(unit), [-1] * 20
     for owner, (start, units) in enumerate(claims):
         expected = [o for i, o in enumerate(model[start : start + units]) if o >= 0 and o not in model[start : start + i]]
         assert list(dict.fromkeys(owners.claim(start * unit, (start + units) * unit - unit // 3, owner))) == expected
