@@ -1,4 +1,4 @@
-"""Words of the command line that several commands share: `--set`, `--outputs`, `--split`, `--warm`, `--timeline`."""
+"""Words of the command line that several commands share: `--set`, `--outputs`, `--split`, `--warm`, `--passes`, `--timeline`."""
 
 from __future__ import annotations
 
@@ -53,8 +53,21 @@ def pieces_of(words: str | None) -> dict[Letter, int]:
 
 
 def start_of(a: argparse.Namespace) -> Start:
-    """What `--warm` asks to be on the device before the first task."""
-    return Start.WARM if a.warm else Start.COLD
+    """What `--warm` and `--passes` ask to be on the device before the first task. Raises UsageError for what they exclude."""
+    return start_for(a.warm, a.passes, a.effort)
+
+
+def start_for(warm: bool, passes: int | None, effort: int) -> Start:
+    """As start_of."""
+    if warm and passes is not None:
+        raise UsageError("--warm and --passes exclude each other: a pass begins with what the one before left on the device")
+    if passes is not None and passes < 1:
+        raise UsageError(f"--passes {passes} is not at least 1")
+    start = Start.LOOP if passes is not None else Start.WARM if warm else Start.COLD
+    if effort and start is not Start.COLD:
+        word = "--warm" if warm else f"--passes {passes}"
+        raise UsageError(f"{word} is planned at --effort 0 only; leave --effort {effort} out")
+    return start
 
 
 def write_timeline(path: Path, planned: Planned, measured: NodeTimes | None) -> None:

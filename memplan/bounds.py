@@ -59,6 +59,7 @@ class Method(Enum):
     CRITICAL_PATH = "critical path"
     INTERVAL_LP = "interval LP"
     COMPULSORY = "compulsory"
+    STEADY = "steady state"
 
 
 class Limit(Enum):

@@ -158,6 +158,8 @@ class MemGraph:
     """What is there after the last node: the outputs on the host, besides the masters."""
     alignment: int = ALIGNMENT
     """Every offset is a multiple of this, and every extent's length is rounded up to it when footprints are counted."""
+    loops: bool = False
+    """Whether it ends as it began: the same tensors at the same places of the device, so that it can run again where it has run."""
 
     @property
     def resident(self) -> frozenset[TensorId]:

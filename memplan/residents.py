@@ -1,7 +1,7 @@
 """Who is on the device before the first task: sets of weights, for a warm start and for a loop.
 
 In: a TaskGraph in one order, a Machine, the arena's bytes. Out: Residents, a few that differ in what they leave for tensors that come
-and go; whoever plans tries them all and keeps the fastest plan. A resident keeps its bytes until its last use (a warm start) or for good
+and go; whoever plans tries them and keeps the fastest plan. A resident keeps its bytes until its last use (a warm start) or for good
 (a loop). Invariant: at every step the residents that the task does not read and the task's footprint fit the arena together, so a plan
 exists. They lie at the arena's top, the last to go topmost, so that what is left of the arena is one piece at all times:
 
@@ -22,7 +22,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from einpage.einsum_front.taskgraph import Kind, TaskGraph, TaskId, TensorId
+from einpage.einsum_front.taskgraph import Kind, Task, TaskGraph, TaskId, TensorId
 from einpage.memplan.footprint import footprint, last_use_by_tensor
 from einpage.memplan.machine import Machine, task_seconds
 from einpage.memplan.memgraph import aligned
@@ -30,8 +30,8 @@ from einpage.memplan.memgraph import aligned
 Chosen = NDArray[np.bool_]
 """[candidate] whether it is resident."""
 
-RESERVES = (0.0, 0.01, 0.03, 0.08)
-"""Shares of the arena that residents leave free besides the largest task's needs."""
+RESERVES = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.2)
+"""Shares of the arena that residents leave free besides what tasks need and what waits for later tasks."""
 ROUNDS = 24
 """Halvings in search of the most that fits."""
 TRIES = 256
@@ -62,15 +62,17 @@ NOBODY = Residents((), False)
 
 def resident_sets(
     graph: TaskGraph, machine: Machine, budget_bytes: int, order: Sequence[TaskId], alignment: int, start: Start
-) -> tuple[Residents, ...]:
-    """Different sets worth planning with, at least one."""
+) -> Iterator[Residents]:
+    """Different sets worth planning with, at least one; those with the most bytes first, about."""
     if start is Start.COLD:
-        return (NOBODY,)
+        yield NOBODY
+        return
     scene = _Scene(graph, machine, budget_bytes // alignment * alignment, order, alignment, start is Start.LOOP)
-    found: dict[bytes, Residents] = {}
+    seen: set[bytes] = set()
     for chosen in _choices(scene):
-        found.setdefault(chosen.tobytes(), scene.residents(chosen))
-    return tuple(found.values())
+        if chosen.tobytes() not in seen:
+            seen.add(chosen.tobytes())
+            yield scene.residents(chosen)
 
 
 class _Scene:
@@ -82,6 +84,7 @@ class _Scene:
         last_use = last_use_by_tensor(graph)
         self.capacity, self.for_good = capacity, for_good
         self.needs = np.array([footprint(graph, task, last_use, alignment) for task in tasks], np.int64)
+        self.waiting = _waiting(graph, tasks, alignment)
         seconds = [0.0 if task.gathers else task_seconds(machine, graph, task) for task in tasks]
         self.elapsed = np.concatenate(([0.0], np.cumsum(seconds)))
         """[step] seconds of all tasks before it."""
@@ -115,7 +118,8 @@ class _Scene:
         else:
             alive = np.cumsum(np.bincount(self.last, size, steps)[::-1])[::-1].astype(np.int64)
         read = np.bincount(self.use_step, size[self.use_of], steps).astype(np.int64)
-        return np.maximum(self.capacity - self.needs - reserve, 0) - (alive - read)
+        room: NDArray[np.int64] = np.maximum(self.capacity - self.needs - self.waiting - reserve, 0) - (alive - read)
+        return room
 
     def fits(self, chosen: Chosen, reserve: int) -> bool:
         return bool(self.room(chosen, reserve).min(initial=0) >= 0)
@@ -182,3 +186,25 @@ def _filled(scene: _Scene, chosen: Chosen, reserve: int) -> Chosen:
             room[:stop] = after
             chosen[i] = True
     return chosen
+
+
+def _waiting(graph: TaskGraph, tasks: Sequence[Task], alignment: int) -> NDArray[np.int64]:
+    """[step] bytes that tasks before it made and tasks after it read, and it does not."""
+    made: dict[TensorId, int] = {}
+    change = np.zeros(len(tasks) + 1, np.int64)
+    touched = np.zeros(len(tasks), np.int64)
+    last: dict[TensorId, int] = {}
+    for step, task in enumerate(tasks):
+        made[task.result] = step
+        for t in () if task.gathers else task.reads():
+            last[t] = step
+    for t, begin in made.items():
+        end = last.get(t, begin)
+        nbytes = aligned(graph.tensors[t].nbytes, alignment)
+        change[begin] += nbytes
+        change[end + 1] -= nbytes
+    for step, task in enumerate(tasks):
+        mine = {task.result, *(() if task.gathers else task.reads())}
+        touched[step] = sum(aligned(graph.tensors[t].nbytes, alignment) for t in mine if t in made)
+    waits: NDArray[np.int64] = np.cumsum(change)[:-1] - touched
+    return waits

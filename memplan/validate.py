@@ -68,6 +68,7 @@ def judge(memgraph: MemGraph) -> Fault | None:
         or _bytes_in_order(flat)
         or _no_clean_offload(flat)
         or _outputs(flat)
+        or _loop(flat)
         or _edge_kinds(flat)
     )
 
@@ -352,6 +353,21 @@ def _outputs(flat: Flat) -> Fault | None:
     for tensor in flat.plan.graph.tensors:
         if (tensor.kind is Kind.OUTPUT or tensor.value in asked) and tensor.id not in there:
             return fault_of(Reason.OUTPUT_MISSING, None, None, tensor.name)
+    return None
+
+
+def _loop(flat: Flat) -> Fault | None:
+    """A loop finds on the device only what every pass has again, and leaves it where it was."""
+    plan = flat.plan
+    if not plan.loops:
+        return None
+    for r in plan.start:
+        if flat.on_device[r] and plan.graph.tensors[flat.tensor[r]].kind not in (Kind.WEIGHT, Kind.CONSTANT):
+            return fault_of(Reason.START_UNTRUE, None, None, f"{_named(flat, r)}, which the next pass has anew")
+    began, ended = ({(flat.tensor[r], flat.offset[r]): r for r in listed if flat.on_device[r]} for listed in (plan.start, plan.end))
+    for there, r in (*began.items(), *ended.items()):
+        if there not in began or there not in ended:
+            return fault_of(Reason.LOOP_OPEN, None, None, f"{_named(flat, r)} at the {'start' if there in began else 'end'} only")
     return None
 
 

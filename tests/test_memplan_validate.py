@@ -93,6 +93,12 @@ def offloaded_again(plan: MemGraph) -> MemGraph:
     return replace(plan, residencies=(*plan.residencies, again), host_bytes=Nbytes(3072), end=(*plan.end, R(10), R(12)))
 
 
+def left_on_the_device(plan: MemGraph) -> MemGraph:
+    """c is not freed: right, but nothing to begin the next pass with."""
+    fewer = tuple(e for e in EDGES if e[1] != 13)
+    return replace(plan, nodes=plan.nodes[:13], edges=edges_of(fewer, MEMORY), end=(*plan.end, R(10)))
+
+
 def loaded_for_nobody(plan: MemGraph) -> MemGraph:
     """At the end, c comes back to where e was, and is freed without a thread between the two."""
     again = Residency(R(12), TensorId(6), DEVICE, (Extent(Offset(0), Nbytes(512)),))
@@ -164,6 +170,7 @@ MUTANTS: list[tuple[Reason, tuple[int | None, int | None], Mutant]] = [
     (Reason.RACE, (4, 8), lambda p: moved(p, 9, 0)),
     (Reason.CLEAN_OFFLOAD, (11, 13), offloaded_again),
     (Reason.OUTPUT_MISSING, (None, None), lambda p: with_kind(p, 4, Kind.OUTPUT)),
+    (Reason.LOOP_OPEN, (None, None), lambda p: replace(left_on_the_device(p), loops=True)),
     (Reason.EDGE_KIND, (1, 2), lambda p: with_memory(p, *MEMORY, (1, 2))),  # creation to read
     (Reason.EDGE_KIND, (2, 4), lambda p: with_memory(p, *MEMORY, (2, 4))),  # read to Free
     (Reason.EDGE_KIND, (0, 4), lambda p: with_memory(p, *MEMORY, (0, 4))),  # creation to Free
@@ -200,6 +207,11 @@ def test_a_path_is_as_good_as_an_edge() -> None:
 def test_a_load_for_nobody_is_right_if_wasteful() -> None:
     plan = loaded_for_nobody(hand_plan())
     assert judge(replace(plan, edges=edges_of((*EDGES, (4, 14), (11, 14), (14, 15)), MEMORY | {(4, 14)}))) is None
+
+
+def test_what_is_left_on_the_device_is_wrong_only_for_a_loop() -> None:
+    assert judge(left_on_the_device(hand_plan())) is None
+    assert judge(replace(hand_plan(), loops=True)) is None, "nothing at the start, nothing at the end"
 
 
 def test_masters_may_be_left_out_of_the_end() -> None:
