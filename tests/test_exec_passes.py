@@ -12,9 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.taskgraph import TaskGraph
-from einpage.exec.build import build_graph, make_loop, make_plan
 from einpage.exec.cli import main
 from einpage.exec.cpu import CpuDevice
 from einpage.exec.dynamic import run_dynamic
@@ -25,7 +23,6 @@ from einpage.exec.static import run_static
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.residents import Start
 from real_bytes import differences, direct, filled_host, run_on_bytes
-from smollm2_run import FRANCE, MACHINE, MIB, arena, moved, open_smollm2
 from strategies import a_machine, budgets, data, task_graphs
 
 MLP = str(Path(__file__).parents[1] / "specs" / "mlp.yaml")
@@ -49,25 +46,6 @@ def test_passes_give_the_direct_result_each(drawn: st.DataObject, graph: TaskGra
         fresh = {**values, **{v.name: other[v.name] for v in graph.values if v.kind.value == "input"}}
         dispatch(loop, device)
         assert differences(outputs(loop, host), direct(graph, fresh)) == []
-
-
-def test_ten_steady_passes_of_smollm2_move_the_planned_bytes() -> None:
-    model = open_smollm2([FRANCE])
-    loop = make_loop(model.program, DType.FP32, 64 * MIB, MACHINE, 10, ["logits"])
-    memgraph = loop.memgraph
-    split = dict(memgraph.graph.split)
-    cold = make_plan(build_graph(model.program, DType.FP32, 64 * MIB, ["logits"], split), MACHINE, 64 * MIB).memgraph
-    assert dict(cold.graph.split) == split
-    _, expected = arena().run(cold, arena().device(model, cold))
-    kept = sum(memgraph.graph.tensors[t].nbytes for t in memgraph.resident)
-    assert kept > 32 * MIB
-    assert moved(memgraph)[0] == moved(cold)[0] - kept, "each pass moves only what cannot stay"
-    device = arena().device(model, memgraph)
-    device.bring()
-    for _ in range(10):
-        measured, found = arena().run(memgraph, device)
-        assert (measured.measured_h2d_bytes, measured.measured_d2h_bytes) == moved(memgraph)
-        assert torch.equal(found["logits"], expected["logits"])
 
 
 def test_run_passes_from_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
