@@ -56,7 +56,7 @@ def _cell(program: Program, machine: str, budget: str, effort: int, passes: int 
         if passes is None:
             planned = make_plan(build_graph(program, DType.FP16, nbytes), profile, nbytes, PlanOptions(effort=effort))
         else:
-            planned = make_loop(program, DType.FP16, nbytes, profile, passes)
+            planned = make_loop(program, DType.FP16, nbytes, profile, passes, effort=effort)
     except DoesNotFit as refused:
         return {"does_not_fit": str(refused)}
     figures = planned.report
@@ -70,8 +70,6 @@ def main() -> None:
     words.add_argument("--effort", type=int, choices=range(4), default=0)
     words.add_argument("--passes", type=int, metavar="N", help="plan a pass that ends as it began, to run N times")
     asked = words.parse_args()
-    if asked.passes is not None and asked.effort:
-        words.error("--passes plans at --effort 0 only")
     rows = []
     for row in cells(asked.models, asked.effort, asked.passes):
         rows.append(row)
@@ -88,7 +86,7 @@ def main() -> None:
     }
     print("plan / bound: " + "  ".join(f"{k} {v:.4g}" for k, v in spread.items()))
     if asked.out is not None:
-        which = f"--effort {asked.effort}" if asked.passes is None else f"--passes {asked.passes}"
+        which = f"--effort {asked.effort}" + ("" if asked.passes is None else f" --passes {asked.passes}")
         command = f"python -m bench.plan_quality {which} --models {' '.join(asked.models)}"
         results.write(asked.out, "plan_quality" if asked.passes is None else "plan_quality_steady", command, rows, plan_over_bound=spread)
 

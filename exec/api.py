@@ -73,7 +73,7 @@ def plan(
     budget_bytes = parse_bytes(budget)
     start = start_for(warm, passes, effort)
     if passes is not None:
-        return make_loop(model.program, DType(dtype), budget_bytes, machine_named(machine), passes, outputs, letters(split), began)
+        return make_loop(model.program, DType(dtype), budget_bytes, machine_named(machine), passes, outputs, letters(split), began, effort)
     built = build_graph(model.program, DType(dtype), budget_bytes, outputs, letters(split))
     return make_plan(built, machine_named(machine), budget_bytes, PlanOptions(effort=effort, start=start), began)
 

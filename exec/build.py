@@ -191,7 +191,7 @@ def make_plan(
 
 def make_loop(
     program: Program, dtype: DType, budget_bytes: int, machine: Machine, passes: int, outputs: Sequence[str] | None = None,
-    pieces: Mapping[Letter, int] | None = None, since: float | None = None,
+    pieces: Mapping[Letter, int] | None = None, since: float | None = None, effort: int = 0,
 ) -> Planned:  # fmt: skip
     """Plan a pass that ends as it began, to run `passes` times; with the best of a few splits, for what streams wants small pieces.
 
@@ -211,7 +211,7 @@ def make_loop(
                 continue
             if len(built.graph.tasks) > MOST_TASKS:
                 break
-        found = make_plan(built, machine, budget_bytes, PlanOptions(start=Start.LOOP), began)
+        found = make_plan(built, machine, budget_bytes, PlanOptions(start=Start.LOOP, effort=effort), began)
         if best is not None and found.timeline.makespan_s >= best.timeline.makespan_s:
             break
         best = found

@@ -182,7 +182,7 @@ def planned_spec(a: argparse.Namespace, budget: int, began: float) -> Planned:
     model = open_model(a.spec, settings_of(a.set), a.weights)
     dtype, outputs, pieces = DType(a.dtype or DTYPE), names_of(a.outputs), pieces_of(a.split)
     if start_of(a) is Start.LOOP:
-        return make_loop(model.program, dtype, budget, machine, a.passes, outputs, pieces, began)
+        return make_loop(model.program, dtype, budget, machine, a.passes, outputs, pieces, began, a.effort)
     built = build_graph(model.program, dtype, budget, outputs, pieces)
     return make_plan(built, machine, budget, PlanOptions(effort=a.effort, start=start_of(a)), began, Effort(a.bounds))
 

@@ -154,7 +154,7 @@ def plan_for(program: Program, machine: Machine, options: RunOptions, outputs: S
     """The plan of one cold pass, or of a pass that ends as it began."""
     dtype, budget = options.dtype, options.budget_bytes
     if options.passes is not None:
-        return make_loop(program, dtype, budget, machine, options.passes, outputs, options.split, began)
+        return make_loop(program, dtype, budget, machine, options.passes, outputs, options.split, began, options.effort)
     built = build_graph(program, dtype, budget, outputs, options.split)
     return make_plan(built, machine, budget, PlanOptions(effort=options.effort), began)
 

@@ -64,9 +64,8 @@ def start_for(warm: bool, passes: int | None, effort: int) -> Start:
     if passes is not None and passes < 1:
         raise UsageError(f"--passes {passes} is not at least 1")
     start = Start.LOOP if passes is not None else Start.WARM if warm else Start.COLD
-    if effort and start is not Start.COLD:
-        word = "--warm" if warm else f"--passes {passes}"
-        raise UsageError(f"{word} is planned at --effort 0 only; leave --effort {effort} out")
+    if effort and warm:
+        raise UsageError(f"--warm is planned at --effort 0 only; leave --effort {effort} out")
     return start
 
 

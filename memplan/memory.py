@@ -65,7 +65,6 @@ class Memory:
         """How many tasks between the horizons touch the tensor."""
         self.loose_bytes = 0
         """On the device and not pinned."""
-        self.residents = residents
         self.held: set[TensorId] = set()
         """Residents that are still there: each has a pin of its own."""
         self.room = self.device.capacity
@@ -181,7 +180,7 @@ class Memory:
                 self.device.release(it.workspace_at, node)
         for t in it.reads:
             self.reuse.execute(t)
-            if t in self.held and self.reuse.is_dead(t) and not self.residents.for_good:
+            if t in self.held and self.reuse.is_dead(t):
                 self._let_go(t)
             self._unpin(t)
         if self.is_output[result]:
@@ -219,8 +218,7 @@ class Memory:
             self.host.drop(t)
 
     def end(self) -> tuple[ResidencyId, ...]:
-        """The outputs on the host, and residents that stay for good. Asserts that nothing else is left anywhere."""
-        assert self.device.free_bytes == self.room, "something is left on the device"
+        """The outputs on the host. Asserts that nothing else is left anywhere."""
+        assert self.device.free_bytes == self.device.capacity, "something is left on the device"
         assert self.host.is_tidy(), "a spill slot is left on the host"
-        left = [t for t in self.residents.tensors if t in self.held]
-        return (*(self.host.copy[t] for t in self.host.outputs), *(self.on_device[t] for t in left))
+        return tuple(self.host.copy[t] for t in self.host.outputs)

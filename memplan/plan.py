@@ -22,6 +22,7 @@ from einpage.memplan.bounds import bounds
 from einpage.memplan.decide import better_plan
 from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.footprint import largest_footprint
+from einpage.memplan.loop import room_below, with_residents, without
 from einpage.memplan.machine import Machine
 from einpage.memplan.malloc import Allocator
 from einpage.memplan.memgraph import ALIGNMENT, MemGraph, NodeId, aligned
@@ -61,7 +62,7 @@ class PlanOptions:
     effort: int = 0
     """0: the horizons alone; 1 to 3: what decide.py finds is taken where it is better, at ten to a thousand times the time."""
     start: Start = Start.COLD
-    """What is on the device before the first task; anything but COLD wants effort 0."""
+    """What is on the device before the first task; WARM wants effort 0."""
 
 
 def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions | None = None) -> MemGraph:
@@ -70,11 +71,17 @@ def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOpt
     Raises DoesNotFit, with the task, the bytes and the smallest budget that works; UsageError for options that exclude each other.
     """
     options = options or PlanOptions()
-    if options.effort and options.start is not Start.COLD:
-        raise UsageError(f"effort {options.effort} plans from an empty device; a {options.start.value} start wants effort 0")
+    if options.effort and options.start is Start.WARM:
+        raise UsageError(f"effort {options.effort} plans from an empty device; a warm start wants effort 0")
     _refuse_too_small(graph, budget_bytes, options.alignment)
     order = ORDER_BY_POLICY[options.order](graph, options.seed)
-    found = _from_start(graph, machine, budget_bytes, options, order)
+    if options.start is Start.COLD:
+        return _from_empty(graph, machine, budget_bytes, options, order)
+    return _from_residents(graph, machine, budget_bytes, options, order)
+
+
+def _from_empty(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions, order: Sequence[TaskId]) -> MemGraph:
+    found = _by_horizons(graph, machine, budget_bytes, options, order)
     slots = slots_of(graph, machine, order, options.alignment) if options.effort else None
     if slots is not None:
         bound_s = bounds(graph, machine, budget_bytes, order).bound_order_s
@@ -82,16 +89,19 @@ def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOpt
     return found
 
 
-def _from_start(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions, order: Sequence[TaskId]) -> MemGraph:
+def _from_residents(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions, order: Sequence[TaskId]) -> MemGraph:
     """Of the plans from the sets of residents there are, those hardly slower than the fastest, the one that moves least.
 
     Sets are tried until a plan comes as near to its bound as makes no difference.
     """
     plans: list[tuple[float, MemGraph]] = []
     for residents in resident_sets(graph, machine, budget_bytes, order, options.alignment, options.start):
-        found = _by_horizons(graph, machine, budget_bytes, options, order, residents)
-        if options.start is Start.COLD:
-            return found
+        if residents.for_good:
+            below = room_below(graph, residents, budget_bytes, options.alignment)
+            rest = _from_empty(without(graph, residents), machine, below, options, order)
+            found = with_residents(rest, graph, residents, budget_bytes)
+        else:
+            found = _by_horizons(graph, machine, budget_bytes, options, order, residents)
         plans.append((simulate(found, machine).makespan_s, found))
         if plans[-1][0] <= HARDLY_SLOWER * _bound_s(found, machine, order):
             break
@@ -110,7 +120,7 @@ def _moved_bytes(found: MemGraph) -> int:
 
 
 def _by_horizons(
-    graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions, order: Sequence[TaskId], residents: Residents
+    graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions, order: Sequence[TaskId], residents: Residents = NOBODY
 ) -> MemGraph:
     horizons = Horizons(graph, machine, budget_bytes, options, order, residents)
     horizons.run()
@@ -125,7 +135,6 @@ def _by_horizons(
         start=memory.start,
         end=memory.end(),
         alignment=options.alignment,
-        loops=residents.for_good,
     )
 
 

@@ -64,9 +64,6 @@ def resident_sets(
     graph: TaskGraph, machine: Machine, budget_bytes: int, order: Sequence[TaskId], alignment: int, start: Start
 ) -> Iterator[Residents]:
     """Different sets worth planning with, at least one; those with the most bytes first, about."""
-    if start is Start.COLD:
-        yield NOBODY
-        return
     scene = _Scene(graph, machine, budget_bytes // alignment * alignment, order, alignment, start is Start.LOOP)
     seen: set[bytes] = set()
     for chosen in _choices(scene):

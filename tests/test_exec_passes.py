@@ -70,7 +70,6 @@ def test_run_passes_from_the_command_line(capsys: pytest.CaptureFixture[str], tm
     [
         (("--passes", "3", "--warm"), "exclude each other"),
         (("--passes", "0"), "--passes 0 is not at least 1"),
-        (("--passes", "3", "--effort", "1"), "--passes 3 is planned at --effort 0 only; leave --effort 1 out"),
     ],
 )
 def test_words_that_exclude_each_other(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str) -> None:
