@@ -199,6 +199,7 @@ def make_loop(
     """
     began = perf_counter() if since is None else since
     best: Planned | None = None
+    options = PlanOptions(start=Start.LOOP)
     for share in LOOP_SPLITS:
         try:
             built = build_graph(program, dtype, budget_bytes // share, outputs, pieces)
@@ -211,13 +212,15 @@ def make_loop(
                 continue
             if len(built.graph.tasks) > MOST_TASKS:
                 break
-        found = make_plan(built, machine, budget_bytes, PlanOptions(start=Start.LOOP, effort=effort), began)
+        found = make_plan(built, machine, budget_bytes, options, began)
         if best is not None and found.timeline.makespan_s >= best.timeline.makespan_s:
             break
         best = found
         if best.timeline.makespan_s <= GOOD_ENOUGH * best.bounds.bound_s:
             break
     assert best is not None, "the first split fits or raises"
+    if effort and best.timeline.makespan_s > GOOD_ENOUGH * best.bounds.bound_s:
+        best = plan_graph(best.graph, machine, budget_bytes, replace(options, effort=effort), began)
     return with_passes(best, passes, perf_counter() - began)
 
 

@@ -155,7 +155,7 @@ class MemGraph:
     start: tuple[ResidencyId, ...]
     """What is there before the first node: host masters and inputs (and, for a warm plan, device residencies)."""
     end: tuple[ResidencyId, ...]
-    """What is there after the last node: the outputs on the host, besides the masters."""
+    """What is there after the last node: the outputs on the host, besides the masters; after a loop, what it began with on the device."""
     alignment: int = ALIGNMENT
     """Every offset is a multiple of this, and every extent's length is rounded up to it when footprints are counted."""
     loops: bool = False

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from einpage.einsum_front.errors import UsageError
 from einpage.einsum_front.taskgraph import Nbytes, Task, TaskGraph, TaskId, TensorId
@@ -37,7 +37,11 @@ from einpage.memplan.steady import steady_bounds
 from einpage.memplan.victim import VictimPolicy, price_of
 
 HARDLY_SLOWER = 1.002
-"""A plan within this multiple of the fastest, or of its bound, is as good."""
+"""A plan within this multiple of the fastest is as good."""
+NEAR = 1.005
+"""With a plan within this multiple of its bound, no more sets of residents are tried."""
+LARGER = 2
+"""Effort makes do with less room than the horizons: it is also spent on so many sets with more bytes than the best has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +96,36 @@ def _from_empty(graph: TaskGraph, machine: Machine, budget_bytes: int, options: 
 def _from_residents(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions, order: Sequence[TaskId]) -> MemGraph:
     """Of the plans from the sets of residents there are, those hardly slower than the fastest, the one that moves least.
 
-    Sets are tried until a plan comes as near to its bound as makes no difference.
+    Sets are tried until a plan comes as near to its bound as makes no difference; effort is spent on the best set and on LARGER more.
     """
     plans: list[tuple[float, MemGraph]] = []
-    for residents in resident_sets(graph, machine, budget_bytes, order, options.alignment, options.start):
-        if residents.for_good:
-            below = room_below(graph, residents, budget_bytes, options.alignment)
-            rest = _from_empty(without(graph, residents), machine, below, options, order)
-            found = with_residents(rest, graph, residents, budget_bytes)
-        else:
-            found = _by_horizons(graph, machine, budget_bytes, options, order, residents)
+
+    def is_near_bound(found: MemGraph) -> bool:
         plans.append((simulate(found, machine).makespan_s, found))
-        if plans[-1][0] <= HARDLY_SLOWER * _bound_s(found, machine, order):
+        return plans[-1][0] <= NEAR * _bound_s(found, machine, order)
+
+    tried: list[Residents] = []
+    for residents in resident_sets(graph, machine, budget_bytes, order, options.alignment, options.start):
+        tried.append(residents)
+        if is_near_bound(_with(graph, machine, budget_bytes, replace(options, effort=0), order, residents)):
             break
+    else:
+        best = min(range(len(plans)), key=lambda i: plans[i][0])
+        for residents in tried[max(0, best - LARGER) : best + 1] if options.effort else ():
+            if is_near_bound(_with(graph, machine, budget_bytes, options, order, residents)):
+                break
     enough = HARDLY_SLOWER * min(seconds for seconds, _ in plans)
     return min((found for seconds, found in plans if seconds <= enough), key=_moved_bytes)
+
+
+def _with(
+    graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions, order: Sequence[TaskId], residents: Residents
+) -> MemGraph:
+    if not residents.for_good:
+        return _by_horizons(graph, machine, budget_bytes, options, order, residents)
+    below = room_below(graph, residents, budget_bytes, options.alignment)
+    rest = _from_empty(without(graph, residents), machine, below, options, order)
+    return with_residents(rest, graph, residents, budget_bytes)
 
 
 def _bound_s(found: MemGraph, machine: Machine, order: Sequence[TaskId]) -> float:
