@@ -27,11 +27,14 @@ from einpage.memplan.footprint import footprint, last_use_by_tensor
 from einpage.memplan.machine import Machine, task_seconds
 from einpage.memplan.memgraph import aligned
 
+Ints = NDArray[np.int64]
 Chosen = NDArray[np.bool_]
 """[candidate] whether it is resident."""
 
 RESERVES = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.2)
 """Shares of the arena that residents leave free besides what tasks need and what waits for later tasks."""
+MUCH = 0.25
+"""Where more than this share of the arena waits for later tasks, sets that leave no room for it are tried too."""
 ROUNDS = 24
 """Halvings in search of the most that fits."""
 TRIES = 256
@@ -101,12 +104,12 @@ class _Scene:
         np.maximum.at(self.last, self.use_of, self.use_step)
 
     @cached_property
-    def uses_by_candidate(self) -> list[NDArray[np.int64]]:
+    def uses_by_candidate(self) -> list[Ints]:
         """[candidate] the steps that read it."""
         by = np.argsort(self.use_of, kind="stable")
         return np.split(self.use_step[by], np.cumsum(np.bincount(self.use_of, minlength=len(self.size)))[:-1])
 
-    def room(self, chosen: Chosen, reserve: int) -> NDArray[np.int64]:
+    def room(self, chosen: Chosen, leave: Ints) -> Ints:
         """[step] what more may be resident, unread by the step; where negative, `chosen` does not fit."""
         size = np.where(chosen, self.size, 0)
         steps = len(self.needs)
@@ -115,11 +118,11 @@ class _Scene:
         else:
             alive = np.cumsum(np.bincount(self.last, size, steps)[::-1])[::-1].astype(np.int64)
         read = np.bincount(self.use_step, size[self.use_of], steps).astype(np.int64)
-        room: NDArray[np.int64] = np.maximum(self.capacity - self.needs - self.waiting - reserve, 0) - (alive - read)
+        room: Ints = np.maximum(self.capacity - self.needs - leave, 0) - (alive - read)
         return room
 
-    def fits(self, chosen: Chosen, reserve: int) -> bool:
-        return bool(self.room(chosen, reserve).min(initial=0) >= 0)
+    def fits(self, chosen: Chosen, leave: Ints) -> bool:
+        return bool(self.room(chosen, leave).min(initial=0) >= 0)
 
     def residents(self, chosen: Chosen) -> Residents:
         """The last to go first; of those that go together, the first in graph order."""
@@ -128,22 +131,30 @@ class _Scene:
 
 
 def _choices(scene: _Scene) -> Iterator[Chosen]:
-    for share in RESERVES:
-        reserve = int(share * scene.capacity)
+    for leave in _leaves(scene):
         if not scene.for_good:
-            yield _filled(scene, _most(scene, reserve, lambda part: _head(scene, part)), reserve)
-        yield _filled(scene, _most(scene, reserve, lambda part: _evenly(scene, part)), reserve)
+            yield _filled(scene, _most(scene, leave, lambda part: _head(scene, part)), leave)
+        yield _filled(scene, _most(scene, leave, lambda part: _evenly(scene, part)), leave)
     yield np.zeros(len(scene.size), bool)
 
 
-def _most(scene: _Scene, reserve: int, choose: Callable[[float], Chosen]) -> Chosen:
+def _leaves(scene: _Scene) -> Iterator[Ints]:
+    """[step] bytes to leave free besides what tasks need: for what waits, unless that is so much that it had better go, and for loads."""
+    for share in RESERVES:
+        yield scene.waiting + int(share * scene.capacity)
+    if scene.waiting.max(initial=0) > MUCH * scene.capacity:
+        for share in RESERVES[::3]:
+            yield np.full(len(scene.needs), int(share * scene.capacity))
+
+
+def _most(scene: _Scene, leave: Ints, choose: Callable[[float], Chosen]) -> Chosen:
     """What `choose` answers for the largest part of all bytes, 0 to 1, that fits."""
     best, fits, fails = choose(0.0), 0.0, 1.0
-    if scene.fits(whole := choose(1.0), reserve):
+    if scene.fits(whole := choose(1.0), leave):
         return whole
     for _ in range(ROUNDS):
         part = (fits + fails) / 2
-        if scene.fits(chosen := choose(part), reserve):
+        if scene.fits(chosen := choose(part), leave):
             best, fits = chosen, part
         else:
             fails = part
@@ -171,9 +182,9 @@ def _evenly(scene: _Scene, part: float) -> Chosen:
     return chosen
 
 
-def _filled(scene: _Scene, chosen: Chosen, reserve: int) -> Chosen:
+def _filled(scene: _Scene, chosen: Chosen, leave: Ints) -> Chosen:
     """`chosen`, and of what was left out, the largest first, whatever fits beside it."""
-    chosen, room = chosen.copy(), scene.room(chosen, reserve)
+    chosen, room = chosen.copy(), scene.room(chosen, leave)
     left = [i for i in np.argsort(-scene.size, kind="stable").tolist() if not chosen[i]]
     for i in left[:TRIES]:
         stop = len(room) if scene.for_good else int(scene.last[i]) + 1
@@ -185,7 +196,7 @@ def _filled(scene: _Scene, chosen: Chosen, reserve: int) -> Chosen:
     return chosen
 
 
-def _waiting(graph: TaskGraph, tasks: Sequence[Task], alignment: int) -> NDArray[np.int64]:
+def _waiting(graph: TaskGraph, tasks: Sequence[Task], alignment: int) -> Ints:
     """[step] bytes that tasks before it made and tasks after it read, and it does not."""
     made: dict[TensorId, int] = {}
     change = np.zeros(len(tasks) + 1, np.int64)
@@ -203,5 +214,5 @@ def _waiting(graph: TaskGraph, tasks: Sequence[Task], alignment: int) -> NDArray
     for step, task in enumerate(tasks):
         mine = {task.result, *(() if task.gathers else task.reads())}
         touched[step] = sum(aligned(graph.tensors[t].nbytes, alignment) for t in mine if t in made)
-    waits: NDArray[np.int64] = np.cumsum(change)[:-1] - touched
+    waits: Ints = np.cumsum(change)[:-1] - touched
     return waits

@@ -50,7 +50,7 @@ def test_passes_give_the_direct_result_each(drawn: st.DataObject, graph: TaskGra
 
 def test_run_passes_from_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.ones((64, 256), np.float32))
-    words = [MLP, "--budget", "128KiB", "--weights", "random:1", "--machine", "cpu", "--input", f"x={tmp_path / 'x.npy'}"]
+    words = [MLP, "--budget", "1MiB", "--weights", "random:1", "--machine", "cpu", "--input", f"x={tmp_path / 'x.npy'}"]
     logits = [str(tmp_path / name) for name in ("once.safetensors", "thrice.safetensors")]
     assert main(["run", *words, "--json", "--logits", logits[0]]) == 0
     once = json.loads(capsys.readouterr().out)
@@ -59,6 +59,7 @@ def test_run_passes_from_the_command_line(capsys: pytest.CaptureFixture[str], tm
     thrice = json.loads(capsys.readouterr().out)
     assert Path(logits[0]).read_bytes() == Path(logits[1]).read_bytes()
     assert len(thrice["passes_wall_s"]) == thrice["passes"] == 3
+    assert thrice["resident_bytes"] > 0
     assert thrice["measured_h2d_bytes"] == thrice["h2d_bytes"] == once["h2d_bytes"] - thrice["resident_bytes"]
     assert thrice["passes_s"] == pytest.approx(thrice["prologue_s"] + 3 * thrice["makespan_s"])
     assert main(["run", *words, "--passes", "2"]) == 0
