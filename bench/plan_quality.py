@@ -1,4 +1,5 @@
-"""How near the bound are plans of LLaMA, over models, lengths, batches, machines and budgets? One cold pass in fp16.
+"""How near the bound are plans of LLaMA, over models, lengths, batches, machines and budgets? One cold pass in fp16, or with
+`--passes` a steady one of many: what stays on the device between passes is there at the start, and at the end again.
 
 Prints a line a cell and the spread of plan / bound, and writes one JSON file with the command, the commit and the machine that planned,
 and the same as a table in Markdown. Beside each cell: what a per-layer streaming system would take (`streaming_s`), or that it cannot run
@@ -11,7 +12,7 @@ import argparse
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from statistics import quantiles
+from statistics import geometric_mean, quantiles
 from typing import Any
 
 from bench import results
@@ -19,7 +20,7 @@ from bench.results import ROOT
 from bench.streaming import streaming
 from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.program import Program
-from einpage.exec.build import build_graph, make_plan, open_model
+from einpage.exec.build import build_graph, make_loop, make_plan, open_model
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.machine import load_machine
 from einpage.memplan.plan import PlanOptions
@@ -36,25 +37,28 @@ BUDGETS = {
     "a100": ("4GiB", "8GiB", "16GiB", "38GiB"),
     "h100": ("8GiB", "16GiB", "38GiB", "72GiB"),
 }
-COLUMNS = ("bound_ratio", "makespan_s", "bound_s", "bound_limit", "h2d_bytes", "d2h_bytes", "tasks", "plan_s")
+COLUMNS = ("bound_ratio", "makespan_s", "bound_s", "bound_limit", "h2d_bytes", "d2h_bytes", "resident_bytes", "tasks", "split", "plan_s")
 SEQUENCES = (512, 2048, 8192)
 BATCHES = (1, 8)
 
 
-def cells(models: list[str], effort: int) -> Iterator[dict[str, Any]]:
+def cells(models: list[str], effort: int, passes: int | None) -> Iterator[dict[str, Any]]:
     """One row a plan; `make_plan` raises where the judge rejects."""
     for model, machine, seq, batch in product(models, BUDGETS, SEQUENCES, BATCHES):
         program = open_model(ROOT / "specs/llama.yaml", {**MODELS[model], "seq": seq, "batch": batch}).program
         for budget in BUDGETS[machine]:
             yield {"model": model, "machine": machine, "seq": seq, "batch": batch, "budget": budget} | _cell(
-                program, machine, budget, effort
+                program, machine, budget, effort, passes
             )
 
 
-def _cell(program: Program, machine: str, budget: str, effort: int) -> dict[str, Any]:
-    nbytes = parse_bytes(budget)
+def _cell(program: Program, machine: str, budget: str, effort: int, passes: int | None) -> dict[str, Any]:
+    nbytes, profile = parse_bytes(budget), load_machine(machine)
     try:
-        planned = make_plan(build_graph(program, DType.FP16, nbytes), load_machine(machine), nbytes, PlanOptions(effort=effort))
+        if passes is None:
+            planned = make_plan(build_graph(program, DType.FP16, nbytes), profile, nbytes, PlanOptions(effort=effort))
+        else:
+            planned = make_loop(program, DType.FP16, nbytes, profile, passes, effort=effort)
     except DoesNotFit as refused:
         return {"does_not_fit": str(refused)}
     figures = planned.report
@@ -84,19 +88,29 @@ def main() -> None:
     words.add_argument("--out", type=Path, help="folder for plan_quality.json and .md")
     words.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     words.add_argument("--effort", type=int, choices=range(4), default=0)
+    words.add_argument("--passes", type=int, metavar="N", help="plan a pass that ends as it began, to run N times")
     asked = words.parse_args()
     rows = []
-    for row in cells(asked.models, asked.effort):
+    for row in cells(asked.models, asked.effort, asked.passes):
         rows.append(row)
         print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()), flush=True)
     ratios = sorted(row["bound_ratio"] for row in rows if "bound_ratio" in row)
     cut = quantiles(ratios, n=20, method="inclusive")
-    spread = {"cells": len(rows), "planned": len(ratios), "median": cut[9], "p95": cut[18], "worst": ratios[-1]}
+    spread = {
+        "cells": len(rows),
+        "planned": len(ratios),
+        "geomean": geometric_mean(ratios),
+        "median": cut[9],
+        "p95": cut[18],
+        "worst": ratios[-1],
+    }
     print("plan / bound: " + "  ".join(f"{k} {v:.4g}" for k, v in spread.items()))
     if asked.out is not None:
-        command = f"python -m bench.plan_quality --effort {asked.effort} --models {' '.join(asked.models)}"
-        results.write(asked.out, "plan_quality", command, rows, plan_over_bound=spread)
-        (asked.out / "plan_quality.md").write_text(markdown(rows, command, spread), encoding="utf-8")
+        which = f"--effort {asked.effort}" + ("" if asked.passes is None else f" --passes {asked.passes}")
+        command = f"python -m bench.plan_quality {which} --models {' '.join(asked.models)}"
+        name = "plan_quality" if asked.passes is None else "plan_quality_steady"
+        results.write(asked.out, name, command, rows, plan_over_bound=spread)
+        (asked.out / f"{name}.md").write_text(markdown(rows, command, spread), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.errors import UsageError
 from einpage.einsum_front.expr import Letter
-from einpage.exec.build import Model, Planned, build_graph, make_plan, open_model
+from einpage.exec.build import Model, Planned, build_graph, make_loop, make_plan, open_model
 from einpage.exec.inputs import TokenLists, encode_prompts
 from einpage.exec.tokenizer import load_tokenizer
+from einpage.exec.words import start_for
 from einpage.memplan.machine import Machine, load_machine
 from einpage.memplan.plan import PlanOptions
 from einpage.memplan.units import parse_bytes
@@ -62,12 +63,19 @@ def plan(
     outputs: Sequence[str] | None = None,
     split: Mapping[str, int] | None = None,
     effort: int = 0,
+    warm: bool = False,
+    passes: int | None = None,
 ) -> Planned:
-    """A judged plan and its report. Raises DoesNotFit (with the smallest budget that works) or UsageError. Imports no torch."""
+    """A judged plan and its report; with `passes`, of one pass that ends as it began.
+
+    Raises DoesNotFit (with the smallest budget that works) or UsageError. Imports no torch."""
     began = perf_counter()
     budget_bytes = parse_bytes(budget)
+    start = start_for(warm, passes, effort)
+    if passes is not None:
+        return make_loop(model.program, DType(dtype), budget_bytes, machine_named(machine), passes, outputs, letters(split), began, effort)
     built = build_graph(model.program, DType(dtype), budget_bytes, outputs, letters(split))
-    return make_plan(built, machine_named(machine), budget_bytes, PlanOptions(effort=effort), began)
+    return make_plan(built, machine_named(machine), budget_bytes, PlanOptions(effort=effort, start=start), began)
 
 
 def run(
@@ -82,6 +90,7 @@ def run(
     inputs: Mapping[str, NDArray[np.generic]] | None = None,
     perplexity: bool = False,
     effort: int = 0,
+    passes: int | None = None,
 ) -> RunResult:
     """Plan and run on the CPU device: `.outputs` by name, `.facts` as `run --json` prints them.
 
@@ -90,6 +99,7 @@ def run(
     from einpage.exec.measure import measured_cpu
     from einpage.exec.run import Dispatch, RunOptions, run_model
 
+    start_for(False, passes, effort)
     options = RunOptions(
         dtype=DType(dtype),
         budget_bytes=parse_bytes(budget),
@@ -98,6 +108,7 @@ def run(
         split=letters(split),
         dispatch=Dispatch(dispatch),
         effort=effort,
+        passes=passes,
     )
     profile = measured_cpu() if machine is None else machine_named(machine)
     return run_model(model, profile, options, inputs)

@@ -9,7 +9,7 @@ Sizes come from the spec, then from the checkpoint's own metadata, then from the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 
@@ -30,15 +30,17 @@ from einpage.einsum_front.tie import tie
 from einpage.exec.inputs import TokenLists, token_sizes
 from einpage.exec.tokenizer import Tokenizer
 from einpage.exec.weights import Resolved, check_assumptions, open_weights, present_names, resolve, spec_settings
-from einpage.memplan.bounds import Bounds, Effort, Reached, bounds
+from einpage.memplan.bounds import GOOD_ENOUGH, Bounds, Effort, Reached, bounds
 from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.fault import Fault
 from einpage.memplan.footprint import largest_footprint
 from einpage.memplan.machine import Machine
 from einpage.memplan.memgraph import MemGraph, Queue
 from einpage.memplan.plan import PlanOptions, plan
-from einpage.memplan.report import moved_bytes, report, tasks_in_order
+from einpage.memplan.report import moved_bytes, passes_figures, report, tasks_in_order
+from einpage.memplan.residents import Start
 from einpage.memplan.simulate import Timeline, simulate
+from einpage.memplan.steady import steady_bounds
 from einpage.memplan.validate import judge
 
 
@@ -74,6 +76,12 @@ class Planned:
     report: dict[str, object]
     sizes: Mapping[str, int] = field(default_factory=dict)
     """The spec's, by name, where they are known."""
+
+
+LOOP_SPLITS = (1, 4, 8, 16)
+"""A loop is planned with the splits that these parts of its budget would get."""
+MOST_TASKS = 4000
+"""Finer splits than the budget's own are not tried beyond this."""
 
 
 class RejectedPlan(AssertionError):
@@ -185,6 +193,47 @@ def make_plan(
     return plan_graph(built.graph, machine, budget_bytes, options, since, effort)
 
 
+def make_loop(
+    program: Program, dtype: DType, budget_bytes: int, machine: Machine, passes: int, outputs: Sequence[str] | None = None,
+    pieces: Mapping[Letter, int] | None = None, since: float | None = None, effort: int = 0,
+) -> Planned:  # fmt: skip
+    """Plan a pass that ends as it began, to run `passes` times; with the best of a few splits, for what streams wants small pieces.
+
+    Raises as build_graph and make_plan.
+    """
+    began = perf_counter() if since is None else since
+    best: Planned | None = None
+    options = PlanOptions(start=Start.LOOP)
+    for share in LOOP_SPLITS:
+        try:
+            built = build_graph(program, dtype, budget_bytes // share, outputs, pieces)
+        except DoesNotFit:
+            if best is None:
+                raise
+            break
+        if best is not None:
+            if built.graph.split == best.graph.split:
+                continue
+            if len(built.graph.tasks) > MOST_TASKS:
+                break
+        found = make_plan(built, machine, budget_bytes, options, began)
+        if best is not None and found.timeline.makespan_s >= best.timeline.makespan_s:
+            break
+        best = found
+        if best.timeline.makespan_s <= GOOD_ENOUGH * best.bounds.bound_s:
+            break
+    assert best is not None, "the first split fits or raises"
+    if effort and best.timeline.makespan_s > GOOD_ENOUGH * best.bounds.bound_s:
+        best = plan_graph(best.graph, machine, budget_bytes, replace(options, effort=effort), began)
+    return with_passes(best, passes, perf_counter() - began)
+
+
+def with_passes(planned: Planned, passes: int, plan_s: float) -> Planned:
+    """A loop, and what so many passes take."""
+    figures = passes_figures(planned.memgraph, planned.machine, planned.timeline, passes)
+    return replace(planned, report={**planned.report, **figures, "plan_s": plan_s})
+
+
 def plan_graph(
     graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions | None = None, since: float | None = None,
     effort: Effort = Effort.FAST,
@@ -203,6 +252,9 @@ def plan_graph(
     plan_s = perf_counter() - began
     timeline = simulate(memgraph, machine)
     reached = Reached(timeline.makespan_s, moved_bytes(memgraph, Queue.H2D) + moved_bytes(memgraph, Queue.D2H))
-    limits = bounds(graph, machine, budget_bytes, tasks_in_order(memgraph), effort, reached)
+    if memgraph.loops:
+        limits = steady_bounds(graph, machine, budget_bytes)
+    else:
+        limits = bounds(graph, machine, budget_bytes, tasks_in_order(memgraph), effort, reached, memgraph.resident)
     facts = report(memgraph, machine, timeline, limits, plan_s=plan_s, verified=True, spec=graph.name)
     return Planned(graph, memgraph, machine, timeline, limits, facts)

@@ -29,7 +29,7 @@ from einpage.exec.measure import cores, measured_cpu
 from einpage.exec.run import Dispatch, RunOptions, RunResult, device_for, kernels_for, run_model
 from einpage.exec.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 from einpage.exec.trace import write_trace
-from einpage.exec.words import names_of, pieces_of, settings_of, write_timeline
+from einpage.exec.words import names_of, pieces_of, settings_of, start_of, write_timeline
 from einpage.memplan.machine import Machine, checked_threads, load_machine
 from einpage.memplan.units import format_bytes, format_seconds, parse_bytes, parse_rate
 
@@ -41,6 +41,7 @@ def run_from_arguments(a: argparse.Namespace) -> int:
     if not a.weights:
         raise UsageError("run needs --weights: a checkpoint's path, or random:SEED")
     why = device_for(a.device)
+    start_of(a)
     options = RunOptions(
         dtype=DType(a.dtype),
         budget_bytes=budget,
@@ -50,6 +51,7 @@ def run_from_arguments(a: argparse.Namespace) -> int:
         dispatch=Dispatch(a.dispatch),
         kernels=kernels_for(a.kernels),
         effort=a.effort,
+        passes=a.passes,
     )
     tokens, tokenizer = tokens_of(a)
     named = inputs_of(a.input)
@@ -182,6 +184,7 @@ def rendered(result: RunResult, timeline: str | None) -> str:
         f"plan        {f['tasks']} tasks, {f['nodes']} nodes, split {split}; judged right; made in {planning}",
         f"memory      arena {arena}, kernels' scratch {scratch}, host {host}, peak resident {peak}",
         f"moved       {moved_in} to the device, {moved_out} back: the plan's bytes exactly",
+        *([f"passes      {f['passes']}; bytes and times are those of one"] if "passes" in f else []),
         f"time        predicted {predicted}, measured {measured} (× {f['measured_ratio']:.2f}), {f['dispatch']} dispatch",
         f"plan÷bound  {f['bound_ratio']:.3f}  (bound {bound}, {f['bound_limit']})",
     ]

@@ -23,18 +23,19 @@ from einpage.einsum_front.show import render as render_show
 from einpage.einsum_front.show import summary
 from einpage.einsum_front.split import split
 from einpage.exec.advice import advice
-from einpage.exec.build import Planned, build_graph, make_plan, open_model
+from einpage.exec.build import Planned, build_graph, make_loop, make_plan, open_model
 from einpage.exec.files import refuse_unwritable
 from einpage.exec.graph_command import planned_trace
 from einpage.exec.interrupt import ends_at_once
 from einpage.exec.packing import pack_from_arguments
-from einpage.exec.words import names_of, pieces_of, settings_of, write_timeline
+from einpage.exec.words import names_of, pieces_of, settings_of, start_of, write_timeline
 from einpage.memplan.bounds import Effort
 from einpage.memplan.footprint import largest_footprint
 from einpage.memplan.machine import Machine, load_machine, machine_names, machine_text
 from einpage.memplan.plan import PlanOptions
 from einpage.memplan.planfile import load_plan, save_plan
 from einpage.memplan.report import render as render_report
+from einpage.memplan.residents import Start
 from einpage.memplan.units import format_bytes, parse_bytes
 from einpage.memplan.validate import judge
 
@@ -73,6 +74,7 @@ def parser() -> argparse.ArgumentParser:
     _plan_arguments(plan, budget_required=False)
     plan.add_argument("--graph", metavar="FILE.json[.gz]", help="plan an access trace instead of a spec; its tasks bring their times")
     plan.add_argument("--machine", metavar="NAME|FILE", help=f"a profile: {', '.join(machine_names())} (default: cpu, for a spec)")
+    plan.add_argument("--warm", action="store_true", help="start with weights on the device, as far as they fit")
     plan.add_argument("--out", metavar="FILE", help="save the plan as JSON")
     plan.add_argument(
         "--sweep", metavar="NAME=LOW:HIGH[:N]", help="a plan for each budget (budget=4GiB:40GiB) or size (seq=512:8192): time against it"
@@ -95,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--threads", type=int, metavar="N", help="threads a kernel may use")
     run.add_argument("--logits", metavar="FILE", help="save the outputs as safetensors")
     run.add_argument("--trace", metavar="FILE", help="save a Chrome/Perfetto trace")
-    run.set_defaults(command_function=run_command)
+    run.set_defaults(command_function=run_command, warm=False)
 
     verify = commands.add_parser("verify", help="judge a saved plan again")
     verify.add_argument("plan", metavar="PLAN.json")
@@ -136,6 +138,7 @@ def _plan_arguments(p: argparse.ArgumentParser, budget_required: bool = True) ->
     p.add_argument("--device-bytes", metavar="SIZE", help="override the profile's device memory")
     efforts = "0: plan at once (default); 1 to 3: look longer for a faster plan; never a slower one"
     p.add_argument("--effort", type=int, choices=range(4), default=0, help=efforts)
+    p.add_argument("--passes", type=int, metavar="N", help="run N times in a row: plan a pass that leaves the weights that fit in place")
     p.add_argument("--timeline", metavar="FILE", help="write the picture of every byte as one HTML page (or .svg)")
 
 
@@ -206,8 +209,11 @@ def planned_spec(a: argparse.Namespace, budget: int, began: float) -> Planned:
         raise UsageError("nothing to plan: give a SPEC, as specs/llama.yaml, or --graph FILE.json, an access trace")
     machine = load_machine(a.machine or "cpu", h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes)
     model = open_model(a.spec, settings_of(a.set), a.weights)
-    built = build_graph(model.program, DType(a.dtype or DTYPE), budget, names_of(a.outputs), pieces_of(a.split))
-    planned = make_plan(built, machine, budget, PlanOptions(effort=a.effort), began, Effort(a.bounds))
+    dtype, outputs, pieces = DType(a.dtype or DTYPE), names_of(a.outputs), pieces_of(a.split)
+    if start_of(a) is Start.LOOP:
+        return make_loop(model.program, dtype, budget, machine, a.passes, outputs, pieces, began, a.effort)
+    built = build_graph(model.program, dtype, budget, outputs, pieces)
+    planned = make_plan(built, machine, budget, PlanOptions(effort=a.effort, start=start_of(a)), began, Effort(a.bounds))
     return replace(planned, sizes=model.program.sizes)
 
 

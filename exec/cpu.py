@@ -51,6 +51,15 @@ class CpuDevice:
         self.h2d_bytes = 0
         self.d2h_bytes = 0
 
+    def bring(self) -> None:
+        masters = {r.tensor: r for r in self._at_start() if r.place.kind is PlaceKind.HOST}
+        for r in self._at_start():
+            if r.place.kind is PlaceKind.DEVICE:
+                np.copyto(self._bytes(r), self._bytes(masters[r.tensor]))
+
+    def _at_start(self) -> list[Residency]:
+        return [self._memgraph.residencies[r] for r in self._memgraph.start]
+
     def compute(self, node: NodeId) -> None:
         self._calls[node]()
         if self._poison and node in self._workspaces:

@@ -38,6 +38,9 @@ class Device(Protocol):
     def begin(self) -> None:
         """Called before each run: forget what was counted."""
 
+    def bring(self) -> None:
+        """Before the first of several passes: put what is on the device at the start where it lies. Not counted."""
+
     def compute(self, node: NodeId) -> None:
         """Run a Compute."""
 

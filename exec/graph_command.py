@@ -7,9 +7,11 @@ bytes may lie anywhere, so they are planned without alignment; without `--machin
 from __future__ import annotations
 
 import argparse
+from time import perf_counter
 
 from einpage.einsum_front.errors import UsageError
-from einpage.exec.build import Planned, plan_graph
+from einpage.exec.build import Planned, plan_graph, with_passes
+from einpage.exec.words import start_of
 from einpage.memplan.bounds import Effort
 from einpage.memplan.machine import Machine, links_only, load_machine
 from einpage.memplan.plan import PlanOptions
@@ -28,7 +30,9 @@ def planned_trace(a: argparse.Namespace, budget: int, began: float) -> Planned:
     if given:
         raise UsageError(f"{', '.join(given)}: of a spec, and --graph {a.graph} is a trace, which has its sizes and times; leave out")
     machine = _machine(a, budget)
-    return plan_graph(read_trace(a.graph), machine, budget, PlanOptions(alignment=1, effort=a.effort), began, Effort(a.bounds))
+    options = PlanOptions(alignment=1, effort=a.effort, start=start_of(a))
+    planned = plan_graph(read_trace(a.graph), machine, budget, options, began, Effort(a.bounds))
+    return with_passes(planned, a.passes, perf_counter() - began) if a.passes is not None else planned
 
 
 def _machine(a: argparse.Namespace, budget: int) -> Machine:

@@ -24,6 +24,9 @@ class NullDevice:
         self.d2h_bytes = 0
         self.calls: list[NodeId] = []
 
+    def bring(self) -> None:
+        pass
+
     def compute(self, node: NodeId) -> None:
         self.calls.append(node)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -22,10 +22,11 @@ from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.errors import UsageError
 from einpage.einsum_front.expr import Letter
 from einpage.einsum_front.program import Program
-from einpage.einsum_front.taskgraph import Kind, TensorId
+from einpage.einsum_front.taskgraph import Kind, TaskGraph, TensorId
 from einpage.exec.answers import last_logits, mean_nll, top_tokens
-from einpage.exec.build import Built, Model, Planned, build_graph, make_plan
+from einpage.exec.build import Model, Planned, build_graph, make_loop, make_plan
 from einpage.exec.cpu import CpuDevice
+from einpage.exec.device import Device
 from einpage.exec.dynamic import run_dynamic
 from einpage.exec.engine import Measured
 from einpage.exec.fill import fill
@@ -39,6 +40,7 @@ from einpage.exec.tokenizer import Tokenizer
 from einpage.exec.watch import SILENT, Hooks
 from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.machine import Machine
+from einpage.memplan.memgraph import MemGraph
 from einpage.memplan.plan import PlanOptions
 from einpage.memplan.units import format_bytes, format_seconds
 
@@ -73,6 +75,8 @@ class RunOptions:
     """torch | triton (the latter only under Triton's interpreter here)."""
     effort: int = 0
     """Of planning: PlanOptions.effort."""
+    passes: int | None = None
+    """Run so many times, with a plan that ends as it began; None: once, from an empty device."""
     poison: bool = False
     """Overwrite memory whose contents have ended, to show any read of it."""
 
@@ -107,19 +111,20 @@ def run_model(
     arrays = bind_inputs(program, model.tokens, named or {})
     wanted = wanted_outputs(program, options, model.tokens)
     refuse_above_device(machine, options.budget_bytes)
-    built = build_graph(program, options.dtype, options.budget_bytes, wanted, options.split)
-    planned = make_plan(built, machine, options.budget_bytes, PlanOptions(effort=options.effort), began)
+    planned = plan_for(program, machine, options, wanted, began)
     memgraph = planned.memgraph
     refuse_above_host(memgraph.host_bytes, options.budget_bytes)
     if planned_hook is not None:
         planned_hook(planned)
     host = HostArena(memgraph.host_bytes)
     slots = masters(memgraph, host)
-    fill(built.graph, model.resolved, slots, loading)
-    fill_inputs(built, arrays, slots)
+    fill(planned.graph, model.resolved, slots, loading)
+    fill_inputs(planned.graph, arrays, slots)
     del slots
     device = CpuDevice(memgraph, host, backend=options.kernels, threads=machine.threads, poison=options.poison)
-    measured = RUNNER_BY_DISPATCH[options.dispatch](memgraph, device, hooks)
+    passes = [*run_passes(memgraph, device, options, hooks)]
+    measured = passes[-1]
+    wall_s = sum(m.wall_s for m in passes) / len(passes)
     on_device = {"device": device.name, "arena_bytes": device.arena_bytes, "outside_arena_bytes": device.outside_arena_bytes}
     del device  # its arena and the weights go before outputs, which may be as large, are put together
     host.drop(before_outputs(memgraph))
@@ -130,8 +135,9 @@ def run_model(
         "dispatch": options.dispatch.value,
         "kernels": options.kernels,
         "threads": torch.get_num_threads(),
-        "wall_s": measured.wall_s,
-        "measured_ratio": measured.wall_s / planned.timeline.makespan_s,
+        "wall_s": wall_s,
+        **({"passes_wall_s": [m.wall_s for m in passes]} if options.passes else {}),
+        "measured_ratio": wall_s / planned.timeline.makespan_s,
         "measured_h2d_bytes": measured.measured_h2d_bytes,
         "measured_d2h_bytes": measured.measured_d2h_bytes,
         "measured_compute_s": measured.compute_s,
@@ -140,8 +146,24 @@ def run_model(
         "peak_rss_bytes": peak_resident_bytes(),
         **answers(found, model.tokens, model.tokenizer, options.perplexity),
     }
-    warnings = tuple(bound_warnings(machine, measured.wall_s, planned.bounds.bound_s))
+    warnings = tuple(bound_warnings(machine, wall_s, planned.bounds.bound_s))
     return RunResult(planned, measured, found, {**facts, "warnings": list(warnings)}, warnings)
+
+
+def plan_for(program: Program, machine: Machine, options: RunOptions, outputs: Sequence[str], began: float) -> Planned:
+    """The plan of one cold pass, or of a pass that ends as it began."""
+    dtype, budget = options.dtype, options.budget_bytes
+    if options.passes is not None:
+        return make_loop(program, dtype, budget, machine, options.passes, outputs, options.split, began, options.effort)
+    built = build_graph(program, dtype, budget, outputs, options.split)
+    return make_plan(built, machine, budget, PlanOptions(effort=options.effort), began)
+
+
+def run_passes(memgraph: MemGraph, device: Device, options: RunOptions, hooks: Hooks) -> Iterator[Measured]:
+    """What stays is brought in; then every pass, the next one when all of the one before is done."""
+    device.bring()
+    for _ in range(options.passes or 1):
+        yield RUNNER_BY_DISPATCH[options.dispatch](memgraph, device, hooks)
 
 
 def bound_warnings(machine: Machine, wall_s: float, bound_s: float) -> Iterator[str]:
@@ -211,9 +233,9 @@ def available_bytes() -> int | None:
     return int(found[0][1]) * 1024 if found else None
 
 
-def fill_inputs(built: Built, arrays: Mapping[str, NDArray[np.generic]], slots: Mapping[TensorId, torch.Tensor]) -> None:
+def fill_inputs(graph: TaskGraph, arrays: Mapping[str, NDArray[np.generic]], slots: Mapping[TensorId, torch.Tensor]) -> None:
     """Copy every input tile into its host slot, in the tile's own element type."""
-    for tensor in built.graph.tensors:
+    for tensor in graph.tensors:
         if tensor.kind is Kind.INPUT:
             box = tuple(slice(a, b) for a, b in zip(tensor.box.start, tensor.box.stop, strict=True))
             slots[tensor.id].copy_(torch.from_numpy(np.asarray(arrays[tensor.value][box], order="C")))

@@ -1,7 +1,8 @@
-"""Words of the command line that several commands share: `--set`, `--outputs`, `--split`, `--timeline`."""
+"""Words of the command line that several commands share: `--set`, `--outputs`, `--split`, `--warm`, `--passes`, `--timeline`."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from einpage.exec.files import write_atomically
 from einpage.exec.timeline import NodeTimes
 from einpage.exec.timeline_html import render_html
 from einpage.exec.timeline_svg import render_svg
+from einpage.memplan.residents import Start
 
 
 def settings_of(words: Sequence[str]) -> dict[str, str]:
@@ -48,6 +50,23 @@ def pieces_of(words: str | None) -> dict[Letter, int]:
             raise UsageError(f"--split {words}: {letter.strip()} is given twice")
         out[Letter(letter.strip())] = int(n)
     return out
+
+
+def start_of(a: argparse.Namespace) -> Start:
+    """What `--warm` and `--passes` ask to be on the device before the first task. Raises UsageError for what they exclude."""
+    return start_for(a.warm, a.passes, a.effort)
+
+
+def start_for(warm: bool, passes: int | None, effort: int) -> Start:
+    """As start_of."""
+    if warm and passes is not None:
+        raise UsageError("--warm and --passes exclude each other: a pass begins with what the one before left on the device")
+    if passes is not None and passes < 1:
+        raise UsageError(f"--passes {passes} is not at least 1")
+    start = Start.LOOP if passes is not None else Start.WARM if warm else Start.COLD
+    if effort and warm:
+        raise UsageError(f"--warm is planned at --effort 0 only; leave --effort {effort} out")
+    return start
 
 
 def write_timeline(path: Path, planned: Planned, measured: NodeTimes | None) -> None:

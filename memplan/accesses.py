@@ -12,13 +12,13 @@ operand's bytes: what is proved from an Accesses holds for every plan.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from einpage.einsum_front.taskgraph import HOST_AT_START, Kind, Nbytes, TaskGraph, TaskId
+from einpage.einsum_front.taskgraph import HOST_AT_START, Kind, Nbytes, TaskGraph, TaskId, TensorId
 from einpage.memplan.machine import Machine, task_seconds
 
 NEVER = -1
@@ -82,8 +82,13 @@ class Accesses:
         return total
 
 
-def accesses(graph: TaskGraph, machine: Machine, order: Sequence[TaskId] | None = None) -> Accesses:
-    """The accesses of `graph` with its tasks in `order` (gathers may stand in it); in graph order without one."""
+def accesses(
+    graph: TaskGraph, machine: Machine, order: Sequence[TaskId] | None = None, resident: Collection[TensorId] = frozenset()
+) -> Accesses:
+    """The accesses of `graph` with its tasks in `order` (gathers may stand in it); in graph order without one.
+
+    Tensors `resident` at the start need no first load; that they take room until their first use is left out, which proves less.
+    """
     tasks = graph.tasks if order is None else [graph.tasks[t] for t in order]
     on_device = [t for t in tasks if not t.gathers]
     nbytes = [int(t.nbytes) for t in graph.tensors]
@@ -96,16 +101,18 @@ def accesses(graph: TaskGraph, machine: Machine, order: Sequence[TaskId] | None 
         clean=[t.kind in HOST_AT_START for t in graph.tensors],
         sink=[t.kind is Kind.OUTPUT for t in graph.tensors],
         gathered=[t.result for t in tasks if t.gathers],
+        resident=resident,
     )
 
 
 def from_lists(
     *, reads: Sequence[Sequence[int]], writes: Sequence[Sequence[int]], seconds: Sequence[float], besides: Sequence[int],
-    nbytes: Sequence[int], clean: Sequence[bool], sink: Sequence[bool], gathered: Sequence[int] = (),
+    nbytes: Sequence[int], clean: Sequence[bool], sink: Sequence[bool], gathered: Sequence[int] = (), resident: Collection[int] = (),
 ) -> Accesses:  # fmt: skip
     """The accesses of slots that read and write distinct tensors, each tensor written once at most and before it is read.
 
-    `besides` [slot] is what the footprint counts besides those tensors; `gathered` are results that no slot writes.
+    `besides` [slot] is what the footprint counts besides those tensors; `gathered` are results that no slot writes,
+    `resident` tensors that are there before the first slot.
     """
     tensors = len(nbytes)
     made_at, last_at = [NEVER] * tensors, [NEVER] * tensors
@@ -117,7 +124,8 @@ def from_lists(
         for t in read:
             before = last_at[t]
             if before == NEVER:
-                loads.append((t, slot))
+                if t not in resident:
+                    loads.append((t, slot))
             elif before + 1 < slot:
                 intervals.append((before, t, slot, not has_interval[t]))
                 has_interval[t] = 1

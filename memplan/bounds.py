@@ -10,7 +10,7 @@ can be afforded, two linear programmes say more, as if tensors could be cut anyw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import ceil
@@ -59,6 +59,7 @@ class Method(Enum):
     CRITICAL_PATH = "critical path"
     INTERVAL_LP = "interval LP"
     COMPULSORY = "compulsory"
+    STEADY = "steady state"
 
 
 class Limit(Enum):
@@ -112,19 +113,19 @@ class Reached:
 
 def bounds(
     graph: TaskGraph, machine: Machine, budget_bytes: int | None = None, order: Sequence[TaskId] | None = None,
-    effort: Effort = Effort.FAST, reached: Reached | None = None,
+    effort: Effort = Effort.FAST, reached: Reached | None = None, resident: Collection[TensorId] = frozenset(),
 ) -> Bounds:  # fmt: skip
-    """Lower bounds on the makespan of any right plan of `graph` that starts with an empty device, on `machine`.
+    """Lower bounds on the makespan of any right plan of `graph` that starts with the `resident` tensors, and nothing else, on the device.
 
     With a budget and an order (device tasks and gathers, as the plan runs them), bound_order_s includes the window bound for that order
     and, as far as `effort` allows and scipy is installed, the slot LP, and bytes_bound_order the interval LP.
     """
     compute_s = sum((op_seconds(machine, graph, op) for op in graph.ops), 0.0)
-    bytes_in, bytes_out = compulsory_h2d(graph), compulsory_d2h(graph)
+    bytes_in, bytes_out = compulsory_h2d(graph, resident), compulsory_d2h(graph)
     h2d_s, d2h_s = bytes_in / machine.h2d_bytes_per_s, bytes_out / machine.d2h_bytes_per_s
     for_all = {Limit.COMPUTE: compute_s, Limit.H2D: h2d_s, Limit.D2H: d2h_s}
     limit = max(for_all, key=lambda word: for_all[word])
-    clock = _Clock(graph, machine)
+    clock = _Clock(graph, machine, resident)
     here = {
         Limit.COMPUTE: max(compute_s, clock.compute_bound()),
         Limit.H2D: max(h2d_s, clock.h2d_bound()),
@@ -132,14 +133,14 @@ def bounds(
         Limit.CRITICAL_PATH: clock.critical_path(),
     }
     if budget_bytes is not None and order is not None:
-        here[Limit.MEMORY] = window_bound(graph, machine, budget_bytes, order)
+        here[Limit.MEMORY] = window_bound(graph, machine, budget_bytes, order, resident)
     longest = max(here.values())
     alike = [word for word in here if here[word] >= longest * (1 - 1e-9)]
     limit_order = max(alike, key=lambda word: clock.busy(word))
     method = _METHOD_BY_LIMIT.get(limit_order, Method.BUSIEST_ENGINE)
-    nbytes, bytes_method = Nbytes(sum(graph.tensors[t].nbytes for t in clock.load_s) + bytes_out), Method.COMPULSORY
+    nbytes, bytes_method = Nbytes(sum(graph.tensors[t].nbytes for t in clock.comes) + bytes_out), Method.COMPULSORY
     if budget_bytes is not None and order is not None and effort is not Effort.FAST and has_solver():
-        view = accesses(graph, machine, order)
+        view = accesses(graph, machine, order, resident)
         seconds, by = _time_lp(view, machine, budget_bytes, longest, effort, reached)
         if seconds > longest:
             if seconds > GOOD_ENOUGH * longest:
@@ -189,8 +190,8 @@ def _interval_lp(view: Accesses, budget_bytes: int, bound: int, effort: Effort, 
         return 0
 
 
-def compulsory_h2d(graph: TaskGraph) -> Nbytes:
-    """Bytes that must cross the H2D link at least once, whatever the order and the split."""
+def compulsory_h2d(graph: TaskGraph, resident: Collection[TensorId] = frozenset()) -> Nbytes:
+    """Bytes that must cross the H2D link at least once, whatever the order and the split, where the device has `resident` at the start."""
     used: dict[TensorId, None] = {}
     rows_by_op: dict[OpId, int] = {}
     tables_by_op: dict[OpId, dict[TensorId, None]] = {}
@@ -201,7 +202,9 @@ def compulsory_h2d(graph: TaskGraph) -> Nbytes:
         else:
             used.update((t, None) for t in task.reads() if graph.tensors[t].kind in HOST_AT_START)
     gathered = sum(min(rows, _distinct_bytes([graph.tensors[t] for t in tables_by_op[op]])) for op, rows in rows_by_op.items())
-    return Nbytes(_distinct_bytes([graph.tensors[t] for t in used]) + gathered)
+    used.update(dict.fromkeys(resident))
+    absent = _distinct_bytes([graph.tensors[t] for t in used]) - _distinct_bytes([graph.tensors[t] for t in resident])
+    return Nbytes(absent + gathered)
 
 
 def compulsory_d2h(graph: TaskGraph) -> Nbytes:
@@ -234,14 +237,16 @@ def _union(boxes: Sequence[Box]) -> int:
 class _Clock:
     """Times for the tasks at hand: of each task and load, and of the longest chains before and after them."""
 
-    def __init__(self, graph: TaskGraph, machine: Machine) -> None:
+    def __init__(self, graph: TaskGraph, machine: Machine, resident: Collection[TensorId]) -> None:
         self.graph, self.machine = graph, machine
         self.seconds = [task_seconds(machine, graph, t) for t in graph.tasks]
         self.device_tasks = [t for t in graph.tasks if not t.gathers]
         self.gathers = [t for t in graph.tasks if t.gathers]
         self.loads = dict.fromkeys(t for task in self.device_tasks for t in task.reads() if graph.tensors[t].kind in HOST_AT_START)
-        self.load_s = {t: machine.h2d_seconds(graph.tensors[t].nbytes) for t in self.loads}
+        self.load_s = {t: 0.0 if t in resident else machine.h2d_seconds(graph.tensors[t].nbytes) for t in self.loads}
         self.load_s.update((t.result, self.seconds[t.id]) for t in self.gathers)
+        self.comes = [t for t in self.load_s if t not in resident]
+        """What crosses the link to the device."""
         self.store_s = [machine.d2h_seconds(t.nbytes) if t.kind is Kind.OUTPUT else 0.0 for t in graph.tensors]
         self.down_s = self._down()
 
@@ -282,7 +287,7 @@ class _Clock:
 
     def h2d_bound(self) -> float:
         """All first loads, before whatever must follow the last of them."""
-        return self.busy(Limit.H2D) + min((self.down_s[t] for t in self.load_s), default=0.0)
+        return self.busy(Limit.H2D) + min((self.down_s[t] for t in self.comes), default=0.0)
 
     def d2h_bound(self) -> float:
         """All stores of outputs, after whatever must come before the first of them."""
@@ -295,23 +300,27 @@ class _Clock:
         return self.busy(Limit.D2H) + min((ready[t] for t in outputs), default=0.0)
 
 
-def window_bound(graph: TaskGraph, machine: Machine, budget_bytes: int, order: Sequence[TaskId]) -> float:
+def window_bound(
+    graph: TaskGraph, machine: Machine, budget_bytes: int, order: Sequence[TaskId], resident: Collection[TensorId] = frozenset()
+) -> float:
     """The time of this order of tasks under this budget: the best way to cut it into windows, each at least as long as
-    its tasks, and as the loads of what it touches beyond what the device can hold when it begins (nothing, for the first).
+    its tasks, and as the loads of what it touches beyond what the device can hold when it begins (for the first, what is `resident`).
 
     A load is of a tensor touched in the window and not computed in it. O(WINDOWS * operands).
     """
     tasks = [graph.tasks[t] for t in order if not graph.tasks[t].gathers]
     if not tasks:
         return 0.0
-    at, nbytes, previous = _touches(graph, [t.reads() for t in tasks], [t.result for t in tasks])
+    reads = [t.reads() for t in tasks]
+    at, nbytes, previous = _touches(graph, reads, [t.result for t in tasks])
+    there = np.array([t in resident for operands in reads for t in operands], bool)
     seconds = [task_seconds(machine, graph, t) for t in tasks]
     elapsed = np.concatenate(([0.0], np.cumsum(seconds)))
     cuts = np.unique(np.linspace(0, len(tasks), min(WINDOWS, len(tasks)) + 1).astype(np.int64))
     best = np.zeros(len(cuts))
     for i, begin in enumerate(cuts[:-1].tolist()):
         first = int(np.searchsorted(at, begin))
-        fresh = np.where(previous[first:] < begin, nbytes[first:], 0)
+        fresh = np.where(previous[first:] < begin, nbytes[first:], 0) if i else np.where((previous < 0) & ~there, nbytes, 0)
         touched = np.concatenate(([0], np.cumsum(fresh)))[np.searchsorted(at[first:], cuts[i + 1 :])]
         loads = np.maximum(touched - (budget_bytes if i else 0), 0) / machine.h2d_bytes_per_s
         window = np.maximum(loads, elapsed[cuts[i + 1 :]] - elapsed[begin])

@@ -47,6 +47,7 @@ class Reason(Enum):
     RACE = "bytes are used again without an order between the two uses"
     CLEAN_OFFLOAD = "a tensor is offloaded while the host has it"
     OUTPUT_MISSING = "an output is not on the host at the end"
+    LOOP_OPEN = "a loop does not leave on the device what it began with"
     EDGE_KIND = "an edge says data where no data passes, or memory where some does"
 
 

@@ -46,15 +46,15 @@ class Allocator:
     def sim_malloc_force_reload(self, it: Reservation) -> None:
         """The horizons have met and the task's own operands are in the way: clear one window for all it touches and fill it in order.
 
-        The whole arena is such a window, and the footprint fits it, so this always works.
+        The arena below the residents is such a window, and the footprint fits it, so this always works.
         """
         memory = self.memory
         memory.withdraw(it)
-        if memory.footprint(it) > memory.device.capacity:
+        if memory.footprint(it) > memory.room:
             self._take_early(it)
         row = cheapest_row(memory.device, memory.footprint(it), lambda owner: self._price(owner, it))
         window = self._clear(it, row)
-        assert window is not None, f"task {it.task.name} has a footprint above the arena's {memory.device.capacity} bytes"
+        assert window is not None, f"task {it.task.name} has a footprint above the arena's {memory.room} bytes"
         start = memory.device.hole_at(window)
         for want in memory.wants(it):
             memory.promise(it, want, start)
@@ -101,7 +101,7 @@ class Allocator:
 
     def _price(self, owner: int, it: Reservation) -> int:
         memory, t = self.memory, TensorId(owner)
-        if t == WORKSPACE:
+        if t == WORKSPACE or t in memory.held:
             return PINNED
         distance = max(memory.reuse.next_use(t) - it.step, 1)
         return self.price(memory.size[t], distance, memory.host.copy[t] == NO_RESIDENCY)

@@ -155,9 +155,17 @@ class MemGraph:
     start: tuple[ResidencyId, ...]
     """What is there before the first node: host masters and inputs (and, for a warm plan, device residencies)."""
     end: tuple[ResidencyId, ...]
-    """What is there after the last node: the outputs on the host, besides the masters."""
+    """What is there after the last node: the outputs on the host, besides the masters; after a loop, what it began with on the device."""
     alignment: int = ALIGNMENT
     """Every offset is a multiple of this, and every extent's length is rounded up to it when footprints are counted."""
+    loops: bool = False
+    """Whether it ends as it began: the same tensors at the same places of the device, so that it can run again where it has run."""
+
+    @property
+    def resident(self) -> frozenset[TensorId]:
+        """What is on the device before the first node."""
+        there = (self.residencies[r] for r in self.start)
+        return frozenset(r.tensor for r in there if r.place.kind is PlaceKind.DEVICE)
 
     def queue(self, node: NodeId) -> Queue:
         """The engine that runs `node`."""

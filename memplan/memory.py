@@ -1,7 +1,8 @@
 """What is where during the simulated execution, and what a task between the horizons has been promised.
 
 In: promises, evictions and executions, in the order of the simulation. Out: nodes in the Recorder. Invariants: what a task between the
-horizons touches is pinned and stays; a tensor is at one place on the device or at none; a clean tensor leaves without a copy.
+horizons touches is pinned and stays, and so do residents; a tensor is at one place on the device or at none; a clean tensor leaves
+without a copy.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from einpage.memplan.host import Host
 from einpage.memplan.machine import Machine
 from einpage.memplan.memgraph import ALIGNMENT, DEVICE, NodeId, ResidencyId, aligned
 from einpage.memplan.record import NO_RESIDENCY, Recorder
+from einpage.memplan.residents import NOBODY, Residents
 from einpage.memplan.reuse import Reuse, Step
 
 NOWHERE = -1
@@ -47,8 +49,9 @@ class Memory:
     """Device and host. Flat lists by tensor; sizes are aligned bytes."""
 
     def __init__(
-        self, graph: TaskGraph, machine: Machine, budget_bytes: int, reuse: Reuse, recorder: Recorder, alignment: int = ALIGNMENT
-    ) -> None:
+        self, graph: TaskGraph, machine: Machine, budget_bytes: int, reuse: Reuse, recorder: Recorder, alignment: int = ALIGNMENT,
+        residents: Residents = NOBODY,
+    ) -> None:  # fmt: skip
         n = len(graph.tensors)
         self.graph, self.reuse, self.recorder = graph, reuse, recorder
         self.alignment = alignment
@@ -66,6 +69,23 @@ class Memory:
         """On the device and not pinned."""
         self._loose: list[int] = []
         """Tensors on the device that are not pinned, sorted by next use: next use * tensors + tensor."""
+        self.held: set[TensorId] = set()
+        """Residents that are still there: each has a pin of its own."""
+        self.room = self.device.capacity
+        """Bytes below the lowest resident that is still there."""
+        for t in residents.tensors:
+            self._settle(t)
+        self.start = (*self.host.start, *(self.on_device[t] for t in residents.tensors))
+        """What is there before the first node."""
+
+    def _settle(self, t: TensorId) -> None:
+        """`t` lies at the top of the room from the start on."""
+        self.room -= self.size[t]
+        self.at[t] = self.room
+        self.device.take_at(self.room, self.size[t], t)
+        self.on_device[t] = self.recorder.residency(t, DEVICE, self.room)
+        self.held.add(t)
+        self.pins[t] += 1
 
     # The allocation horizon.
 
@@ -96,7 +116,8 @@ class Memory:
         return 0 if want == it.task.result and it.taken is not None else self.size[want]
 
     def footprint(self, it: Reservation) -> int:
-        return sum(self.size[t] for t in it.reads) + self.size_of(it, it.task.result) + self.size_of(it, WORKSPACE)
+        """What the task needs besides residents."""
+        return sum(self.size[t] for t in it.reads if t not in self.held) + self.size_of(it, it.task.result) + self.size_of(it, WORKSPACE)
 
     def promise(self, it: Reservation, want: TensorId, start: int) -> None:
         """Take the bytes from the hole at `start`; a reload or a gather is issued now, for the link waits for no task.
@@ -179,6 +200,8 @@ class Memory:
                 self.device.release(it.workspace_at, node)
         for t in it.reads:
             self.reuse.execute(t)
+            if t in self.held and self.reuse.is_dead(t):
+                self._let_go(t)
             self._unpin(t)
         if self.is_output[result]:
             self.host.write_output(result, self.on_device[result])
@@ -195,6 +218,12 @@ class Memory:
             self.device.rename(self.at[result], result)
             self._gone(it.taken)
         return node
+
+    def _let_go(self, t: TensorId) -> None:
+        """`t` is a resident no more."""
+        self.held.remove(t)
+        self.room += self.size[t]
+        self._unpin(t)
 
     def _unpin(self, t: TensorId) -> None:
         self.pins[t] -= 1

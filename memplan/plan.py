@@ -13,23 +13,35 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from einpage.einsum_front.errors import UsageError
 from einpage.einsum_front.taskgraph import Nbytes, Task, TaskGraph, TaskId, TensorId
 from einpage.memplan.arena import FIT_BY_POLICY, FitPolicy
 from einpage.memplan.bounds import bounds
 from einpage.memplan.decide import better_plan
 from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.footprint import largest_footprint
+from einpage.memplan.loop import room_below, with_residents, without
 from einpage.memplan.machine import Machine
 from einpage.memplan.malloc import Allocator
-from einpage.memplan.memgraph import ALIGNMENT, MemGraph, aligned
+from einpage.memplan.memgraph import ALIGNMENT, MemGraph, NodeId, aligned
 from einpage.memplan.memory import Memory, Reservation
 from einpage.memplan.order import ORDER_BY_POLICY, OrderPolicy
 from einpage.memplan.record import Recorder
+from einpage.memplan.residents import NOBODY, Residents, Start, resident_sets
 from einpage.memplan.reuse import Reuse, Step
+from einpage.memplan.simulate import simulate
 from einpage.memplan.slots import slots_of
+from einpage.memplan.steady import steady_bounds
 from einpage.memplan.victim import VictimPolicy, price_of
+
+HARDLY_SLOWER = 1.002
+"""A plan within this multiple of the fastest is as good."""
+NEAR = 1.005
+"""With a plan within this multiple of its bound, no more sets of residents are tried."""
+LARGER = 2
+"""Effort makes do with less room than the horizons: it is also spent on so many sets with more bytes than the best has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +65,26 @@ class PlanOptions:
     """Used by RANDOM policies only."""
     effort: int = 0
     """0: the horizons alone; 1 to 3: what decide.py finds is taken where it is better, at ten to a thousand times the time."""
+    start: Start = Start.COLD
+    """What is on the device before the first task; WARM wants effort 0."""
 
 
 def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions | None = None) -> MemGraph:
     """Say where every byte of `graph` lives and when it moves, in a device arena of `budget_bytes`.
 
-    Raises DoesNotFit, with the task, the bytes and the smallest budget that works.
+    Raises DoesNotFit, with the task, the bytes and the smallest budget that works; UsageError for options that exclude each other.
     """
     options = options or PlanOptions()
+    if options.effort and options.start is Start.WARM:
+        raise UsageError(f"effort {options.effort} plans from an empty device; a warm start wants effort 0")
     _refuse_too_small(graph, budget_bytes, options.alignment)
     order = ORDER_BY_POLICY[options.order](graph, options.seed)
+    if options.start is Start.COLD:
+        return _from_empty(graph, machine, budget_bytes, options, order)
+    return _from_residents(graph, machine, budget_bytes, options, order)
+
+
+def _from_empty(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions, order: Sequence[TaskId]) -> MemGraph:
     found = _by_horizons(graph, machine, budget_bytes, options, order)
     slots = slots_of(graph, machine, order, options.alignment) if options.effort else None
     if slots is not None:
@@ -71,8 +93,55 @@ def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOpt
     return found
 
 
-def _by_horizons(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions, order: Sequence[TaskId]) -> MemGraph:
-    horizons = Horizons(graph, machine, budget_bytes, options, order)
+def _from_residents(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions, order: Sequence[TaskId]) -> MemGraph:
+    """Of the plans from the sets of residents there are, those hardly slower than the fastest, the one that moves least.
+
+    Sets are tried until a plan comes as near to its bound as makes no difference; effort is spent on the best set and on LARGER more.
+    """
+    plans: list[tuple[float, MemGraph]] = []
+
+    def is_near_bound(found: MemGraph) -> bool:
+        plans.append((simulate(found, machine).makespan_s, found))
+        return plans[-1][0] <= NEAR * _bound_s(found, machine, order)
+
+    tried: list[Residents] = []
+    for residents in resident_sets(graph, machine, budget_bytes, order, options.alignment, options.start):
+        tried.append(residents)
+        if is_near_bound(_with(graph, machine, budget_bytes, replace(options, effort=0), order, residents)):
+            break
+    else:
+        best = min(range(len(plans)), key=lambda i: plans[i][0])
+        for residents in tried[max(0, best - LARGER) : best + 1] if options.effort else ():
+            if is_near_bound(_with(graph, machine, budget_bytes, options, order, residents)):
+                break
+    enough = HARDLY_SLOWER * min(seconds for seconds, _ in plans)
+    return min((found for seconds, found in plans if seconds <= enough), key=_moved_bytes)
+
+
+def _with(
+    graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions, order: Sequence[TaskId], residents: Residents
+) -> MemGraph:
+    if not residents.for_good:
+        return _by_horizons(graph, machine, budget_bytes, options, order, residents)
+    below = room_below(graph, residents, budget_bytes, options.alignment)
+    rest = _from_empty(without(graph, residents), machine, below, options, order)
+    return with_residents(rest, graph, residents, budget_bytes)
+
+
+def _bound_s(found: MemGraph, machine: Machine, order: Sequence[TaskId]) -> float:
+    if found.loops:
+        return steady_bounds(found.graph, machine, found.budget_bytes).bound_order_s
+    return bounds(found.graph, machine, None, order, resident=found.resident).bound_order_s
+
+
+def _moved_bytes(found: MemGraph) -> int:
+    return sum(found.moved_bytes(NodeId(n)) for n in range(len(found.nodes)))
+
+
+def _by_horizons(
+    graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions, order: Sequence[TaskId], residents: Residents = NOBODY
+) -> MemGraph:
+    horizons = Horizons(graph, machine, budget_bytes, options, order, residents)
     horizons.run()
     memory, recorder = horizons.memory, horizons.recorder
     return MemGraph(
@@ -82,7 +151,7 @@ def _by_horizons(graph: TaskGraph, machine: Machine, budget_bytes: int, options:
         residencies=tuple(recorder.residencies),
         nodes=tuple(recorder.nodes),
         edges=recorder.edges.finish(),
-        start=memory.host.start,
+        start=memory.start,
         end=memory.end(),
         alignment=options.alignment,
     )
@@ -91,11 +160,14 @@ def _by_horizons(graph: TaskGraph, machine: Machine, budget_bytes: int, options:
 class Horizons:
     """The two positions. Tasks in `between` have been promised their bytes and have not run."""
 
-    def __init__(self, graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions, order: Sequence[TaskId]) -> None:
+    def __init__(
+        self, graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions, order: Sequence[TaskId],
+        residents: Residents = NOBODY,
+    ) -> None:  # fmt: skip
         self.order: Sequence[Task] = [graph.tasks[t] for t in order]
         self.options = options
         self.recorder = Recorder(graph)
-        self.memory = Memory(graph, machine, budget_bytes, Reuse(graph, order), self.recorder, options.alignment)
+        self.memory = Memory(graph, machine, budget_bytes, Reuse(graph, order), self.recorder, options.alignment, residents)
         self.malloc = Allocator(self.memory, FIT_BY_POLICY[options.fit], price_of(options.victim, options.seed))
         self.between: deque[Reservation] = deque()
         self.ahead_bytes = 0

@@ -41,7 +41,7 @@ from einpage.memplan.memgraph import (
 )
 
 FORMAT = "einpage-plan"
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ def save_plan(path: str | Path, memgraph: MemGraph, recipe: Mapping[str, Any]) -
             for t in graph.tasks
         ],
         "arenas": {"budget_bytes": memgraph.budget_bytes, "host_bytes": memgraph.host_bytes, "alignment": memgraph.alignment},
+        "loops": memgraph.loops,
         "residencies": [
             [r.tensor, r.place.kind.value, r.place.index, [[e.offset, e.nbytes] for e in r.extents]] for r in memgraph.residencies
         ],
@@ -163,6 +164,12 @@ def _str(x: object) -> str:
     return x
 
 
+def _bool(x: object) -> bool:
+    if type(x) is not bool:
+        raise TypeError(f"{x!r} is not true or false")
+    return x
+
+
 def _ints(x: Sequence[object]) -> tuple[int, ...]:
     if type(x) is not list:
         raise TypeError(f"{x!r} is not a list")
@@ -222,8 +229,6 @@ def _tensor_in(i: int, row: Sequence[Any]) -> Tensor:
 
 def _task_in(i: int, row: Sequence[Any], tensors: int) -> Task:
     name, op, operands, result, inplace, flops, touched, workspace, gathers, seconds = row
-    if type(gathers) is not bool:
-        raise TypeError(f"gathers {gathers!r} is not true or false")
     return Task(
         TaskId(i),
         _str(name),
@@ -235,7 +240,7 @@ def _task_in(i: int, row: Sequence[Any], tensors: int) -> Task:
         Nbytes(_int(touched)),
         Nbytes(_int(workspace)),
         None,
-        gathers,
+        _bool(gathers),
         _seconds(seconds),
     )
 
@@ -257,6 +262,7 @@ def _plan_in(raw: Mapping[str, Any], graph: TaskGraph) -> MemGraph:
         start=tuple(ResidencyId(r) for r in _ints(raw["start"])),
         end=tuple(ResidencyId(r) for r in _ints(raw["end"])),
         alignment=_positive(raw["arenas"]["alignment"]),
+        loops=_bool(raw["loops"]),
     )
 
 

@@ -68,6 +68,8 @@ def report(
         "largest_working_set_bytes": int(largest_bytes),
         "largest_working_set_task": graph.tasks[largest_task].name if graph.tasks else "",
         "host_bytes": int(memgraph.host_bytes),
+        "start": "loop" if memgraph.loops else "warm" if memgraph.resident else "cold",
+        "resident_bytes": sum(graph.tensors[t].nbytes for t in memgraph.resident),
         "tasks": len(graph.tasks),
         "nodes": len(memgraph.nodes),
         "edges": len(memgraph.edges),
@@ -115,7 +117,11 @@ def limited_by(timeline: Timeline, moved: int, once: int) -> str:
     return busiest[0].value
 
 
-_BYTES_BY = {"compulsory": "each byte once", "interval LP": "in this order and budget; by the interval LP"}
+_BYTES_BY = {
+    "steady state": "what cannot stay",
+    "compulsory": "each byte once",
+    "interval LP": "in this order and budget; by the interval LP",
+}
 _CURES = {
     "compute": "arithmetic; more memory or a faster link would not help",
     "h2d": "the link to the device carries each byte once; more tokens at once, or a faster link",
@@ -136,11 +142,13 @@ def render(figures: dict[str, Any]) -> str:
         ("split", " ".join(f"{letter}={pieces}" for letter, pieces in figures["split"].items()) or "none"),
         ("budget", f"{format_bytes(figures['budget_bytes'])}, {format_bytes(figures['peak_bytes'])} of it used"),
         ("largest task", f"{figures['largest_working_set_task']}, {format_bytes(figures['largest_working_set_bytes'])}"),
+        *([("at start", f"{format_bytes(figures['resident_bytes'])} of weights on the device")] if figures["resident_bytes"] else []),
         ("host", format_bytes(figures["host_bytes"])),
         ("compute", _engine(figures["compute_s"], makespan)),
         ("to device", _engine(figures["h2d_s"], makespan, figures["h2d_bytes"], figures["bytes_bound_h2d"])),
         ("to host", _engine(figures["d2h_s"], makespan, figures["d2h_bytes"], figures["bytes_bound_d2h"])),
-        ("predicted", format_seconds(makespan)),
+        ("predicted", format_seconds(makespan) + (" a pass" if figures["start"] == "loop" else "")),
+        *([("passes", _passes(figures))] if "passes" in figures else []),
         ("plan / bound", _over(figures["bound_ratio"], figures["bound_s"], figures["bound_limit"], "any order and split")),
         ("", _over(figures["bound_order_ratio"], figures["bound_order_s"], figures["bound_order_limit"], order_holds_for)),
         ("bytes", bytes_text),
@@ -152,6 +160,18 @@ def render(figures: dict[str, Any]) -> str:
     if figures.get("advice"):
         rows.append(("would help", figures["advice"]["text"]))
     return "\n".join(f"{name:<13} {text}" for name, text in rows)
+
+
+def passes_figures(memgraph: MemGraph, machine: Machine, timeline: Timeline, passes: int) -> dict[str, Any]:
+    """What `plan --passes N --json` adds: the time of a first, cold pass and all of them, its residents brought in before it starts."""
+    tensors = memgraph.graph.tensors
+    prologue_s = sum(machine.h2d_seconds(tensors[t].nbytes) for t in sorted(memgraph.resident))
+    return {"passes": passes, "prologue_s": prologue_s, "passes_s": prologue_s + passes * timeline.makespan_s}
+
+
+def _passes(figures: dict[str, Any]) -> str:
+    first = f"{format_seconds(figures['prologue_s'])} to bring in what stays"
+    return f"{figures['passes']} from a cold start in {format_seconds(figures['passes_s'])}, {first}"
 
 
 def _engine(seconds: float, makespan: float, moved: int | None = None, least: int | None = None) -> str:

@@ -22,7 +22,8 @@ def memgraph_text(memgraph: MemGraph) -> str:
 
 def _lines(plan: MemGraph) -> Iterator[str]:
     graph = plan.graph
-    yield f"memgraph {graph.name} {graph.dtype.value} budget {plan.budget_bytes} host {plan.host_bytes} alignment {plan.alignment}"
+    loops = " loops" if plan.loops else ""
+    yield f"memgraph {graph.name} {graph.dtype.value} budget {plan.budget_bytes} host {plan.host_bytes} alignment {plan.alignment}{loops}"
     yield from _graph_lines(graph)
     yield f"residencies {len(plan.residencies)}"
     for r in plan.residencies:

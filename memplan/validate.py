@@ -12,7 +12,6 @@ is enough to walk it once and to ask, for each byte, about the last owner: earli
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +19,7 @@ import numpy as np
 from einpage.einsum_front.taskgraph import HOST_AT_START, Kind
 from einpage.memplan.fault import Fault, Pair, Reason, fault_of
 from einpage.memplan.memgraph import Compute, Free, HostGather, MemGraph, Move, NodeId, PlaceKind
+from einpage.memplan.owners import Owners
 from einpage.memplan.paths import Bools, Ints, first_of_wrong_kind, first_unordered
 
 ALWAYS = -1
@@ -68,6 +68,7 @@ def judge(memgraph: MemGraph) -> Fault | None:
         or _bytes_in_order(flat)
         or _no_clean_offload(flat)
         or _outputs(flat)
+        or _loop(flat)
         or _edge_kinds(flat)
     )
 
@@ -210,10 +211,11 @@ def _lives(flat: Flat) -> Fault | None:
     plan, tensors = flat.plan, flat.plan.graph.tensors
     begin: list[int | None] = [None] * len(plan.residencies)
     end: list[int] = [int(NEVER)] * len(plan.residencies)
+    masters = {flat.tensor[r] for r in plan.start if not flat.on_device[r]}
     for r in plan.start:
         if begin[r] is not None:
             return fault_of(Reason.CREATED_TWICE, None, None, _named(flat, r))
-        if tensors[flat.tensor[r]].kind not in HOST_AT_START | {Kind.STATE}:
+        if tensors[flat.tensor[r]].kind not in HOST_AT_START | {Kind.STATE} or flat.tensor[r] not in masters:
             return fault_of(Reason.START_UNTRUE, None, None, _named(flat, r))
         begin[r] = ALWAYS
     for n, node in enumerate(plan.nodes):
@@ -298,7 +300,7 @@ def _reads_in_order(flat: Flat) -> Fault | None:
 
 def _bytes_in_order(flat: Flat) -> Fault | None:
     """Whoever creates something on bytes comes after the end of the last owner of each of them."""
-    device, host = _Owners(flat.plan.alignment), _Owners(flat.plan.alignment)
+    device, host = Owners(flat.plan.alignment), Owners(flat.plan.alignment)
     first: list[int] = []
     second: list[int] = []
     owners: list[int] = []
@@ -328,40 +330,6 @@ def _bytes_in_order(flat: Flat) -> Fault | None:
     return fault_of(Reason.RACE, first[at], second[at], f"bytes of {what}")
 
 
-class _Owners:
-    """Who last owned each byte of an arena: disjoint half-open segments, sorted. An owner is a residency, or ~node for a workspace."""
-
-    def __init__(self, alignment: int) -> None:
-        self.alignment = alignment
-        self.starts: list[int] = []
-        self.stops: list[int] = []
-        self.owners: list[int] = []
-
-    def claim(self, start: int, stop: int, owner: int) -> list[int]:
-        """Give [start, stop) to `owner`; answer whom it belonged to, in order of offset.
-
-        The stop is rounded up to the alignment. That changes no verdict: all starts are aligned, so two claims that share a unit share its
-        first byte; and it leaves no slivers that belong to somebody of long ago.
-        """
-        stop = -(-stop // self.alignment) * self.alignment
-        lo = bisect_right(self.starts, start)
-        if lo and self.stops[lo - 1] > start:
-            lo -= 1
-        hi = lo
-        while hi < len(self.starts) and self.starts[hi] < stop:
-            hi += 1
-        before = self.owners[lo:hi]
-        segments = [(start, stop, owner)]
-        if hi > lo and self.starts[lo] < start:
-            segments.insert(0, (self.starts[lo], start, self.owners[lo]))
-        if hi > lo and self.stops[hi - 1] > stop:
-            segments.append((stop, self.stops[hi - 1], self.owners[hi - 1]))
-        self.starts[lo:hi] = [s[0] for s in segments]
-        self.stops[lo:hi] = [s[1] for s in segments]
-        self.owners[lo:hi] = [s[2] for s in segments]
-        return before
-
-
 def _no_clean_offload(flat: Flat) -> Fault | None:
     """Nothing goes to the host that is there already."""
     newest_copy = {flat.tensor[r]: r for r in flat.plan.start if not flat.on_device[r]}
@@ -385,6 +353,21 @@ def _outputs(flat: Flat) -> Fault | None:
     for tensor in flat.plan.graph.tensors:
         if (tensor.kind is Kind.OUTPUT or tensor.value in asked) and tensor.id not in there:
             return fault_of(Reason.OUTPUT_MISSING, None, None, tensor.name)
+    return None
+
+
+def _loop(flat: Flat) -> Fault | None:
+    """A loop finds on the device only what every pass has again, and leaves it where it was."""
+    plan = flat.plan
+    if not plan.loops:
+        return None
+    for r in plan.start:
+        if flat.on_device[r] and plan.graph.tensors[flat.tensor[r]].kind not in (Kind.WEIGHT, Kind.CONSTANT):
+            return fault_of(Reason.START_UNTRUE, None, None, f"{_named(flat, r)}, which the next pass has anew")
+    began, ended = ({(flat.tensor[r], flat.offset[r]): r for r in listed if flat.on_device[r]} for listed in (plan.start, plan.end))
+    for there, r in (*began.items(), *ended.items()):
+        if there not in began or there not in ended:
+            return fault_of(Reason.LOOP_OPEN, None, None, f"{_named(flat, r)} at the {'start' if there in began else 'end'} only")
     return None
 
 

@@ -69,7 +69,9 @@ def run_on_bytes(
 ) -> dict[str, Tensor]:
     """Every output, by name, of a run of `plan` on the CPU device."""
     host = filled_host(plan, values)
-    dispatch(plan, CpuDevice(plan, host, poison=poison))
+    device = CpuDevice(plan, host, poison=poison)
+    device.bring()
+    dispatch(plan, device)
     return outputs(plan, host)
 
 

@@ -113,7 +113,7 @@ class Loaded:
         assert model.resolved is not None and memgraph.host_bytes <= HOST_BYTES
         graph, slots = memgraph.graph, masters(memgraph, self._host)
         starts = (memgraph.residencies[r] for r in memgraph.start)
-        layout = {graph.tensors[r.tensor].name: r.extents[0] for r in starts}
+        layout = {graph.tensors[r.tensor].name: r.extents[0] for r in starts if r.place != DEVICE}
         if layout != self._layout:
             self._layout, self._held = layout, {}
         sources = model.resolved.source_by_weight

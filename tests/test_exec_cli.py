@@ -77,6 +77,20 @@ def test_plan_answers_with_every_key(capsys: pytest.CaptureFixture[str]) -> None
     assert found["bytes_bound_h2d"] <= found["h2d_bytes"]
 
 
+def test_a_warm_plan_says_what_is_there_at_the_start(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ("plan", LLAMA, *SMALL_LLAMA, "--machine", "a100", "--dtype", "fp16", "--budget")
+    warm = facts(capsys, *words, "1MiB", "--warm", "--out", str(tmp_path / "warm.json"))
+    cold = facts(capsys, *words, "1MiB")
+    assert (warm["start"], cold["start"], cold["resident_bytes"]) == ("warm", "cold", 0)
+    assert 0 < warm["resident_bytes"] <= 1 << 20
+    assert warm["bytes_bound_h2d"] == cold["bytes_bound_h2d"] - warm["resident_bytes"]
+    assert "verified" in ran(capsys, "verify", str(tmp_path / "warm.json"))[0]
+    assert "of weights on the device" in ran(capsys, *words, "1MiB", "--warm")[0]
+    assert (
+        "--warm is planned at --effort 0 only; leave --effort 2 out" in ran(capsys, *words, "1MiB", "--warm", "--effort", "2", status=2)[1]
+    )
+
+
 def test_a_plan_is_saved_and_verified_and_a_damaged_one_rejected(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     saved = tmp_path / "plan.json"
     ran(capsys, "plan", LLAMA, *SMALL_LLAMA, "--budget", "600KiB", "--machine", "h100", "--dtype", "bf16", "--out", str(saved))

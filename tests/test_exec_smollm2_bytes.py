@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from einpage.einsum_front.dtype import DType
-from smollm2_run import FRANCE, LLAMA, MIB, WEIGHT_ELEMENTS, arena, open_smollm2, planned
+from einpage.exec.build import build_graph, make_plan
+from einpage.memplan.plan import PlanOptions
+from einpage.memplan.residents import Start
+from smollm2_run import FRANCE, LLAMA, MACHINE, MIB, WEIGHT_ELEMENTS, arena, moved, open_smollm2, planned
 
 VOCAB, WIDTH = 49152, 576
 LENGTHS = 4
@@ -35,3 +39,19 @@ def test_a_table_that_is_only_gathered_from_stays_on_the_host(tmp_path: Path) ->
     rows = len(FRANCE) * WIDTH
     assert measured.measured_h2d_bytes == (WEIGHT_ELEMENTS - VOCAB * WIDTH + rows) * 4
     assert measured.measured_d2h_bytes == rows * 4
+
+
+def test_ten_steady_passes_of_smollm2_move_the_planned_bytes() -> None:
+    model = open_smollm2([FRANCE])
+    built = build_graph(model.program, DType.FP32, 64 * MIB, ["logits"])
+    cold, memgraph = (make_plan(built, MACHINE, 64 * MIB, PlanOptions(start=start)).memgraph for start in (Start.COLD, Start.LOOP))
+    _, expected = arena().run(cold, arena().device(model, cold))
+    kept = sum(memgraph.graph.tensors[t].nbytes for t in memgraph.resident)
+    assert kept > 32 * MIB
+    assert moved(memgraph)[0] == moved(cold)[0] - kept, "each pass moves only what cannot stay"
+    device = arena().device(model, memgraph)
+    device.bring()
+    for _ in range(10):
+        measured, found = arena().run(memgraph, device)
+        assert (measured.measured_h2d_bytes, measured.measured_d2h_bytes) == moved(memgraph)
+        assert torch.equal(found["logits"], expected["logits"])

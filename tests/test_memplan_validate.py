@@ -30,7 +30,8 @@ from einpage.memplan.memgraph import (
     Residency,
     ResidencyId,
 )  # fmt: skip
-from einpage.memplan.validate import _Owners, judge
+from einpage.memplan.owners import Owners
+from einpage.memplan.validate import judge
 from hand_plan import EDGES, MEMORY, edges_of, hand_plan
 from plain_plan import plain_plan
 from strategies import alignments, budgets, task_graphs
@@ -90,6 +91,12 @@ def offloaded_again(plan: MemGraph) -> MemGraph:
     again = Residency(R(12), TensorId(6), HOST, (Extent(Offset(2560), Nbytes(512)),))
     plan = with_node(plan, 13, Move(R(10), R(12)))
     return replace(plan, residencies=(*plan.residencies, again), host_bytes=Nbytes(3072), end=(*plan.end, R(10), R(12)))
+
+
+def left_on_the_device(plan: MemGraph) -> MemGraph:
+    """c is not freed: right, but nothing to begin the next pass with."""
+    fewer = tuple(e for e in EDGES if e[1] != 13)
+    return replace(plan, nodes=plan.nodes[:13], edges=edges_of(fewer, MEMORY), end=(*plan.end, R(10)))
 
 
 def loaded_for_nobody(plan: MemGraph) -> MemGraph:
@@ -163,6 +170,7 @@ MUTANTS: list[tuple[Reason, tuple[int | None, int | None], Mutant]] = [
     (Reason.RACE, (4, 8), lambda p: moved(p, 9, 0)),
     (Reason.CLEAN_OFFLOAD, (11, 13), offloaded_again),
     (Reason.OUTPUT_MISSING, (None, None), lambda p: with_kind(p, 4, Kind.OUTPUT)),
+    (Reason.LOOP_OPEN, (None, None), lambda p: replace(left_on_the_device(p), loops=True)),
     (Reason.EDGE_KIND, (1, 2), lambda p: with_memory(p, *MEMORY, (1, 2))),  # creation to read
     (Reason.EDGE_KIND, (2, 4), lambda p: with_memory(p, *MEMORY, (2, 4))),  # read to Free
     (Reason.EDGE_KIND, (0, 4), lambda p: with_memory(p, *MEMORY, (0, 4))),  # creation to Free
@@ -199,6 +207,11 @@ def test_a_path_is_as_good_as_an_edge() -> None:
 def test_a_load_for_nobody_is_right_if_wasteful() -> None:
     plan = loaded_for_nobody(hand_plan())
     assert judge(replace(plan, edges=edges_of((*EDGES, (4, 14), (11, 14), (14, 15)), MEMORY | {(4, 14)}))) is None
+
+
+def test_what_is_left_on_the_device_is_wrong_only_for_a_loop() -> None:
+    assert judge(left_on_the_device(hand_plan())) is None
+    assert judge(replace(hand_plan(), loops=True)) is None, "nothing at the start, nothing at the end"
 
 
 def test_masters_may_be_left_out_of_the_end() -> None:
@@ -270,7 +283,7 @@ def test_brute_force_agrees_when_edges_go_missing(data: st.DataObject) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)), max_size=30), alignments)
 def test_owners_match_an_array_of_units(claims: list[tuple[int, int]], unit: int) -> None:
-    owners, model = _Owners(unit), [-1] * 20
+    owners, model = Owners(unit), [-1] * 20
     for owner, (start, units) in enumerate(claims):
         expected = [o for i, o in enumerate(model[start : start + units]) if o >= 0 and o not in model[start : start + i]]
         assert list(dict.fromkeys(owners.claim(start * unit, (start + units) * unit - unit // 3, owner))) == expected

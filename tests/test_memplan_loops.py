@@ -1,0 +1,158 @@
+"""Plans that end as they began: right, the same at both ends, and rejected for what breaks that; the bound on a steady pass."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from einpage.einsum_front.taskgraph import Kind, TaskGraph
+from einpage.exec.build import plan_graph
+from einpage.memplan.bounds import Limit, Method
+from einpage.memplan.edges import EdgeList
+from einpage.memplan.fault import Reason
+from einpage.memplan.machine import Machine
+from einpage.memplan.memgraph import DEVICE, HOST, Free, MemGraph, Move, Offset, Queue, Residency, ResidencyId
+from einpage.memplan.order import OrderPolicy
+from einpage.memplan.plan import PlanOptions, plan
+from einpage.memplan.planfile import load_plan, save_plan
+from einpage.memplan.report import moved_bytes
+from einpage.memplan.residents import Start
+from einpage.memplan.simulate import simulate
+from einpage.memplan.steady import steady_bounds
+from einpage.memplan.text import memgraph_text
+from einpage.memplan.validate import judge
+from hand_plan import hand_graph
+from strategies import a_machine, alignments, budgets, machines, task_graphs
+
+LOOP = PlanOptions(start=Start.LOOP)
+
+
+def hand_loop(budget: int = 2048) -> MemGraph:
+    """`w` stays in the topmost 256 bytes."""
+    return plan(hand_graph(), a_machine(), budget, LOOP)
+
+
+def on_device(plan: MemGraph, listed: tuple[ResidencyId, ...]) -> list[Residency]:
+    return [plan.residencies[r] for r in listed if plan.residencies[r].place == DEVICE]
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data(), task_graphs(), machines(), alignments)
+def test_loops_are_right_and_end_as_they_began(data: st.DataObject, graph: TaskGraph, machine: Machine, alignment: int) -> None:
+    order, effort = data.draw(st.sampled_from(OrderPolicy)), data.draw(st.sampled_from((0, 0, 1)))
+    found = plan(graph, machine, data.draw(budgets(graph, alignment)), replace(LOOP, alignment=alignment, order=order, effort=effort))
+    assert judge(found) is None
+    assert found.loops
+    assert on_device(found, found.start) == on_device(found, found.end)
+    assert all(graph.tensors[t].kind is Kind.WEIGHT for t in found.resident), "an input is another in the next pass"
+    freed = {found.residencies[n.residency].id for n in found.nodes if isinstance(n, Free)}
+    assert not freed & set(found.start)
+    b = steady_bounds(graph, machine, found.budget_bytes)
+    assert simulate(found, machine).makespan_s >= b.bound_order_s * (1 - 1e-9) >= b.bound_s * (1 - 2e-9)
+    assert moved_bytes(found, Queue.H2D) + moved_bytes(found, Queue.D2H) >= b.bytes_bound_order
+    assert moved_bytes(found, Queue.H2D) >= b.bytes_bound_h2d
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), task_graphs())
+def test_a_loop_that_is_broken_is_rejected(data: st.DataObject, graph: TaskGraph) -> None:
+    found = plan(graph, a_machine(), data.draw(budgets(graph)), LOOP)
+    for r in on_device(found, found.end):
+        fault = judge(replace(found, end=tuple(x for x in found.end if x != r.id)))
+        assert fault is not None
+        assert fault.reason is Reason.END_UNTRUE, "it never ends, and is not listed"
+        moved = replace(r, id=ResidencyId(len(found.residencies)))
+        elsewhere = replace(found, residencies=(*found.residencies, moved), start=tuple(moved.id if x == r.id else x for x in found.start))
+        fault = judge(elsewhere)
+        assert fault is not None, "another residency at the start, and the first one from nowhere"
+        assert fault.reason is Reason.NEVER_CREATED
+
+
+def freed(plan: MemGraph, again_at: int | None) -> MemGraph:
+    """`w` is freed at the end of a hand loop and, if `again_at` is given, loaded again there."""
+    (w,) = on_device(plan, plan.start)
+    master = next(r for r in plan.start if plan.residencies[r].tensor == w.tensor and plan.residencies[r].place == HOST)
+    extent = replace(w.extents[0], offset=Offset(again_at or 0))
+    copy = Residency(ResidencyId(len(plan.residencies)), w.tensor, DEVICE, (extent,))
+    end = tuple(r for r in plan.end if r != w.id)
+    if again_at is None:
+        return chained(replace(plan, nodes=(*plan.nodes, Free(w.id)), end=end))
+    nodes = (*plan.nodes, Free(w.id), Move(master, copy.id))
+    return chained(replace(plan, residencies=(*plan.residencies, copy), nodes=nodes, end=(*end, copy.id)))
+
+
+def chained(plan: MemGraph) -> MemGraph:
+    """Every node after the one before it, of the kind that the judge wants: what is asked of it is the loop alone."""
+    edges = EdgeList()
+    maker: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
+    for n, node in enumerate(plan.nodes):
+        edges.memory(n - 1, n)
+        reads: list[int] = []
+        made: int | None = None
+        if isinstance(node, Free):
+            for user in (*readers.get(node.residency, []), maker.get(node.residency, -1)):
+                edges.data(user, n)
+        elif isinstance(node, Move):
+            reads, made = [node.source], node.target
+        else:
+            reads, made = [r for operand in node.operands for r in operand], node.creates
+        for r in reads:
+            edges.data(maker.get(r, -1), n)
+            readers.setdefault(r, []).append(n)
+        if made is not None:
+            maker[made] = n
+    return replace(plan, edges=edges.finish())
+
+
+def test_a_loop_that_ends_elsewhere_is_rejected() -> None:
+    found = hand_loop()
+    assert judge(chained(found)) is None
+    w = on_device(found, found.start)[0].extents[0].offset
+    assert judge(freed(found, w)) is None, "out and in again at its place: a loop"
+    for broken in (freed(found, None), freed(found, w - 256)):
+        assert judge(replace(broken, loops=False)) is None, "right, if it runs once"
+        fault = judge(broken)
+        assert fault is not None
+        assert fault.reason is Reason.LOOP_OPEN
+
+
+def test_an_input_does_not_stay() -> None:
+    found = hand_loop()
+    graph = hand_graph()
+    tensors = tuple(replace(t, kind=Kind.INPUT) if t.name == "w" else t for t in graph.tensors)
+    fault = judge(replace(found, graph=replace(graph, tensors=tensors)))
+    assert fault is not None
+    assert fault.reason is Reason.START_UNTRUE
+    assert plan(replace(graph, tensors=tensors), a_machine(), 2048, LOOP).resident == frozenset()
+
+
+def test_the_bound_on_a_steady_pass_by_hand() -> None:
+    """Anew come 512 bytes of rows. The 256 of w fit beside e and b, 1024, in 2048 bytes; in 1200 all but 80; 56 are too many for 200."""
+    machine = a_machine(launch_latency_s=1.0)
+    roomy, tight = steady_bounds(hand_graph(), machine, 2048), steady_bounds(hand_graph(), machine, 200)
+    assert (roomy.bytes_bound_h2d, tight.bytes_bound_h2d) == (512, 512 + 56)
+    assert roomy.compute_s == pytest.approx(3 * 1.0, rel=1e-3), "three launches; the gather has none"
+    assert (roomy.limit, roomy.order_by, roomy.bytes_order_by) == (Limit.COMPUTE, Method.STEADY, Method.STEADY)
+    assert roomy.bytes_bound_order == 512 + 1024
+    assert steady_bounds(hand_graph(), machine, 1200).bytes_bound_order == 512 + 80 + 1024
+
+
+def test_a_loop_survives_its_file_and_says_so_in_text(tmp_path: object) -> None:
+    found = hand_loop()
+    save_plan(f"{tmp_path}/loop.json", found, {})
+    read = load_plan(f"{tmp_path}/loop.json").memgraph
+    assert read.loops
+    assert memgraph_text(read) == memgraph_text(found)
+    assert memgraph_text(found).splitlines()[0].endswith(" loops")
+
+
+def test_the_report_of_a_loop() -> None:
+    planned = plan_graph(hand_graph(), a_machine(), 4096, LOOP)
+    assert planned.report["start"] == "loop"
+    assert planned.report["resident_bytes"] == 256
+    assert planned.report["h2d_bytes"] == planned.report["bytes_bound_h2d"] == 512
+    assert planned.bounds == steady_bounds(hand_graph(), a_machine(), 4096)

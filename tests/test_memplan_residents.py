@@ -1,0 +1,107 @@
+"""Plans that start with weights on the device: right, within the bytes, never a load of what is there; and which weights those are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from einpage.einsum_front.errors import UsageError
+from einpage.einsum_front.taskgraph import Kind, TaskGraph, TensorId
+from einpage.memplan.bounds import Effort, bounds, compulsory_h2d
+from einpage.memplan.fault import Reason
+from einpage.memplan.footprint import footprint, largest_footprint, last_use_by_tensor
+from einpage.memplan.machine import Machine
+from einpage.memplan.memgraph import DEVICE, HOST, MemGraph, Move, Queue, aligned
+from einpage.memplan.order import OrderPolicy
+from einpage.memplan.plan import PlanOptions, plan
+from einpage.memplan.report import moved_bytes, tasks_in_order
+from einpage.memplan.residents import Start, resident_sets
+from einpage.memplan.simulate import simulate
+from einpage.memplan.validate import judge
+from hand_plan import hand_graph, hand_plan
+from strategies import a_machine, alignments, budgets, machines, random_graph, task_graphs
+
+WARM = PlanOptions(start=Start.WARM)
+
+
+def on_device(plan: MemGraph, listed: tuple[int, ...]) -> dict[TensorId, int]:
+    """Offset by tensor."""
+    found = [plan.residencies[r] for r in listed]
+    return {r.tensor: r.extents[0].offset for r in found if r.place == DEVICE}
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), task_graphs(), machines(), alignments)
+def test_warm_plans_are_right(data: st.DataObject, graph: TaskGraph, machine: Machine, alignment: int) -> None:
+    order = data.draw(st.sampled_from(OrderPolicy))
+    found = plan(graph, machine, data.draw(budgets(graph, alignment)), replace(WARM, alignment=alignment, order=order))
+    assert judge(found) is None
+    assert {r.place for r in (found.residencies[i] for i in found.end)} <= {HOST}
+    assert all(graph.tensors[t].kind is Kind.WEIGHT for t in found.resident)
+    b = bounds(graph, machine, found.budget_bytes, tasks_in_order(found), Effort.LP, resident=found.resident)
+    assert simulate(found, machine).makespan_s >= b.bound_order_s * (1 - 1e-9)
+    assert moved_bytes(found, Queue.H2D) >= b.bytes_bound_h2d == compulsory_h2d(graph, found.resident)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), task_graphs(), st.sampled_from((Start.WARM, Start.LOOP)))
+def test_residents_leave_every_task_what_it_needs(data: st.DataObject, graph: TaskGraph, start: Start) -> None:
+    """Counted again, step by step."""
+    budget, last_use = data.draw(budgets(graph)), last_use_by_tensor(graph)
+    order = tuple(task.id for task in graph.tasks)
+    for found in resident_sets(graph, a_machine(), budget, order, 256, start):
+        for task in graph.tasks:
+            there = {t for t in found.tensors if start is Start.LOOP or last_use[t] >= task.id}
+            unread = sum(aligned(graph.tensors[t].nbytes) for t in there - set(() if task.gathers else task.reads()))
+            assert footprint(graph, task, last_use) + unread <= budget
+        if start is Start.WARM:
+            assert sorted(found.tensors, key=lambda t: (-last_use[t], t)) == list(found.tensors), "the last to go topmost"
+
+
+def test_where_everything_fits_no_weight_moves() -> None:
+    graph = hand_graph()
+    found = plan(graph, a_machine(), 1 << 20, WARM)
+    assert on_device(found, found.start) == {2: (1 << 20) - 256}
+    assert moved_bytes(found, Queue.H2D) == 512, "the gathered rows"
+    assert bounds(graph, a_machine(), resident=found.resident).bytes_bound_h2d == 512
+
+
+def test_warm_moves_no_more_than_cold() -> None:
+    for seed in range(60):
+        graph = random_graph(seed)
+        budget = 2 * largest_footprint(graph)[1]
+        cold, warm = plan(graph, a_machine(), budget), plan(graph, a_machine(), budget, WARM)
+        loads = {warm.residencies[n.target].tensor for n in warm.nodes if isinstance(n, Move) and warm.residencies[n.source].place == HOST}
+        assert not loads & warm.resident, "a resident weight stays until its last use"
+        assert simulate(warm, a_machine()).makespan_s <= simulate(cold, a_machine()).makespan_s * (1 + 1e-9), seed
+
+
+def test_a_start_other_than_cold_wants_effort_0() -> None:
+    with pytest.raises(UsageError, match="effort 1 plans from an empty device; a warm start wants effort 0"):
+        plan(hand_graph(), a_machine(), 4096, replace(WARM, effort=1))
+
+
+def test_what_is_on_the_device_at_the_start_has_a_master() -> None:
+    found = plan(hand_graph(), a_machine(), 1 << 20, WARM)
+    table, rows, w, resident = found.start
+    assert judge(replace(found, start=(table, rows, w, resident))) is None
+    fault = judge(replace(found, start=(table, rows, resident)))
+    assert fault is not None
+    assert fault.reason is Reason.START_UNTRUE
+
+
+def test_bounds_of_a_warm_start() -> None:
+    machine, plain = a_machine(), hand_plan()
+    order = tasks_in_order(plain)
+    w = TensorId(2)
+    for effort in (Effort.FAST, Effort.LP):
+        cold = bounds(plain.graph, machine, 2048, order, effort)
+        warm = bounds(plain.graph, machine, 2048, order, effort, resident={w})
+        assert cold.bytes_bound_h2d - warm.bytes_bound_h2d == 256
+        assert cold.bytes_bound_order - warm.bytes_bound_order == 256
+        assert np.isclose(cold.h2d_s - warm.h2d_s, 256 / machine.h2d_bytes_per_s)
+        assert warm.bound_order_s < cold.bound_order_s, "w stands before the first task"
