@@ -17,7 +17,7 @@ from time import perf_counter
 
 from einpage.einsum_front.dtype import RUN_DTYPES, DType
 from einpage.einsum_front.errors import EinpageError, UsageError
-from einpage.einsum_front.fuse import fuse
+from einpage.einsum_front.fuse import fuse, leaving
 from einpage.einsum_front.show import render as render_show
 from einpage.einsum_front.show import summary
 from einpage.einsum_front.split import split
@@ -26,7 +26,7 @@ from einpage.exec.files import refuse_unwritable
 from einpage.exec.graph_command import planned_trace
 from einpage.exec.interrupt import ends_at_once
 from einpage.exec.packing import pack_from_arguments
-from einpage.exec.words import names_of, pieces_of, settings_of, start_of, write_timeline
+from einpage.exec.words import fusions_of, names_of, pieces_of, settings_of, start_of, write_timeline
 from einpage.memplan.bounds import Effort
 from einpage.memplan.footprint import largest_footprint
 from einpage.memplan.machine import Machine, load_machine, machine_names, machine_text
@@ -123,6 +123,7 @@ def _spec_arguments(p: argparse.ArgumentParser, may_be_absent: bool = False) -> 
     p.add_argument("--dtype", choices=[d.value for d in RUN_DTYPES], default=None if may_be_absent else DTYPE, help=f"default: {DTYPE}")
     p.add_argument("--outputs", metavar="NAMES", help="comma-separated; default: the first the spec declares")
     p.add_argument("--split", metavar="f=4,v=16", help="fix how many pieces letters are cut into")
+    p.add_argument("--no-fuse", metavar="WHAT", help="leave in parts: attention (its scores become tensors)")
     p.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
@@ -139,7 +140,7 @@ def _plan_arguments(p: argparse.ArgumentParser) -> None:
 
 def show_command(a: argparse.Namespace) -> int:
     model = open_model(a.spec, settings_of(a.set), a.weights)
-    opgraph = fuse(model.program, names_of(a.outputs))
+    opgraph = fuse(model.program, names_of(a.outputs), leaving(fusions_of(a.no_fuse)))
     graph = split(opgraph, pieces_of(a.split), DType(a.dtype))
     task, nbytes = largest_footprint(graph)
     if a.json:
@@ -180,10 +181,10 @@ def planned_spec(a: argparse.Namespace, budget: int, began: float) -> Planned:
         raise UsageError("nothing to plan: give a SPEC, as specs/llama.yaml, or --graph FILE.json, an access trace")
     machine = load_machine(a.machine or "cpu", h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes)
     model = open_model(a.spec, settings_of(a.set), a.weights)
-    dtype, outputs, pieces = DType(a.dtype or DTYPE), names_of(a.outputs), pieces_of(a.split)
+    dtype, outputs, pieces, no_fuse = DType(a.dtype or DTYPE), names_of(a.outputs), pieces_of(a.split), fusions_of(a.no_fuse)
     if start_of(a) is Start.LOOP:
-        return make_loop(model.program, dtype, budget, machine, a.passes, outputs, pieces, began, a.effort)
-    built = build_graph(model.program, dtype, budget, outputs, pieces)
+        return make_loop(model.program, dtype, budget, machine, a.passes, outputs, pieces, no_fuse, began, a.effort)
+    built = build_graph(model.program, dtype, budget, outputs, pieces, no_fuse)
     return make_plan(built, machine, budget, PlanOptions(effort=a.effort, start=start_of(a)), began, Effort(a.bounds))
 
 
@@ -262,6 +263,7 @@ def recipe_of(a: argparse.Namespace, planned: Planned) -> dict[str, object]:
         "dtype": planned.graph.dtype.value,
         "budget_bytes": planned.memgraph.budget_bytes,
         "split": {str(k): n for k, n in planned.graph.split},
+        "no_fuse": list(fusions_of(a.no_fuse)),
         "outputs": [name for name, _ in planned.graph.outputs],
         "machine": machine_facts(planned.machine),
     }

@@ -18,7 +18,7 @@ from einpage.memplan.plan import PlanOptions
 from einpage.memplan.tracefile import read_trace
 from einpage.memplan.units import parse_bytes
 
-OF_A_SPEC = ("set", "weights", "dtype", "outputs", "split")
+OF_A_SPEC = ("set", "weights", "dtype", "outputs", "split", "no_fuse")
 """Options that mean nothing to a trace."""
 
 
@@ -26,7 +26,7 @@ def planned_trace(a: argparse.Namespace, budget: int, began: float) -> Planned:
     """The plan of the trace `a.graph`; `began` is when the command did. Raises UsageError, DoesNotFit."""
     if a.spec is not None:
         raise UsageError(f"SPEC {a.spec} and --graph {a.graph} exclude each other: give one of them")
-    given = [f"--{word}" for word in OF_A_SPEC if getattr(a, word)]
+    given = [f"--{word.replace('_', '-')}" for word in OF_A_SPEC if getattr(a, word)]
     if given:
         raise UsageError(f"{', '.join(given)}: of a spec, and --graph {a.graph} is a trace, which has its sizes and times; leave out")
     machine = _machine(a, budget)

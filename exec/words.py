@@ -1,4 +1,4 @@
-"""Words of the command line that several commands share: `--set`, `--outputs`, `--split`, `--warm`, `--passes`, `--timeline`."""
+"""Words that several commands share: `--set`, `--outputs`, `--split`, `--no-fuse`, `--warm`, `--passes`, `--timeline`."""
 
 from __future__ import annotations
 
@@ -67,6 +67,11 @@ def start_for(warm: bool, passes: int | None, effort: int) -> Start:
     if effort and warm:
         raise UsageError(f"--warm is planned at --effort 0 only; leave --effort {effort} out")
     return start
+
+
+def fusions_of(words: str | None) -> tuple[str, ...]:
+    """`attention` as the names of fusions that are not wanted; whether there are such is for the fuser to say."""
+    return () if words is None else tuple(word.strip() for word in words.split(","))
 
 
 def write_timeline(path: Path, planned: Planned, measured: NodeTimes | None) -> None:

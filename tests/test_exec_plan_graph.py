@@ -63,6 +63,7 @@ def test_the_plan_of_a_trace_is_saved_drawn_and_verified(capsys: pytest.CaptureF
         (("specs/mlp.yaml", "--graph", SQUEEZE, "--h2d", "1GB"), "SPEC specs/mlp.yaml and --graph"),
         (("--graph", SQUEEZE, "--h2d", "1GB", "--set", "seq=4"), "--set: of a spec"),
         (("--graph", SQUEEZE, "--h2d", "1GB", "--dtype", "fp32"), "--dtype: of a spec"),
+        (("--graph", SQUEEZE, "--h2d", "1GB", "--no-fuse", "attention"), "--no-fuse: of a spec"),
         (
             ("--graph", SQUEEZE, "--h2d", "1GB", "--split", "f=4", "--weights", "w", "--outputs", "y"),
             "--weights, --outputs, --split: of a spec",
