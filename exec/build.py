@@ -242,6 +242,7 @@ def plan_graph(
     began = perf_counter() if since is None else since
     if graph.dtype not in dict(machine.flops_per_s) and any(task.seconds is None for task in graph.tasks):
         raise UsageError(f"machine {machine.name} has no figure for {graph.dtype.value}")
+    options = options or PlanOptions()
     memgraph = plan(graph, machine, budget_bytes, options)
     fault = judge(memgraph)
     if fault is not None:
@@ -253,5 +254,5 @@ def plan_graph(
         limits = steady_bounds(graph, machine, budget_bytes)
     else:
         limits = bounds(graph, machine, budget_bytes, tasks_in_order(memgraph), effort, reached, memgraph.resident)
-    facts = report(memgraph, machine, timeline, limits, plan_s=plan_s, verified=True, spec=graph.name)
+    facts = report(memgraph, machine, timeline, limits, plan_s=plan_s, verified=True, spec=graph.name, policy=options.policy.value)
     return Planned(graph, memgraph, machine, timeline, limits, facts)

@@ -32,6 +32,7 @@ from einpage.memplan.footprint import largest_footprint
 from einpage.memplan.machine import Machine, load_machine, machine_names, machine_text
 from einpage.memplan.plan import PlanOptions
 from einpage.memplan.planfile import load_plan, save_plan
+from einpage.memplan.policies import Policy
 from einpage.memplan.report import render as render_report
 from einpage.memplan.residents import Start
 from einpage.memplan.units import format_bytes, parse_bytes
@@ -72,6 +73,8 @@ def parser() -> argparse.ArgumentParser:
     _plan_arguments(plan)
     plan.add_argument("--graph", metavar="FILE.json[.gz]", help="plan an access trace instead of a spec; its tasks bring their times")
     plan.add_argument("--machine", metavar="NAME|FILE", help=f"a profile: {', '.join(machine_names())} (default: cpu, for a spec)")
+    statics = "a static plan in place of the planner's (auto, the default)"
+    plan.add_argument("--policy", choices=[p.value for p in Policy], default=Policy.AUTO.value, help=statics)
     plan.add_argument("--warm", action="store_true", help="start with weights on the device, as far as they fit")
     plan.add_argument("--out", metavar="FILE", help="save the plan as JSON")
     efforts = "fast: no linear programme; lp: always solve; auto: where it is cheap and the plan is not known to be good (default)"
@@ -92,7 +95,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--threads", type=int, metavar="N", help="threads a kernel may use")
     run.add_argument("--logits", metavar="FILE", help="save the outputs as safetensors")
     run.add_argument("--trace", metavar="FILE", help="save a Chrome/Perfetto trace")
-    run.set_defaults(command_function=run_command, warm=False)
+    run.set_defaults(command_function=run_command, warm=False, policy=Policy.AUTO.value)
 
     verify = commands.add_parser("verify", help="judge a saved plan again")
     verify.add_argument("plan", metavar="PLAN.json")
@@ -182,10 +185,12 @@ def planned_spec(a: argparse.Namespace, budget: int, began: float) -> Planned:
     machine = load_machine(a.machine or "cpu", h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes)
     model = open_model(a.spec, settings_of(a.set), a.weights)
     dtype, outputs, pieces, no_fuse = DType(a.dtype or DTYPE), names_of(a.outputs), pieces_of(a.split), fusions_of(a.no_fuse)
-    if start_of(a) is Start.LOOP:
+    start = start_of(a)
+    if start is Start.LOOP:
         return make_loop(model.program, dtype, budget, machine, a.passes, outputs, pieces, no_fuse, began, a.effort)
     built = build_graph(model.program, dtype, budget, outputs, pieces, no_fuse)
-    return make_plan(built, machine, budget, PlanOptions(effort=a.effort, start=start_of(a)), began, Effort(a.bounds))
+    options = PlanOptions(effort=a.effort, policy=Policy(a.policy), start=start)
+    return make_plan(built, machine, budget, options, began, Effort(a.bounds))
 
 
 def run_command(a: argparse.Namespace) -> int:
@@ -263,6 +268,7 @@ def recipe_of(a: argparse.Namespace, planned: Planned) -> dict[str, object]:
         "dtype": planned.graph.dtype.value,
         "budget_bytes": planned.memgraph.budget_bytes,
         "split": {str(k): n for k, n in planned.graph.split},
+        "policy": planned.report["policy"],
         "no_fuse": list(fusions_of(a.no_fuse)),
         "outputs": [name for name, _ in planned.graph.outputs],
         "machine": machine_facts(planned.machine),

@@ -15,6 +15,7 @@ from einpage.exec.words import start_of
 from einpage.memplan.bounds import Effort
 from einpage.memplan.machine import Machine, links_only, load_machine
 from einpage.memplan.plan import PlanOptions
+from einpage.memplan.policies import Policy
 from einpage.memplan.tracefile import read_trace
 from einpage.memplan.units import parse_bytes
 
@@ -30,7 +31,7 @@ def planned_trace(a: argparse.Namespace, budget: int, began: float) -> Planned:
     if given:
         raise UsageError(f"{', '.join(given)}: of a spec, and --graph {a.graph} is a trace, which has its sizes and times; leave out")
     machine = _machine(a, budget)
-    options = PlanOptions(alignment=1, effort=a.effort, start=start_of(a))
+    options = PlanOptions(alignment=1, effort=a.effort, policy=Policy(a.policy), start=start_of(a))
     planned = plan_graph(read_trace(a.graph), machine, budget, options, began, Effort(a.bounds))
     return with_passes(planned, a.passes, perf_counter() - began) if a.passes is not None else planned
 

@@ -13,6 +13,7 @@ from einpage.exec.files import write_atomically
 from einpage.exec.timeline import NodeTimes
 from einpage.exec.timeline_html import render_html
 from einpage.exec.timeline_svg import render_svg
+from einpage.memplan.policies import Policy
 from einpage.memplan.residents import Start
 
 
@@ -54,7 +55,10 @@ def pieces_of(words: str | None) -> dict[Letter, int]:
 
 def start_of(a: argparse.Namespace) -> Start:
     """What `--warm` and `--passes` ask to be on the device before the first task. Raises UsageError for what they exclude."""
-    return start_for(a.warm, a.passes, a.effort)
+    start = start_for(a.warm, a.passes, a.effort)
+    if a.policy != Policy.AUTO.value and start is not Start.COLD:
+        raise UsageError(f"--policy {a.policy}: a static plan starts with an empty device; leave out --warm and --passes")
+    return start
 
 
 def start_for(warm: bool, passes: int | None, effort: int) -> Start:

@@ -1,7 +1,8 @@
 """Plans from decisions: many ways to say what stays are tried as timetables, the best are placed, and the simulator judges.
 
-In: a graph, a machine, a budget, an order, the plan to beat. Out: a plan whose makespan is never longer than that one's; the same plan for
-the same input. A timetable costs a hundredth of a plan, so tables choose who is placed, and placed plans choose the answer.
+In: a graph, a machine, a budget, an order, the plan to beat. Out: a plan whose makespan is never longer than that one's, nor than a static
+plan's; the same plan for the same input. A timetable costs a hundredth of a plan, so tables choose who is placed, and placed plans
+choose the answer.
 
     effort 1    policies without a solver
     effort 2    and shares from the slot LP, rounded, where scipy is there and the graph is small enough
@@ -16,13 +17,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from einpage.memplan import lp
-from einpage.memplan.assemble import assemble, blocks_of
-from einpage.memplan.cut import cut, within
-from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.keep import and_nearest, nearest, pin_evenly, pin_first, rounded, stream_all
 from einpage.memplan.machine import Machine
 from einpage.memplan.memgraph import MemGraph, Queue
-from einpage.memplan.place import place
+from einpage.memplan.policies import STATIC, settled, static_plans
 from einpage.memplan.report import moved_bytes
 from einpage.memplan.simulate import simulate
 from einpage.memplan.slot_lp import Links, time_bound
@@ -56,17 +54,26 @@ class Candidate:
 
 
 def better_plan(slots: Slots, budget_bytes: int, effort: int, start: MemGraph, bound_s: float) -> MemGraph:
-    """`start`, or a plan that takes no longer and scores better. `bound_s` is some lower bound on the makespan."""
+    """`start`, or a plan that takes no longer, nor longer than any static plan, and scores better.
+
+    `bound_s` is some lower bound on the makespan.
+    """
     machine = slots.machine
     best, best_s = start, simulate(start, machine).makespan_s
-    if best_s <= GOOD_ENOUGH * bound_s or slots.accesses.slots > MOST_SLOTS[1]:
+    if best_s <= bound_s or slots.accesses.slots > MOST_SLOTS[1]:
+        return best
+    for static in static_plans(slots, budget_bytes, STATIC).values():
+        seconds = simulate(static.memgraph, machine).makespan_s
+        if seconds < best_s:
+            best, best_s = static.memgraph, seconds
+    if best_s <= GOOD_ENOUGH * bound_s:
         return best
     capacity = budget_bytes // slots.alignment * slots.alignment
-    limit_s, best_score = best_s, _score(best_s, _moved(start), machine)
+    limit_s, best_score = best_s, _score(best_s, _moved(best), machine)
     for candidate in _shortlist(_candidates(slots, capacity, effort), PLACED[effort]):
         if candidate.score >= best_score:
             break
-        found = _placed(slots, budget_bytes, candidate)
+        found = settled(slots, budget_bytes, candidate.keep, candidate.table, candidate.slack_bytes)
         if found is None:
             continue
         seconds = simulate(found, machine).makespan_s
@@ -133,18 +140,3 @@ def _keeps(slots: Slots, capacity: int, effort: int) -> Iterator[tuple[float, Ke
                 continue
             for share in RESERVES[effort]:
                 yield share, rounded(a, np.maximum(room - int(share * capacity), 0), found.kept)
-
-
-def _placed(slots: Slots, budget_bytes: int, candidate: Candidate) -> MemGraph | None:
-    """The plan of a timetable, with the stays cut that find no place. None where that does not help, or the host is full."""
-    capacity = budget_bytes // slots.alignment * slots.alignment
-    blocks = blocks_of(slots, candidate.table)
-    found = cut(slots.accesses, blocks, place(blocks.blocks, capacity), candidate.keep, capacity)
-    if found is None:
-        return None
-    table = timetable(slots, capacity, found.keep, candidate.slack_bytes)
-    blocks = blocks_of(slots, table)
-    try:
-        return assemble(slots, budget_bytes, table, blocks, within(blocks, found.offset_by_key))
-    except DoesNotFit:
-        return None

@@ -81,6 +81,24 @@ def test_a_mistake_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert message in err and not plan.exists()
 
 
+def test_a_static_plan_says_whose_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    weights, tasks = [[1000, 1, 0, "w"]] * 10, [[[k % 10, k + 9] if k else [0], [k + 10]] for k in range(30)]
+    results = [[10, 0, int(k == 29), "a"] for k in range(30)]
+    trace = tmp_path / "loop.json"
+    trace.write_text(json.dumps({"tensors": weights + results, "ops": [[f"k{k}", *io, 1] for k, io in enumerate(tasks)]}))
+    words = ["plan", "--graph", str(trace), "--budget", "6000", "--h2d", "1GB"]
+    assert facts(capsys, *words)["policy"] == "auto"
+    found = {policy: facts(capsys, *words, "--policy", policy) for policy in ("stream-all", "pin-first", "pin-evenly", "nearest")}
+    assert all(found[policy]["policy"] == policy and found[policy]["verified"] for policy in found)
+    assert len({(f["h2d_bytes"], f["makespan_s"]) for f in found.values()}) >= 2
+    out, _ = ran(capsys, *words, "--policy", "pin-first")
+    assert "policy        pin-first, as asked" in out
+    _, err = ran(capsys, *words, "--policy", "pin-first", "--effort", "1", status=2)
+    assert "--policy pin-first: a static plan is not searched for; leave out --effort 1" in err
+    searched = facts(capsys, *words, "--effort", "1")["makespan_s"]
+    assert searched <= min(f["makespan_s"] for f in found.values())
+
+
 def test_a_spec_keeps_its_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     found = facts(capsys, "plan", MLP, *MLP_SIZES, "--budget", "1MiB")
     assert (found["machine"], found["dtype"]) == ("cpu", "fp32")
