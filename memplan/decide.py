@@ -62,7 +62,7 @@ def better_plan(slots: Slots, budget_bytes: int, effort: int, start: MemGraph, b
     best, best_s = start, simulate(start, machine).makespan_s
     if best_s <= bound_s or slots.accesses.slots > MOST_SLOTS[1]:
         return best
-    for static in static_plans(slots, budget_bytes, STATIC).values():
+    for static in static_plans(slots, budget_bytes, STATIC, best_s).values():
         seconds = simulate(static.memgraph, machine).makespan_s
         if seconds < best_s:
             best, best_s = static.memgraph, seconds

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,8 +43,8 @@ KEEP_BY_POLICY: dict[Policy, Callable[[Accesses, Room], Keep]] = {
     Policy.PIN_EVENLY: pin_evenly,
     Policy.NEAREST: nearest,
 }
-RESERVES = (0.0, 0.03, 0.1, 0.3, 1.0)
-"""Shares of the arena that what stays leaves free; with the last nothing stays."""
+RESERVES = ((0.0, 0.0), (0.03, 0.015), (0.1, 0.05), (0.3, 0.15), (0.5, 0.2), (1.0, 0.2))
+"""Shares of the arena that what stays leaves free, and that loads ahead of need leave free of that; with the last nothing stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,28 +53,45 @@ class StaticPlan:
     reserve_bytes: int
 
 
-def static_plans(slots: Slots, budget_bytes: int, policies: Sequence[Policy]) -> dict[Policy, StaticPlan]:
-    """The plans of those `policies` for which all that stays finds a place."""
+class _Try(NamedTuple):
+    seconds: float
+    reserve_bytes: int
+    slack_bytes: int
+    keep: Keep
+    table: Timetable
+
+
+def static_plans(slots: Slots, budget_bytes: int, policies: Sequence[Policy], within_s: float = inf) -> dict[Policy, StaticPlan]:
+    """The plans of those `policies` for which all that stays finds a place; some that take longer than `within_s` may be left out."""
     a, capacity = slots.accesses, budget_bytes // slots.alignment * slots.alignment
-    table_by_keep: dict[bytes, Timetable] = {}
-    plan_by_keep: dict[bytes, MemGraph | None] = {}
+    table_by_keep: dict[tuple[bytes, int], Timetable] = {}
+    plan_by_keep: dict[tuple[bytes, int], MemGraph | None] = {}
     found = {}
     for policy in policies:
-        tried = []
-        for share in RESERVES:
-            reserve = int(share * capacity)
+        tries = []
+        for reserve, slack in ((int(r * capacity), int(s * capacity)) for r, s in RESERVES):
             keep = KEEP_BY_POLICY[policy](a, np.maximum(capacity - a.footprint - reserve, 0))
-            key = keep.tobytes()
-            table = table_by_keep[key] = table_by_keep.get(key) or timetable(slots, capacity, keep)
-            tried.append((table.seconds, reserve, key, keep))
-        for _, reserve, key, keep in sorted(tried, key=lambda t: t[:2]):
+            key = keep.tobytes(), slack
+            if key not in table_by_keep:
+                table_by_keep[key] = timetable(slots, capacity, keep, slack)
+            tries.append(_Try(table_by_keep[key].seconds, reserve, slack, keep, table_by_keep[key]))
+        for it in sorted(tries, key=lambda t: t[:2]):
+            if _least_seconds(slots, it.keep) > within_s:
+                continue
+            key = it.keep.tobytes(), it.slack_bytes
             if key not in plan_by_keep:
-                plan_by_keep[key] = settled(slots, budget_bytes, keep, table_by_keep[key], may_cut=False)
+                plan_by_keep[key] = settled(slots, budget_bytes, it.keep, it.table, it.slack_bytes, may_cut=False)
             memgraph = plan_by_keep[key]
             if memgraph is not None:
-                found[policy] = StaticPlan(memgraph, reserve)
+                found[policy] = StaticPlan(memgraph, it.reserve_bytes)
                 break
     return found
+
+
+def _least_seconds(slots: Slots, keep: Keep) -> float:
+    """A lower bound on the makespan of any plan in which just `keep` stays: loads wait for one another, and so do tasks."""
+    a, load_s = slots.accesses, np.array(slots.load_s)
+    return max(float(load_s[a.loaded].sum() + load_s[a.tensor[~keep]].sum()), float(a.seconds.sum()))
 
 
 def settled(slots: Slots, budget_bytes: int, keep: Keep, table: Timetable, slack_bytes: int = 0, may_cut: bool = True) -> MemGraph | None:
