@@ -19,6 +19,7 @@ from einpage.memplan.order import as_written
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.policies import KEEP_BY_POLICY, STATIC, Policy, most_bytes, static_plans
 from einpage.memplan.report import moved_bytes
+from einpage.memplan.residents import Start
 from einpage.memplan.simulate import simulate
 from einpage.memplan.slots import Slots, slots_of
 from einpage.memplan.timetable import Keep, timetable
@@ -59,7 +60,7 @@ def loop(tensors: list[int], passes: int, between: int = 10) -> Accesses:
     )
 
 
-@settings(max_examples=80)
+@settings(max_examples=60)
 @given(task_graphs(), st.integers(0, 20_000), st.sampled_from(NAMED), st.sampled_from([1, 256]))
 def test_no_policy_moves_more_than_it_states(graph: TaskGraph, extra: int, policy: Policy, alignment: int) -> None:
     slots = slots_for(graph, a_machine(), alignment)
@@ -91,7 +92,7 @@ def test_what_is_stated_is_near_what_moves() -> None:
     assert most_bytes(Policy.PIN_FIRST, a, np.full(a.slots, 2000)) == 2010
 
 
-@settings(max_examples=20)
+@settings(max_examples=14)
 @given(task_graphs(), machines(), st.integers(0, 20_000), st.sampled_from([1, 256]))
 def test_a_static_plan_is_right_and_holds_its_bytes(graph: TaskGraph, machine: Machine, extra: int, alignment: int) -> None:
     slots = slots_for(graph, machine, alignment)
@@ -106,16 +107,16 @@ def test_a_static_plan_is_right_and_holds_its_bytes(graph: TaskGraph, machine: M
 
 def test_most_graphs_have_static_plans() -> None:
     found = tried = 0
-    for seed in range(60):
+    for seed in range(36):
         graph = random_graph(seed, most_ops=10)
         slots = slots_of(graph, a_machine(), as_written(graph), 256)
         if slots is not None:
             tried += len(NAMED)
             found += len(static_plans(slots, largest_footprint(graph)[1] + 2048, NAMED))
-    assert tried >= 120 and found >= 0.9 * tried, f"{found} of {tried}"
+    assert tried >= 72 and found >= 0.9 * tried, f"{found} of {tried}"
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(task_graphs(most_ops=8), machines(), st.integers(0, 8192), st.sampled_from([1, 2]), st.sampled_from([1, 256]))
 def test_effort_is_never_slower_than_a_static_plan(graph: TaskGraph, machine: Machine, extra: int, effort: int, alignment: int) -> None:
     never_slower(slots_for(graph, machine, alignment), largest_footprint(graph, alignment)[1] + extra, effort)
@@ -148,3 +149,5 @@ def test_a_policy_makes_the_plan_or_says_why_not() -> None:
         assert found.nodes == static_plans(slots, budget + 4096, (policy,))[policy].memgraph.nodes
         with pytest.raises(UsageError, match=f"--policy {policy.value}: a static plan is not searched for"):
             plan(graph, a_machine(), budget, PlanOptions(policy=policy, effort=1))
+        with pytest.raises(UsageError, match=f"--policy {policy.value}: a static plan starts with an empty device, not warm"):
+            plan(graph, a_machine(), budget, PlanOptions(policy=policy, start=Start.WARM))
