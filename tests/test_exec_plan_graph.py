@@ -65,6 +65,10 @@ def test_the_plan_of_a_trace_is_saved_drawn_and_verified(capsys: pytest.CaptureF
         (("--graph", SQUEEZE, "--h2d", "1GB", "--dtype", "fp32"), "--dtype: of a spec"),
         (("--graph", SQUEEZE, "--h2d", "1GB", "--no-fuse", "attention"), "--no-fuse: of a spec"),
         (
+            ("--graph", SQUEEZE, "--h2d", "1GB", "--policy", "pin-first", "--passes", "2"),
+            "--policy pin-first: a static plan starts with an empty",
+        ),
+        (
             ("--graph", SQUEEZE, "--h2d", "1GB", "--split", "f=4", "--weights", "w", "--outputs", "y"),
             "--weights, --outputs, --split: of a spec",
         ),
