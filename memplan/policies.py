@@ -98,12 +98,13 @@ def settled(slots: Slots, budget_bytes: int, keep: Keep, table: Timetable, slack
     """The plan of a timetable, with the stays cut that find no place. None where that does not help or may not be, or the host is full."""
     capacity = budget_bytes // slots.alignment * slots.alignment
     blocks = blocks_of(slots, table)
-    found = cut(slots.accesses, blocks, place(blocks.blocks, capacity), keep, capacity)
+    offsets = place(blocks.blocks, capacity)
+    if None in offsets and not may_cut:
+        return None
+    found = cut(slots.accesses, blocks, offsets, keep, capacity)
     if found is None:
         return None
     if not np.array_equal(found.keep, keep):
-        if not may_cut:
-            return None
         table = timetable(slots, capacity, found.keep, slack_bytes)
         blocks = blocks_of(slots, table)
     try:
