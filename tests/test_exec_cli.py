@@ -129,22 +129,6 @@ def test_show_answers_for_a_person_and_a_script(capsys: pytest.CaptureFixture[st
     assert facts(capsys, "show", LLAMA)["most_ops_in_a_layer"] <= 12
 
 
-def test_attention_in_parts_answers_the_same(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    in_parts = ["--no-fuse", "attention"]
-    out, _ = ran(capsys, "show", LLAMA, *in_parts)
-    assert "attention o" not in out and "not fused   o: attention is left in parts, as asked" in out
-    (tmp_path / "t.json").write_text(json.dumps([list(range(40, 110))]))
-    words = ["run", LLAMA, *LLAMA_SIZES, "--weights", "random:1", "--machine", "cpu", "--tokens", str(tmp_path / "t.json")]
-    found = {}
-    for name, more in {"fused": [], "parts": in_parts, "pieces": [*in_parts, "--split", "k=3,s=2"]}.items():
-        saved = tmp_path / f"{name}.safetensors"
-        tasks = facts(capsys, *words, *more, "--budget", "4MiB", "--logits", str(saved))["tasks"]
-        found[name] = tasks, load_file(saved)["logits"]
-    (few, fused), (more_tasks, parts), (most, pieces) = found.values()
-    assert few < more_tasks < most
-    assert np.abs(parts - fused).max() <= 1e-5 * np.abs(fused).max() >= np.abs(pieces - fused).max()
-
-
 @pytest.mark.parametrize("dispatch", ["serial", "dynamic", "static"])
 def test_run_of_the_mlp(capsys: pytest.CaptureFixture[str], tmp_path: Path, dispatch: str) -> None:
     weights, given = mlp_files(tmp_path)
