@@ -47,6 +47,8 @@ bench: $(VENV)/.bench $(MODEL)  ## the measurements of bench/README.md, as files
 	$(PY) -m bench.plan_quality --out bench/results/local
 	$(PY) -m bench.traces tests/data --out bench/results/local
 	$(PY) -m bench.plan_speed --out bench/results/local
+	$(PY) -m bench.noise tests/data --out bench/results/local
+	$(PY) -m bench.turnip_cases --out bench/results/local
 
 kernels: $(VENV)/.test  ## the Triton kernels alone, in Triton's interpreter against their plain-torch twins
 	$(PYTEST) -q -m interpreter

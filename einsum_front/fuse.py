@@ -31,6 +31,18 @@ class FuseOptions:
     epilogues: bool = True
 
 
+LEAVABLE = ("attention",)
+"""What a person can ask to leave in parts."""
+
+
+def leaving(words: Sequence[str]) -> FuseOptions:
+    """All fusions but those that `words` name. Raises UsageError for one there is not."""
+    for word in words:
+        if word not in LEAVABLE:
+            raise UsageError(f"--no-fuse: there is no fusion {word!r} to leave out; there is {', '.join(LEAVABLE)}")
+    return FuseOptions(attention="attention" not in words)
+
+
 def fuse(program: Program, outputs: Sequence[str] | None = None, options: FuseOptions | None = None) -> OpGraph:
     """The fused ops that compute `outputs` (None: the first declared).
 
@@ -47,8 +59,7 @@ def fuse(program: Program, outputs: Sequence[str] | None = None, options: FuseOp
     computed = {op.value for op in ops}
     wanted = tuple((name, value_by_output[name] if value_by_output[name] in computed else _copy_name(name)) for name in names)
     fuser = _Fuser(ops, {value for _, value in wanted})
-    if options.attention:
-        fuser.fuse_attention()
+    fuser.fuse_attention(options.attention)
     if options.maps:
         fuser.fold_maps()
     if options.epilogues:
@@ -100,7 +111,8 @@ class _Fuser:
     def op_by_value(self) -> dict[str, FusedOp]:
         return {op.value: op for op in self.ops}
 
-    def fuse_attention(self) -> None:
+    def fuse_attention(self, wanted: bool) -> None:
+        """Fuse every attention, or where none is wanted only note which are left in parts."""
         readers, by_value = self.readers(), self.op_by_value()
         gone: set[str] = set()
         for i, op in enumerate(self.ops):
@@ -111,9 +123,11 @@ class _Fuser:
             except NotAttention as reason:
                 self.note(str(reason))
                 continue
-            if found is not None:
+            if found is not None and wanted:
                 self.ops[i], vanished = found
                 gone |= vanished
+            elif found is not None:
+                self.note(f"{spoken(op.base)}: attention is left in parts, as asked; its scores are a tensor")
         self.ops = [op for op in self.ops if op.value not in gone]
 
     def note(self, reason: str) -> None:

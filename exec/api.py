@@ -62,6 +62,7 @@ def plan(
     dtype: str = "fp32",
     outputs: Sequence[str] | None = None,
     split: Mapping[str, int] | None = None,
+    no_fuse: Sequence[str] = (),
     effort: int = 0,
     warm: bool = False,
     passes: int | None = None,
@@ -73,8 +74,9 @@ def plan(
     budget_bytes = parse_bytes(budget)
     start = start_for(warm, passes, effort)
     if passes is not None:
-        return make_loop(model.program, DType(dtype), budget_bytes, machine_named(machine), passes, outputs, letters(split), began, effort)
-    built = build_graph(model.program, DType(dtype), budget_bytes, outputs, letters(split))
+        where = machine_named(machine)
+        return make_loop(model.program, DType(dtype), budget_bytes, where, passes, outputs, letters(split), no_fuse, began, effort)
+    built = build_graph(model.program, DType(dtype), budget_bytes, outputs, letters(split), no_fuse)
     return make_plan(built, machine_named(machine), budget_bytes, PlanOptions(effort=effort, start=start), began)
 
 
@@ -86,6 +88,7 @@ def run(
     dtype: str = "fp32",
     outputs: Sequence[str] = (),
     split: Mapping[str, int] | None = None,
+    no_fuse: Sequence[str] = (),
     dispatch: str = "dynamic",
     inputs: Mapping[str, NDArray[np.generic]] | None = None,
     perplexity: bool = False,
@@ -106,6 +109,7 @@ def run(
         outputs=tuple(outputs),
         perplexity=perplexity,
         split=letters(split),
+        no_fuse=tuple(no_fuse),
         dispatch=Dispatch(dispatch),
         effort=effort,
         passes=passes,

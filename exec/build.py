@@ -20,7 +20,7 @@ from einpage.einsum_front.elaborate import elaborate
 from einpage.einsum_front.errors import UsageError
 from einpage.einsum_front.expr import Letter
 from einpage.einsum_front.finest import coarsened, smallest_first
-from einpage.einsum_front.fuse import fuse
+from einpage.einsum_front.fuse import fuse, leaving
 from einpage.einsum_front.opgraph import OpGraph
 from einpage.einsum_front.program import Program
 from einpage.einsum_front.sizer import Choice
@@ -131,13 +131,14 @@ def build_graph(
     budget_bytes: int,
     outputs: Sequence[str] | None = None,
     pieces: Mapping[Letter, int] | None = None,
+    no_fuse: Sequence[str] = (),
 ) -> Built:
-    """Fuse, choose a split for the budget (letters in `pieces` are fixed), and cut.
+    """Fuse (all but `no_fuse`), choose a split for the budget (letters in `pieces` are fixed), and cut.
 
-    Raises DoesNotFit where the smallest working set is larger than the budget, UsageError for an unknown output or an
-    impossible split.
+    Raises DoesNotFit where the smallest working set is larger than the budget, UsageError for an unknown output or fusion
+    or an impossible split.
     """
-    opgraph = fuse(program, outputs)
+    opgraph = fuse(program, outputs, leaving(no_fuse))
     for choice in candidates(opgraph, dtype, budget_bytes, pieces):
         found = Built(opgraph, choice, split(opgraph, choice.by_letter, dtype))
         if largest_footprint(found.graph)[1] <= budget_bytes:
@@ -195,7 +196,7 @@ def make_plan(
 
 def make_loop(
     program: Program, dtype: DType, budget_bytes: int, machine: Machine, passes: int, outputs: Sequence[str] | None = None,
-    pieces: Mapping[Letter, int] | None = None, since: float | None = None, effort: int = 0,
+    pieces: Mapping[Letter, int] | None = None, no_fuse: Sequence[str] = (), since: float | None = None, effort: int = 0,
 ) -> Planned:  # fmt: skip
     """Plan a pass that ends as it began, to run `passes` times; with the best of a few splits, for what streams wants small pieces.
 
@@ -206,7 +207,7 @@ def make_loop(
     options = PlanOptions(start=Start.LOOP)
     for share in LOOP_SPLITS:
         try:
-            built = build_graph(program, dtype, budget_bytes // share, outputs, pieces)
+            built = build_graph(program, dtype, budget_bytes // share, outputs, pieces, no_fuse)
         except DoesNotFit:
             if best is None:
                 raise
@@ -245,6 +246,7 @@ def plan_graph(
     began = perf_counter() if since is None else since
     if graph.dtype not in dict(machine.flops_per_s) and any(task.seconds is None for task in graph.tasks):
         raise UsageError(f"machine {machine.name} has no figure for {graph.dtype.value}")
+    options = options or PlanOptions()
     memgraph = plan(graph, machine, budget_bytes, options)
     fault = judge(memgraph)
     if fault is not None:
@@ -256,5 +258,5 @@ def plan_graph(
         limits = steady_bounds(graph, machine, budget_bytes)
     else:
         limits = bounds(graph, machine, budget_bytes, tasks_in_order(memgraph), effort, reached, memgraph.resident)
-    facts = report(memgraph, machine, timeline, limits, plan_s=plan_s, verified=True, spec=graph.name)
+    facts = report(memgraph, machine, timeline, limits, plan_s=plan_s, verified=True, spec=graph.name, policy=options.policy.value)
     return Planned(graph, memgraph, machine, timeline, limits, facts)

@@ -29,7 +29,7 @@ from einpage.exec.measure import cores, measured_cpu
 from einpage.exec.run import Dispatch, RunOptions, RunResult, device_for, kernels_for, run_model
 from einpage.exec.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 from einpage.exec.trace import write_trace
-from einpage.exec.words import names_of, pieces_of, settings_of, start_of, write_timeline
+from einpage.exec.words import fusions_of, names_of, pieces_of, settings_of, start_of, write_timeline
 from einpage.memplan.machine import Machine, checked_threads, load_machine
 from einpage.memplan.units import format_bytes, format_seconds, parse_bytes, parse_rate
 
@@ -48,6 +48,7 @@ def run_from_arguments(a: argparse.Namespace) -> int:
         outputs=tuple(names_of(a.outputs) or ()),
         perplexity=a.perplexity,
         split=pieces_of(a.split),
+        no_fuse=fusions_of(a.no_fuse),
         dispatch=Dispatch(a.dispatch),
         kernels=kernels_for(a.kernels),
         effort=a.effort,

@@ -18,7 +18,7 @@ from time import perf_counter
 
 from einpage.einsum_front.dtype import RUN_DTYPES, DType
 from einpage.einsum_front.errors import EinpageError, UsageError
-from einpage.einsum_front.fuse import fuse
+from einpage.einsum_front.fuse import fuse, leaving
 from einpage.einsum_front.show import render as render_show
 from einpage.einsum_front.show import summary
 from einpage.einsum_front.split import split
@@ -28,12 +28,13 @@ from einpage.exec.files import refuse_unwritable
 from einpage.exec.graph_command import planned_trace
 from einpage.exec.interrupt import ends_at_once
 from einpage.exec.packing import pack_from_arguments
-from einpage.exec.words import names_of, pieces_of, settings_of, start_of, write_timeline
+from einpage.exec.words import fusions_of, names_of, pieces_of, settings_of, start_of, write_timeline
 from einpage.memplan.bounds import Effort
 from einpage.memplan.footprint import largest_footprint
 from einpage.memplan.machine import Machine, load_machine, machine_names, machine_text
 from einpage.memplan.plan import PlanOptions
 from einpage.memplan.planfile import load_plan, save_plan
+from einpage.memplan.policies import Policy
 from einpage.memplan.report import render as render_report
 from einpage.memplan.residents import Start
 from einpage.memplan.units import format_bytes, parse_bytes
@@ -74,6 +75,8 @@ def parser() -> argparse.ArgumentParser:
     _plan_arguments(plan, budget_required=False)
     plan.add_argument("--graph", metavar="FILE.json[.gz]", help="plan an access trace instead of a spec; its tasks bring their times")
     plan.add_argument("--machine", metavar="NAME|FILE", help=f"a profile: {', '.join(machine_names())} (default: cpu, for a spec)")
+    statics = "a static plan in place of the planner's (auto, the default)"
+    plan.add_argument("--policy", choices=[p.value for p in Policy], default=Policy.AUTO.value, help=statics)
     plan.add_argument("--warm", action="store_true", help="start with weights on the device, as far as they fit")
     plan.add_argument("--out", metavar="FILE", help="save the plan as JSON")
     plan.add_argument(
@@ -97,7 +100,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--threads", type=int, metavar="N", help="threads a kernel may use")
     run.add_argument("--logits", metavar="FILE", help="save the outputs as safetensors")
     run.add_argument("--trace", metavar="FILE", help="save a Chrome/Perfetto trace")
-    run.set_defaults(command_function=run_command, warm=False)
+    run.set_defaults(command_function=run_command, warm=False, policy=Policy.AUTO.value)
 
     verify = commands.add_parser("verify", help="judge a saved plan again")
     verify.add_argument("plan", metavar="PLAN.json")
@@ -128,6 +131,7 @@ def _spec_arguments(p: argparse.ArgumentParser, may_be_absent: bool = False) -> 
     p.add_argument("--dtype", choices=[d.value for d in RUN_DTYPES], default=None if may_be_absent else DTYPE, help=f"default: {DTYPE}")
     p.add_argument("--outputs", metavar="NAMES", help="comma-separated; default: the first the spec declares")
     p.add_argument("--split", metavar="f=4,v=16", help="fix how many pieces letters are cut into")
+    p.add_argument("--no-fuse", metavar="WHAT", help="leave in parts: attention (its scores become tensors)")
     p.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
@@ -144,7 +148,7 @@ def _plan_arguments(p: argparse.ArgumentParser, budget_required: bool = True) ->
 
 def show_command(a: argparse.Namespace) -> int:
     model = open_model(a.spec, settings_of(a.set), a.weights)
-    opgraph = fuse(model.program, names_of(a.outputs))
+    opgraph = fuse(model.program, names_of(a.outputs), leaving(fusions_of(a.no_fuse)))
     graph = split(opgraph, pieces_of(a.split), DType(a.dtype))
     task, nbytes = largest_footprint(graph)
     if a.json:
@@ -209,12 +213,13 @@ def planned_spec(a: argparse.Namespace, budget: int, began: float) -> Planned:
         raise UsageError("nothing to plan: give a SPEC, as specs/llama.yaml, or --graph FILE.json, an access trace")
     machine = load_machine(a.machine or "cpu", h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes)
     model = open_model(a.spec, settings_of(a.set), a.weights)
-    dtype, outputs, pieces = DType(a.dtype or DTYPE), names_of(a.outputs), pieces_of(a.split)
-    if start_of(a) is Start.LOOP:
-        return make_loop(model.program, dtype, budget, machine, a.passes, outputs, pieces, began, a.effort)
-    built = build_graph(model.program, dtype, budget, outputs, pieces)
-    planned = make_plan(built, machine, budget, PlanOptions(effort=a.effort, start=start_of(a)), began, Effort(a.bounds))
-    return replace(planned, sizes=model.program.sizes)
+    dtype, outputs, pieces, no_fuse = DType(a.dtype or DTYPE), names_of(a.outputs), pieces_of(a.split), fusions_of(a.no_fuse)
+    start = start_of(a)
+    if start is Start.LOOP:
+        return make_loop(model.program, dtype, budget, machine, a.passes, outputs, pieces, no_fuse, began, a.effort)
+    built = build_graph(model.program, dtype, budget, outputs, pieces, no_fuse)
+    options = PlanOptions(effort=a.effort, policy=Policy(a.policy), start=start)
+    return replace(make_plan(built, machine, budget, options, began, Effort(a.bounds)), sizes=model.program.sizes)
 
 
 def run_command(a: argparse.Namespace) -> int:
@@ -292,6 +297,8 @@ def recipe_of(a: argparse.Namespace, planned: Planned) -> dict[str, object]:
         "dtype": planned.graph.dtype.value,
         "budget_bytes": planned.memgraph.budget_bytes,
         "split": {str(k): n for k, n in planned.graph.split},
+        "policy": planned.report["policy"],
+        "no_fuse": list(fusions_of(a.no_fuse)),
         "outputs": [name for name, _ in planned.graph.outputs],
         "machine": machine_facts(planned.machine),
     }

@@ -15,10 +15,11 @@ from einpage.exec.words import start_of
 from einpage.memplan.bounds import Effort
 from einpage.memplan.machine import Machine, links_only, load_machine
 from einpage.memplan.plan import PlanOptions
+from einpage.memplan.policies import Policy
 from einpage.memplan.tracefile import read_trace
 from einpage.memplan.units import parse_bytes
 
-OF_A_SPEC = ("set", "weights", "dtype", "outputs", "split")
+OF_A_SPEC = ("set", "weights", "dtype", "outputs", "split", "no_fuse")
 """Options that mean nothing to a trace."""
 
 
@@ -26,11 +27,11 @@ def planned_trace(a: argparse.Namespace, budget: int, began: float) -> Planned:
     """The plan of the trace `a.graph`; `began` is when the command did. Raises UsageError, DoesNotFit."""
     if a.spec is not None:
         raise UsageError(f"SPEC {a.spec} and --graph {a.graph} exclude each other: give one of them")
-    given = [f"--{word}" for word in OF_A_SPEC if getattr(a, word)]
+    given = [f"--{word.replace('_', '-')}" for word in OF_A_SPEC if getattr(a, word)]
     if given:
         raise UsageError(f"{', '.join(given)}: of a spec, and --graph {a.graph} is a trace, which has its sizes and times; leave out")
     machine = _machine(a, budget)
-    options = PlanOptions(alignment=1, effort=a.effort, start=start_of(a))
+    options = PlanOptions(alignment=1, effort=a.effort, policy=Policy(a.policy), start=start_of(a))
     planned = plan_graph(read_trace(a.graph), machine, budget, options, began, Effort(a.bounds))
     return with_passes(planned, a.passes, perf_counter() - began) if a.passes is not None else planned
 

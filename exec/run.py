@@ -70,6 +70,8 @@ class RunOptions:
     perplexity: bool = False
     """Adds the output that has logits for every position, and the text's perplexity."""
     split: Mapping[Letter, int] = field(default_factory=dict)
+    no_fuse: tuple[str, ...] = ()
+    """Fusions to leave out."""
     dispatch: Dispatch = Dispatch.DYNAMIC
     kernels: str = "torch"
     """torch | triton (the latter only under Triton's interpreter here)."""
@@ -154,8 +156,9 @@ def plan_for(program: Program, machine: Machine, options: RunOptions, outputs: S
     """The plan of one cold pass, or of a pass that ends as it began."""
     dtype, budget = options.dtype, options.budget_bytes
     if options.passes is not None:
-        return make_loop(program, dtype, budget, machine, options.passes, outputs, options.split, began, options.effort)
-    built = build_graph(program, dtype, budget, outputs, options.split)
+        split, no_fuse = options.split, options.no_fuse
+        return make_loop(program, dtype, budget, machine, options.passes, outputs, split, no_fuse, began, options.effort)
+    built = build_graph(program, dtype, budget, outputs, options.split, options.no_fuse)
     return make_plan(built, machine, budget, PlanOptions(effort=options.effort), began)
 
 

@@ -1,4 +1,4 @@
-"""Words of the command line that several commands share: `--set`, `--outputs`, `--split`, `--warm`, `--passes`, `--timeline`."""
+"""Words that several commands share: `--set`, `--outputs`, `--split`, `--no-fuse`, `--warm`, `--passes`, `--timeline`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from einpage.exec.files import write_atomically
 from einpage.exec.timeline import NodeTimes
 from einpage.exec.timeline_html import render_html
 from einpage.exec.timeline_svg import render_svg
+from einpage.memplan.policies import Policy
 from einpage.memplan.residents import Start
 
 
@@ -54,7 +55,10 @@ def pieces_of(words: str | None) -> dict[Letter, int]:
 
 def start_of(a: argparse.Namespace) -> Start:
     """What `--warm` and `--passes` ask to be on the device before the first task. Raises UsageError for what they exclude."""
-    return start_for(a.warm, a.passes, a.effort)
+    start = start_for(a.warm, a.passes, a.effort)
+    if a.policy != Policy.AUTO.value and start is not Start.COLD:
+        raise UsageError(f"--policy {a.policy}: a static plan starts with an empty device; leave out --warm and --passes")
+    return start
 
 
 def start_for(warm: bool, passes: int | None, effort: int) -> Start:
@@ -67,6 +71,11 @@ def start_for(warm: bool, passes: int | None, effort: int) -> Start:
     if effort and warm:
         raise UsageError(f"--warm is planned at --effort 0 only; leave --effort {effort} out")
     return start
+
+
+def fusions_of(words: str | None) -> tuple[str, ...]:
+    """`attention` as the names of fusions that are not wanted; whether there are such is for the fuser to say."""
+    return () if words is None else tuple(word.strip() for word in words.split(","))
 
 
 def write_timeline(path: Path, planned: Planned, measured: NodeTimes | None) -> None:

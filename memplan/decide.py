@@ -1,7 +1,8 @@
 """Plans from decisions: many ways to say what stays are tried as timetables, the best are placed, and the simulator judges.
 
-In: a graph, a machine, a budget, an order, the plan to beat. Out: a plan whose makespan is never longer than that one's; the same plan for
-the same input. A timetable costs a hundredth of a plan, so tables choose who is placed, and placed plans choose the answer.
+In: a graph, a machine, a budget, an order, the plan to beat. Out: a plan whose makespan is never longer than that one's, nor than a static
+plan's; the same plan for the same input. A timetable costs a hundredth of a plan, so tables choose who is placed, and placed plans
+choose the answer.
 
     effort 1    policies without a solver
     effort 2    and shares from the slot LP, rounded, where scipy is there and the graph is small enough
@@ -16,14 +17,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from einpage.memplan import lp
-from einpage.memplan.assemble import assemble, blocks_of
-from einpage.memplan.cut import cut, within
-from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.keep import and_nearest, nearest, pin_evenly, pin_first, rounded, stream_all
 from einpage.memplan.machine import Machine
 from einpage.memplan.memgraph import MemGraph, Queue
-from einpage.memplan.place import place
+from einpage.memplan.policies import STATIC, static_plans
 from einpage.memplan.report import moved_bytes
+from einpage.memplan.settle import settled
 from einpage.memplan.simulate import simulate
 from einpage.memplan.slot_lp import Links, time_bound
 from einpage.memplan.slots import Slots
@@ -59,17 +58,26 @@ class Candidate:
 
 
 def better_plan(slots: Slots, budget_bytes: int, effort: int, start: MemGraph, bound_s: float) -> MemGraph:
-    """`start`, or a plan that takes no longer and scores better. `bound_s` is some lower bound on the makespan."""
+    """`start`, or a plan that takes no longer, nor longer than any static plan, and scores better.
+
+    `bound_s` is some lower bound on the makespan.
+    """
     machine = slots.machine
     best, best_s = start, simulate(start, machine).makespan_s
-    if best_s <= GOOD_ENOUGH * bound_s or slots.accesses.slots > MOST_SLOTS[1]:
+    if best_s <= bound_s or slots.accesses.slots > MOST_SLOTS[1]:
+        return best
+    for static in static_plans(slots, budget_bytes, STATIC, best_s).values():
+        seconds = simulate(static.memgraph, machine).makespan_s
+        if seconds < best_s:
+            best, best_s = static.memgraph, seconds
+    if best_s <= GOOD_ENOUGH * bound_s:
         return best
     capacity = budget_bytes // slots.alignment * slots.alignment
-    limit_s, best_score = best_s, _score(best_s, _moved(start), machine)
+    limit_s, best_score = best_s, _score(best_s, _moved(best), machine)
     for candidate in _shortlist(_candidates(slots, capacity, effort))[: PLACED[effort]]:
         if candidate.score >= WORTH * best_score:
             break
-        for found in _placed(slots, budget_bytes, candidate):
+        for found in settled(slots, budget_bytes, candidate.keep, candidate.table, int(candidate.slack * capacity)):
             seconds = simulate(found, machine).makespan_s
             score = _score(seconds, _moved(found), machine)
             if score < best_score and seconds <= limit_s:
@@ -125,20 +133,3 @@ def _keeps(slots: Slots, capacity: int, effort: int) -> Iterator[tuple[float, Ke
                 continue
             for share in RESERVES[effort]:
                 yield share, rounded(a, np.maximum(room - int(share * capacity), 0), found.kept)
-
-
-def _placed(slots: Slots, budget_bytes: int, candidate: Candidate) -> Iterator[MemGraph]:
-    """Plans of a timetable, with the stays cut that find no place. None where no cut helps, or the host is full."""
-    capacity = budget_bytes // slots.alignment * slots.alignment
-    blocks = blocks_of(slots, candidate.table)
-    offsets = place(blocks.blocks, capacity)
-    for drives in (False, True) if None in offsets else (False,):
-        found = cut(slots, blocks, offsets, candidate.keep, capacity, drives)
-        if found is None:
-            continue
-        table = timetable(slots, capacity, found.keep, int(candidate.slack * capacity))
-        left = blocks_of(slots, table)
-        try:
-            yield assemble(slots, budget_bytes, table, left, within(left, found.offset_by_key))
-        except DoesNotFit:
-            continue

@@ -1,6 +1,7 @@
 """Which tensors stay between two uses: policies, each a pure function to one truth an interval.
 
 In: Accesses as the arena sees them, and the room that what stays may take at every slot. Out: Keep, which always fits that room.
+`most_bytes` in policies.py says what the named ones move at most.
 
     stream all    nothing with a copy on the host stays          (what per-layer streaming does)
     pin first     the tensors first used stay for good            (a static split: the head of the model on the device)

@@ -28,6 +28,7 @@ from einpage.memplan.malloc import Allocator
 from einpage.memplan.memgraph import ALIGNMENT, MemGraph, NodeId, aligned
 from einpage.memplan.memory import Memory, Reservation
 from einpage.memplan.order import ORDER_BY_POLICY, OrderPolicy
+from einpage.memplan.policies import Policy, static_plans
 from einpage.memplan.record import Recorder
 from einpage.memplan.residents import NOBODY, Residents, Start, resident_sets
 from einpage.memplan.reuse import Reuse, Step
@@ -65,6 +66,8 @@ class PlanOptions:
     """Used by RANDOM policies only."""
     effort: int = 0
     """0: the horizons alone; 1 to 3: what decide.py finds is taken where it is better, at ten to a thousand times the time."""
+    policy: Policy = Policy.AUTO
+    """Another than AUTO makes the whole plan, or none is made; then `effort` has to be 0."""
     start: Start = Start.COLD
     """What is on the device before the first task; WARM wants effort 0."""
 
@@ -72,13 +75,16 @@ class PlanOptions:
 def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions | None = None) -> MemGraph:
     """Say where every byte of `graph` lives and when it moves, in a device arena of `budget_bytes`.
 
-    Raises DoesNotFit, with the task, the bytes and the smallest budget that works; UsageError for options that exclude each other.
+    Raises DoesNotFit, with the task, the bytes and the smallest budget that works; UsageError for options that exclude each
+    other, and where `options.policy` has no plan.
     """
     options = options or PlanOptions()
     if options.effort and options.start is Start.WARM:
         raise UsageError(f"effort {options.effort} plans from an empty device; a warm start wants effort 0")
     _refuse_too_small(graph, budget_bytes, options.alignment)
     order = ORDER_BY_POLICY[options.order](graph, options.seed)
+    if options.policy is not Policy.AUTO:
+        return _by_policy(graph, machine, budget_bytes, options, order)
     if options.start is Start.COLD:
         return _from_empty(graph, machine, budget_bytes, options, order)
     return _from_residents(graph, machine, budget_bytes, options, order)
@@ -91,6 +97,23 @@ def _from_empty(graph: TaskGraph, machine: Machine, budget_bytes: int, options: 
         bound_s = bounds(graph, machine, budget_bytes, order).bound_order_s
         found = better_plan(slots, budget_bytes, options.effort, found, bound_s)
     return found
+
+
+def _by_policy(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions, order: Sequence[TaskId]) -> MemGraph:
+    what = f"--policy {options.policy.value}"
+    if options.effort:
+        raise UsageError(f"{what}: a static plan is not searched for; leave out --effort {options.effort}")
+    if options.start is not Start.COLD:
+        raise UsageError(f"{what}: a static plan starts with an empty device, not {options.start.value}")
+    slots = slots_of(graph, machine, order, options.alignment)
+    if slots is None:
+        raise UsageError(
+            f"{what}: a graph without tasks, with gathered rows that no task reads, or that gathers results, has no static plan"
+        )
+    found = static_plans(slots, budget_bytes, (options.policy,))
+    if not found:
+        raise UsageError(f"{what}: even where nothing stays some tensor finds no place in {budget_bytes} bytes; give a larger --budget")
+    return found[options.policy].memgraph
 
 
 def _from_residents(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions, order: Sequence[TaskId]) -> MemGraph:

@@ -52,15 +52,18 @@ def once_bytes(memgraph: MemGraph) -> int:
 
 
 def report(
-    memgraph: MemGraph, machine: Machine, timeline: Timeline, bounds: Bounds, *, plan_s: float, verified: bool, spec: str
-) -> dict[str, Any]:
-    """Everything `plan --json` prints. `plan_s` is the time from spec to judged plan; `verified` is the judge's word."""
+    memgraph: MemGraph, machine: Machine, timeline: Timeline, bounds: Bounds, *, plan_s: float, verified: bool, spec: str,
+    policy: str = "auto",
+) -> dict[str, Any]:  # fmt: skip
+    """Everything `plan --json` prints. `plan_s` is the time from spec to judged plan; `verified` is the judge's word; `policy` says who
+    made the plan."""
     graph = memgraph.graph
     h2d_bytes, d2h_bytes = moved_bytes(memgraph, Queue.H2D), moved_bytes(memgraph, Queue.D2H)
     largest_task, largest_bytes = largest_footprint(graph, memgraph.alignment)
     return {
         "spec": spec,
         "machine": machine.name,
+        "policy": policy,
         "dtype": graph.dtype.value,
         "split": {str(letter): pieces for letter, pieces in graph.split},
         "budget_bytes": int(memgraph.budget_bytes),
@@ -154,6 +157,8 @@ def render(figures: dict[str, Any]) -> str:
         ("bytes", bytes_text),
         ("judge", ("passed" if figures["verified"] else "not asked") + f"; planned in {format_seconds(figures['plan_s'])}"),
     ]
+    if figures["policy"] != "auto":
+        rows.insert(1, ("policy", f"{figures['policy']}, as asked"))
     if figures["over_device_bytes"]:
         rows.append(("warning", f"the budget exceeds the device of {figures['machine']} by {format_bytes(figures['over_device_bytes'])}"))
     rows.append(("limited by", f"{figures['limited_by']}: {_CURES[figures['limited_by']]}"))

@@ -203,6 +203,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "an output without a name": (["--budget", "1MiB", "--outputs", ","], "--outputs ,"),
     "a letter twice": (["--budget", "1MiB", "--split", "h=2,h=3"], "h is given twice"),
     "unknown letter": (["--budget", "1MiB", "--split", "q=2"], "letters that can"),
+    "unknown fusion": (["--budget", "1MiB", "--no-fuse", "attention,maps"], "no fusion 'maps' to leave out; there is attention"),
     "no such weights": (["--budget", "1MiB", "--weights", "nowhere.gguf"], "nowhere.gguf"),
     "cuda": (["--budget", "1MiB", "--device", "cuda"], "cuda"),
     "no such folder": (["--budget", "1MiB", "--logits", "nowhere/x.safetensors"], "nowhere"),

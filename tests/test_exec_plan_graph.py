@@ -63,6 +63,11 @@ def test_the_plan_of_a_trace_is_saved_drawn_and_verified(capsys: pytest.CaptureF
         (("specs/mlp.yaml", "--graph", SQUEEZE, "--h2d", "1GB"), "SPEC specs/mlp.yaml and --graph"),
         (("--graph", SQUEEZE, "--h2d", "1GB", "--set", "seq=4"), "--set: of a spec"),
         (("--graph", SQUEEZE, "--h2d", "1GB", "--dtype", "fp32"), "--dtype: of a spec"),
+        (("--graph", SQUEEZE, "--h2d", "1GB", "--no-fuse", "attention"), "--no-fuse: of a spec"),
+        (
+            ("--graph", SQUEEZE, "--h2d", "1GB", "--policy", "pin-first", "--passes", "2"),
+            "--policy pin-first: a static plan starts with an empty",
+        ),
         (
             ("--graph", SQUEEZE, "--h2d", "1GB", "--split", "f=4", "--weights", "w", "--outputs", "y"),
             "--weights, --outputs, --split: of a spec",
@@ -78,6 +83,24 @@ def test_a_mistake_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path
     plan = tmp_path / "plan.json"
     _, err = ran(capsys, "plan", *words, "--budget", "8MiB", "--out", str(plan), status=2)
     assert message in err and not plan.exists()
+
+
+def test_a_static_plan_says_whose_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    weights, tasks = [[1000, 1, 0, "w"]] * 10, [[[k % 10, k + 9] if k else [0], [k + 10]] for k in range(30)]
+    results = [[10, 0, int(k == 29), "a"] for k in range(30)]
+    trace = tmp_path / "loop.json"
+    trace.write_text(json.dumps({"tensors": weights + results, "ops": [[f"k{k}", *io, 1] for k, io in enumerate(tasks)]}))
+    words = ["plan", "--graph", str(trace), "--budget", "6000", "--h2d", "1GB"]
+    assert facts(capsys, *words)["policy"] == "auto"
+    found = {policy: facts(capsys, *words, "--policy", policy) for policy in ("stream-all", "pin-first", "pin-evenly", "nearest")}
+    assert all(found[policy]["policy"] == policy and found[policy]["verified"] for policy in found)
+    assert len({(f["h2d_bytes"], f["makespan_s"]) for f in found.values()}) >= 2
+    out, _ = ran(capsys, *words, "--policy", "pin-first")
+    assert "policy        pin-first, as asked" in out
+    _, err = ran(capsys, *words, "--policy", "pin-first", "--effort", "1", status=2)
+    assert "--policy pin-first: a static plan is not searched for; leave out --effort 1" in err
+    searched = facts(capsys, *words, "--effort", "1")["makespan_s"]
+    assert searched <= min(f["makespan_s"] for f in found.values())
 
 
 def test_a_spec_keeps_its_defaults(capsys: pytest.CaptureFixture[str]) -> None:

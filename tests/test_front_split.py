@@ -31,6 +31,7 @@ from real_bytes import direct
 from specs_small import SMALL, SPECS, small_data, small_program, tensors
 
 TOLERANCE = 1e-5
+WHOLE, IN_PARTS = FuseOptions(), FuseOptions(attention=False)
 
 
 def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
@@ -42,20 +43,20 @@ def everything(name: str) -> list[str]:
 
 
 @st.composite
-def splits(draw: st.DrawFn, name: str) -> dict[Letter, int]:
+def splits(draw: st.DrawFn, name: str, options: FuseOptions = WHOLE) -> dict[Letter, int]:
     """Any split the rules allow, several letters at once. Never one that is refused."""
     program = small_program(name)
-    most = most_pieces(map(tiling_of, fuse(program, everything(name)).ops), program.extents)
+    most = most_pieces(map(tiling_of, fuse(program, everything(name), options).ops), program.extents)
     return {letter: n for letter, top in most.items() if (n := draw(st.integers(1, min(top, 4)))) > 1}
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(("name", "options"), [*((name, WHOLE) for name in SMALL), ("attention", IN_PARTS)])
 @settings(max_examples=6, deadline=None)
 @given(data=st.data())
-def test_any_split_computes_the_reference(name: str, data: st.DataObject) -> None:
-    program, pieces = small_program(name), data.draw(splits(name))
+def test_any_split_computes_the_reference(name: str, options: FuseOptions, data: st.DataObject) -> None:
+    program, pieces = small_program(name), data.draw(splits(name, options))
     values = small_data(program)
-    graph = split(fuse(program, everything(name)), pieces, DType.FP32)
+    graph = split(fuse(program, everything(name), options), pieces, DType.FP32)
     got = direct(graph, values)
     expected = evaluate(
         program, tensors([i.name for i in program.inputs], values), tensors([w.name for w in program.weights], values), torch.float64
@@ -116,8 +117,10 @@ def test_no_tensor_holds_the_scores() -> None:
 
 def test_without_attention_fusion_the_scores_are_there() -> None:
     seq = 257
-    graph = split(fuse(small_program("llama", {"seq": seq}), None, FuseOptions(attention=False)), {}, DType.FP32)
+    opgraph = fuse(small_program("llama", {"seq": seq}), None, IN_PARTS)
+    graph = split(opgraph, {}, DType.FP32)
     assert any(value.shape.count(seq) == 2 for value in graph.values)
+    assert opgraph.unfused == ("o: attention is left in parts, as asked; its scores are a tensor",)
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -1,0 +1,98 @@
+"""What does a plan lose when task and copy times are off by a quarter?
+
+A plan made with nominal times is replayed with the real ones, beside a plan made knowing them: `loss` is the ratio of their makespans.
+
+`each`: every task and every tensor's copy is off by its own factor; `engine`: all tasks by one factor, all copies of a link by another.
+Over a few cells of LLaMA-7B and the access traces of a folder. Gate: every nominal plan is judged right, or nothing is reported. At
+effort 1 three minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from bench import results
+from bench.results import ROOT
+from bench.traces import references
+from einpage.einsum_front.dtype import DType
+from einpage.einsum_front.taskgraph import TaskGraph
+from einpage.exec.build import build_graph, open_model, plan_graph
+from einpage.memplan.bounds import Effort
+from einpage.memplan.machine import Machine, links_only, load_machine
+from einpage.memplan.noise import Spread, drawn, loss
+from einpage.memplan.plan import PlanOptions
+from einpage.memplan.tracefile import read_trace
+from einpage.memplan.units import format_bytes, parse_bytes
+
+CELLS = (("v100", "8GiB", 512, 1), ("a100", "16GiB", 2048, 1), ("a100", "8GiB", 8192, 1), ("h100", "8GiB", 2048, 8))
+"""Machine, budget, sequence, batch."""
+MOST_TASKS = 1000
+"""A larger trace is left out, unless --all is given."""
+WANTED = 1.05
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    graph: TaskGraph
+    machine: Machine
+    budget_bytes: int
+    options: PlanOptions
+
+
+def llama_cases(effort: int) -> Iterator[Case]:
+    for machine, budget, seq, batch in CELLS:
+        program, nbytes = open_model(ROOT / "specs/llama.yaml", {"seq": seq, "batch": batch}).program, parse_bytes(budget)
+        name = f"llama 7B, {batch} x {seq}, {machine}, {budget}"
+        yield Case(name, build_graph(program, DType.FP16, nbytes).graph, load_machine(machine), nbytes, PlanOptions(effort=effort))
+
+
+def trace_cases(folder: Path, effort: int, most_tasks: int) -> Iterator[Case]:
+    for path in sorted(folder.glob("*.json.gz")):
+        graph = read_trace(path)
+        for reference in references(path) if len(graph.tasks) <= most_tasks else ():
+            nbytes = int(reference["capacity"])
+            machine = links_only(reference["bw_h2d"], reference["bw_d2h"], nbytes)
+            name = f"{path.name.removesuffix('.json.gz')}, {format_bytes(nbytes)}"
+            yield Case(name, graph, machine, nbytes, PlanOptions(alignment=1, effort=effort))
+
+
+def losses(case: Case, share: float, seeds: int) -> dict[str, list[float]]:
+    """By spread, one loss a seed; `plan_graph` raises where the judge rejects."""
+    nominal = plan_graph(case.graph, case.machine, case.budget_bytes, case.options, effort=Effort.FAST).memgraph
+    return {
+        spread.value: [loss(nominal, case.machine, drawn(case.graph, share, seed, spread), case.options) for seed in range(seeds)]
+        for spread in Spread
+    }
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=__doc__)
+    words.add_argument("folder", type=Path, nargs="?", default=ROOT.parent / "shared/data/paging", help="of *.json.gz traces")
+    words.add_argument("--effort", type=int, choices=range(4), default=1, help="0 heeds no times: nothing is lost")
+    words.add_argument("--share", type=float, default=0.25, help="how far times are off at most")
+    words.add_argument("--seeds", type=int, default=3)
+    words.add_argument("--all", action="store_true", help=f"traces of more than {MOST_TASKS} tasks too")
+    words.add_argument("--out", type=Path, help="folder for noise.json")
+    asked = words.parse_args()
+    rows: list[dict[str, Any]] = []
+    most_tasks = 10**9 if asked.all else MOST_TASKS
+    for case in [*llama_cases(asked.effort), *trace_cases(asked.folder, asked.effort, most_tasks)]:
+        for spread, found in losses(case, asked.share, asked.seeds).items():
+            rows.append({"case": case.name, "spread": spread, "mean": mean(found), "worst": max(found), "losses": found})
+            print(f"{case.name:<48} {spread:<7} mean {mean(found):.4f}  worst {max(found):.4f}", flush=True)
+    for spread in Spread:
+        found = [loss for row in rows if row["spread"] == spread.value for loss in row["losses"]]
+        above = sum(loss > WANTED for loss in found)
+        print(f"{spread.value}: mean {mean(found):.4f}, worst {max(found):.4f}, {above} of {len(found)} above {WANTED}")
+    if asked.out is not None:
+        results.write(asked.out, "noise", f"python -m bench.noise --effort {asked.effort} --seeds {asked.seeds}", rows)
+
+
+if __name__ == "__main__":
+    main()
