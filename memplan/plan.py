@@ -41,7 +41,7 @@ HARDLY_SLOWER = 1.002
 """A plan within this multiple of the fastest is as good."""
 NEAR = 1.005
 """With a plan within this multiple of its bound, no more sets of residents are tried."""
-LARGER = 2
+LARGER = 3
 """Effort makes do with less room than the horizons: it is also spent on so many sets with more bytes than the best has."""
 
 
