@@ -196,7 +196,9 @@ def planned_for(a: argparse.Namespace, budget: int, began: float) -> Planned:
 
 
 def advice_for(a: argparse.Namespace, planned: Planned) -> dict[str, object] | None:
-    """What would help the plan most: found with plans of effort 0."""
+    """What would help the plan most: found with plans of effort 0. None for a loop, of which each plan takes seconds."""
+    if start_of(a) is Start.LOOP:
+        return None
     known = a.graph is None or a.machine is not None or a.device_bytes is not None
 
     def again(budget: int, sizes: Mapping[str, int]) -> Planned:

@@ -133,6 +133,10 @@ def test_where_nothing_helps_a_bound_says_so(capsys: pytest.CaptureFixture[str])
     assert f"{100 * (1 - found['bound_s'] / found['makespan_s']):.1f} %" in helps["text"]
 
 
+def test_of_loops_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert facts(capsys, "plan", LLAMA, *SMALL_LLAMA, "--budget", "1MiB", "--passes", "2")["advice"] is None
+
+
 def test_of_large_plans_nothing_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advice_module, "MOST_NODES", 3)
     assert facts(capsys, "plan", "--graph", SQUEEZE, "--h2d", "1GB", "--budget", "7MB")["advice"] is None
