@@ -83,7 +83,7 @@ def geometric_mean(ratios: list[float]) -> float:
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("folder", type=Path, nargs="?", default=ROOT.parent / "shared/data/paging", help="of *.json.gz traces")
-    words.add_argument("--effort", type=int, choices=range(4), default=0)
+    words.add_argument("--effort", type=int, choices=range(4), default=1)
     words.add_argument("--out", type=Path, help="folder for traces.json")
     asked = words.parse_args()
     paths = sorted(asked.folder.glob("*.json.gz"))

@@ -258,5 +258,15 @@ def plan_graph(
         limits = steady_bounds(graph, machine, budget_bytes)
     else:
         limits = bounds(graph, machine, budget_bytes, tasks_in_order(memgraph), effort, reached, memgraph.resident)
-    facts = report(memgraph, machine, timeline, limits, plan_s=plan_s, verified=True, spec=graph.name, policy=options.policy.value)
+    facts = report(
+        memgraph,
+        machine,
+        timeline,
+        limits,
+        plan_s=plan_s,
+        verified=True,
+        spec=graph.name,
+        policy=options.policy.value,
+        effort=options.effort,
+    )
     return Planned(graph, memgraph, machine, timeline, limits, facts)

@@ -77,6 +77,7 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--machine", metavar="NAME|FILE", help=f"a profile: {', '.join(machine_names())} (default: cpu, for a spec)")
     statics = "a static plan in place of the planner's (auto, the default)"
     plan.add_argument("--policy", choices=[p.value for p in Policy], default=Policy.AUTO.value, help=statics)
+    plan.add_argument("--free-order", action="store_true", help="let independent tasks change places where that is faster")
     plan.add_argument("--warm", action="store_true", help="start with weights on the device, as far as they fit")
     plan.add_argument("--out", metavar="FILE", help="save the plan as JSON")
     plan.add_argument(
@@ -84,7 +85,7 @@ def parser() -> argparse.ArgumentParser:
     )
     efforts = "fast: no linear programme; lp: always solve; auto: where it is cheap and the plan is not known to be good (default)"
     plan.add_argument("--bounds", choices=[e.value for e in Effort], default=Effort.AUTO.value, help=efforts)
-    plan.set_defaults(command_function=plan_command)
+    plan.set_defaults(command_function=plan_command, effort=None)
 
     run = commands.add_parser("run", help="plan and run with real weights")
     _spec_arguments(run)
@@ -100,7 +101,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--threads", type=int, metavar="N", help="threads a kernel may use")
     run.add_argument("--logits", metavar="FILE", help="save the outputs as safetensors")
     run.add_argument("--trace", metavar="FILE", help="save a Chrome/Perfetto trace")
-    run.set_defaults(command_function=run_command, warm=False, policy=Policy.AUTO.value)
+    run.set_defaults(command_function=run_command, warm=False, policy=Policy.AUTO.value, free_order=False)
 
     verify = commands.add_parser("verify", help="judge a saved plan again")
     verify.add_argument("plan", metavar="PLAN.json")
@@ -140,7 +141,7 @@ def _plan_arguments(p: argparse.ArgumentParser, budget_required: bool = True) ->
     p.add_argument("--h2d", metavar="RATE", help="override the profile's host → device bytes/s")
     p.add_argument("--d2h", metavar="RATE", help="override the profile's device → host bytes/s")
     p.add_argument("--device-bytes", metavar="SIZE", help="override the profile's device memory")
-    efforts = "0: plan at once (default); 1 to 3: look longer for a faster plan; never a slower one"
+    efforts = "0: plan at once (default; for --graph it is 1); 1 to 3: look longer for a faster plan; never a slower one"
     p.add_argument("--effort", type=int, choices=range(4), default=0, help=efforts)
     p.add_argument("--passes", type=int, metavar="N", help="run N times in a row: plan a pass that leaves the weights that fit in place")
     p.add_argument("--timeline", metavar="FILE", help="write the picture of every byte as one HTML page (or .svg)")
@@ -163,6 +164,8 @@ def show_command(a: argparse.Namespace) -> int:
 def plan_command(a: argparse.Namespace) -> int:
     began = perf_counter()
     refuse_unwritable(a.out, a.timeline)
+    if a.effort is None:
+        a.effort = usual_effort(a)
     if a.sweep:
         from einpage.exec.sweep import sweep_from_arguments
 
@@ -188,6 +191,11 @@ def plan_command(a: argparse.Namespace) -> int:
         print(f"warning: {warning}", file=sys.stderr)
     print(render_report({**planned.report, "advice": helps}))
     return 0
+
+
+def usual_effort(a: argparse.Namespace) -> int:
+    """What `plan` does unasked: a trace is worth seconds, a spec is answered at once; warm and static plans know no other effort than 0."""
+    return int(a.graph is not None and a.policy == Policy.AUTO.value and not a.warm and a.passes is None)
 
 
 def planned_for(a: argparse.Namespace, budget: int, began: float) -> Planned:
@@ -220,7 +228,7 @@ def planned_spec(a: argparse.Namespace, budget: int, began: float) -> Planned:
     if start is Start.LOOP:
         return make_loop(model.program, dtype, budget, machine, a.passes, outputs, pieces, no_fuse, began, a.effort)
     built = build_graph(model.program, dtype, budget, outputs, pieces, no_fuse)
-    options = PlanOptions(effort=a.effort, policy=Policy(a.policy), start=start)
+    options = PlanOptions(effort=a.effort, policy=Policy(a.policy), start=start, free_order=a.free_order)
     return replace(make_plan(built, machine, budget, options, began, Effort(a.bounds)), sizes=model.program.sizes)
 
 

@@ -31,7 +31,7 @@ def planned_trace(a: argparse.Namespace, budget: int, began: float) -> Planned:
     if given:
         raise UsageError(f"{', '.join(given)}: of a spec, and --graph {a.graph} is a trace, which has its sizes and times; leave out")
     machine = _machine(a, budget)
-    options = PlanOptions(alignment=1, effort=a.effort, policy=Policy(a.policy), start=start_of(a))
+    options = PlanOptions(alignment=1, effort=a.effort, policy=Policy(a.policy), start=start_of(a), free_order=a.free_order)
     planned = plan_graph(read_trace(a.graph), machine, budget, options, began, Effort(a.bounds))
     return with_passes(planned, a.passes, perf_counter() - began) if a.passes is not None else planned
 

@@ -58,6 +58,8 @@ def start_of(a: argparse.Namespace) -> Start:
     start = start_for(a.warm, a.passes, a.effort)
     if a.policy != Policy.AUTO.value and start is not Start.COLD:
         raise UsageError(f"--policy {a.policy}: a static plan starts with an empty device; leave out --warm and --passes")
+    if a.free_order and start is Start.LOOP:
+        raise UsageError("--free-order: a loop is planned in the order as written; leave out --passes")
     return start
 
 

@@ -30,14 +30,18 @@ from einpage.memplan.timetable import Keep, Timetable, timetable
 
 MOST_SLOTS = {1: 20_000, 2: 4_000, 3: 15_000}
 """By effort: the largest graph that policies (1) and the LP (2, 3) are tried on."""
-RESERVES = {1: (0.0, 0.01, 0.03, 0.08), 2: (0.0, 0.01, 0.03, 0.08, 0.15), 3: (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2)}
+RESERVES = {
+    1: (0.0, 0.004, 0.01, 0.03, 0.05, 0.08),
+    2: (0.0, 0.004, 0.01, 0.03, 0.05, 0.08, 0.15),
+    3: (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2),
+}
 """By effort: shares of the arena that what stays leaves free: for loads, and because a full arena may have no places for all."""
 THRIFTS = {2: (0.02,), 3: (0.02, 0.1, 0.3)}
-SLACKS = (0.02, 0.05, 0.1, 0.2)
+SLACKS = (0.02, 0.035, 0.05, 0.07)
 """Shares of the arena that loads ahead of need leave free, tried beside 0: a fuller arena has fewer places."""
 SLACKENED = 6
 """How many of the ways that score best are tried with these."""
-PLACED = {1: 10, 2: 12, 3: 40}
+PLACED = {1: 14, 2: 16, 3: 60}
 """By effort: how many timetables are placed, at most."""
 BYTES_COUNT = 0.25
 """What moving a byte counts beside time, as a share of its time on the link: of plans that take as long, the one that moves less."""

@@ -18,6 +18,8 @@ Order: TypeAlias = Callable[[TaskGraph, int], tuple[TaskId, ...]]
 
 class OrderPolicy(Enum):
     AS_WRITTEN = "as_written"
+    BY_DEPTH = "by_depth"
+    """Tasks as far from the inputs stand together, so that a weight serves all that share it: every micro-batch, every chunk."""
     RANDOM = "random"
     """Any valid order, drawn from the seed: for tests."""
 
@@ -25,6 +27,15 @@ class OrderPolicy(Enum):
 def as_written(graph: TaskGraph, seed: int = 0) -> tuple[TaskId, ...]:
     """The graph's own order."""
     return tuple(task.id for task in graph.tasks)
+
+
+def by_depth(graph: TaskGraph, seed: int = 0) -> tuple[TaskId, ...]:
+    """By the longest chain of tasks that leads to each; as written among equals."""
+    writer = {task.result: task.id for task in graph.tasks}
+    depth = [0] * len(graph.tasks)
+    for task in graph.tasks:
+        depth[task.id] = 1 + max((depth[writer[t]] for t in task.reads() if t in writer), default=0)
+    return tuple(sorted((task.id for task in graph.tasks), key=lambda k: (depth[k], k)))
 
 
 def random_topological(graph: TaskGraph, seed: int) -> tuple[TaskId, ...]:
@@ -51,4 +62,10 @@ def random_topological(graph: TaskGraph, seed: int) -> tuple[TaskId, ...]:
     return tuple(order)
 
 
-ORDER_BY_POLICY: dict[OrderPolicy, Order] = {OrderPolicy.AS_WRITTEN: as_written, OrderPolicy.RANDOM: random_topological}
+ORDER_BY_POLICY: dict[OrderPolicy, Order] = {
+    OrderPolicy.AS_WRITTEN: as_written,
+    OrderPolicy.BY_DEPTH: by_depth,
+    OrderPolicy.RANDOM: random_topological,
+}
+FREE_ORDERS = (OrderPolicy.AS_WRITTEN, OrderPolicy.BY_DEPTH)
+"""What is tried where the order is free."""

@@ -27,7 +27,7 @@ from einpage.memplan.machine import Machine
 from einpage.memplan.malloc import Allocator
 from einpage.memplan.memgraph import ALIGNMENT, MemGraph, NodeId, aligned
 from einpage.memplan.memory import Memory, Reservation
-from einpage.memplan.order import ORDER_BY_POLICY, OrderPolicy
+from einpage.memplan.order import FREE_ORDERS, ORDER_BY_POLICY, OrderPolicy
 from einpage.memplan.policies import Policy, static_plans
 from einpage.memplan.record import Recorder
 from einpage.memplan.residents import NOBODY, Residents, Start, resident_sets
@@ -70,6 +70,8 @@ class PlanOptions:
     """Another than AUTO makes the whole plan, or none is made; then `effort` has to be 0."""
     start: Start = Start.COLD
     """What is on the device before the first task; WARM wants effort 0."""
+    free_order: bool = False
+    """Instead of `order`: that of FREE_ORDERS whose plan of effort 0 is fastest."""
 
 
 def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions | None = None) -> MemGraph:
@@ -82,12 +84,31 @@ def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOpt
     if options.effort and options.start is Start.WARM:
         raise UsageError(f"effort {options.effort} plans from an empty device; a warm start wants effort 0")
     _refuse_too_small(graph, budget_bytes, options.alignment)
+    if options.free_order:
+        return _in_best_order(graph, machine, budget_bytes, options)
     order = ORDER_BY_POLICY[options.order](graph, options.seed)
     if options.policy is not Policy.AUTO:
         return _by_policy(graph, machine, budget_bytes, options, order)
     if options.start is Start.COLD:
         return _from_empty(graph, machine, budget_bytes, options, order)
     return _from_residents(graph, machine, budget_bytes, options, order)
+
+
+def _in_best_order(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions) -> MemGraph:
+    """An order in which only the host is too small has no plan; DoesNotFit where that holds of all."""
+    found: list[tuple[float, int, MemGraph, OrderPolicy]] = []
+    refused: list[DoesNotFit] = []
+    for order in FREE_ORDERS:
+        try:
+            memgraph = plan(graph, machine, budget_bytes, replace(options, free_order=False, order=order, effort=0))
+        except DoesNotFit as misfit:
+            refused.append(misfit)
+        else:
+            found.append((simulate(memgraph, machine).makespan_s, _moved_bytes(memgraph), memgraph, order))
+    if not found:
+        raise refused[0]
+    *_, memgraph, order = min(found, key=lambda f: f[:2])
+    return plan(graph, machine, budget_bytes, replace(options, free_order=False, order=order)) if options.effort else memgraph
 
 
 def _from_empty(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions, order: Sequence[TaskId]) -> MemGraph:

@@ -29,6 +29,12 @@ def tasks_in_order(memgraph: MemGraph) -> tuple[TaskId, ...]:
     return tuple(n.task for n in memgraph.nodes if isinstance(n, Compute | HostGather))
 
 
+def in_written_order(memgraph: MemGraph) -> bool:
+    """Whether the tasks on the device run in the graph's own order; gathers go wherever their rows are wanted."""
+    order = [n.task for n in memgraph.nodes if isinstance(n, Compute)]
+    return order == sorted(order)
+
+
 def peak_bytes(memgraph: MemGraph) -> int:
     """The smallest arena these very offsets would fit: the highest byte ever used, rounded up to the alignment."""
     tops = [r.extents[0].stop for r in memgraph.residencies if r.place.kind is PlaceKind.DEVICE]
@@ -53,7 +59,7 @@ def once_bytes(memgraph: MemGraph) -> int:
 
 def report(
     memgraph: MemGraph, machine: Machine, timeline: Timeline, bounds: Bounds, *, plan_s: float, verified: bool, spec: str,
-    policy: str = "auto",
+    policy: str = "auto", effort: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """Everything `plan --json` prints. `plan_s` is the time from spec to judged plan; `verified` is the judge's word; `policy` says who
     made the plan."""
@@ -64,6 +70,8 @@ def report(
         "spec": spec,
         "machine": machine.name,
         "policy": policy,
+        "effort": effort,
+        "order": "as_written" if in_written_order(memgraph) else "reordered",
         "dtype": graph.dtype.value,
         "split": {str(letter): pieces for letter, pieces in graph.split},
         "budget_bytes": int(memgraph.budget_bytes),
@@ -157,6 +165,8 @@ def render(figures: dict[str, Any]) -> str:
         ("bytes", bytes_text),
         ("judge", ("passed" if figures["verified"] else "not asked") + f"; planned in {format_seconds(figures['plan_s'])}"),
     ]
+    if figures["order"] != "as_written":
+        rows.insert(1, ("order", "not as written: tasks that share what they read stand together"))
     if figures["policy"] != "auto":
         rows.insert(1, ("policy", f"{figures['policy']}, as asked"))
     if figures["over_device_bytes"]:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from command_words import facts, ran
 from einpage.exec import advice as advice_module
-from test_exec_cli import LLAMA, LLAMA_SIZES, MLP, SMALL_LLAMA, facts, ran
+from test_exec_cli import LLAMA, LLAMA_SIZES, MLP, SMALL_LLAMA
 from test_exec_plan_graph import SQUEEZE, VGG
 
 ON_V100 = ("--machine", "v100", "--dtype", "fp16")
@@ -108,7 +109,7 @@ def test_a_link_that_waits_is_hidden_by_more_tokens(capsys: pytest.CaptureFixtur
 
 
 def test_memory_that_is_short_asks_for_a_budget(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("plan", "--graph", SQUEEZE, "--h2d", "12GB/s", "--device-bytes", "16MiB")
+    words = ("plan", "--graph", SQUEEZE, "--h2d", "12GB/s", "--device-bytes", "16MiB", "--effort", "0")
     found = facts(capsys, *words, "--budget", "6308352")
     helps = found["advice"]
     assert (helps["knob"], helps["from"]) == ("budget", 6308352)

@@ -1,0 +1,73 @@
+"""Orders: each is a valid one, and a free order is never slower than the written one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from einpage.einsum_front.taskgraph import TaskGraph
+from einpage.memplan.footprint import largest_footprint
+from einpage.memplan.machine import Machine, links_only
+from einpage.memplan.memgraph import MemGraph, Queue
+from einpage.memplan.order import ORDER_BY_POLICY, OrderPolicy, by_depth
+from einpage.memplan.plan import PlanOptions, plan
+from einpage.memplan.report import in_written_order, moved_bytes, tasks_in_order
+from einpage.memplan.simulate import simulate
+from einpage.memplan.tracefile import read_trace
+from einpage.memplan.validate import judge
+from strategies import machines, task_graphs
+
+LAYERS, CHUNKS, WEIGHT, HIDDEN = 6, 4, 1000, 10
+
+
+@given(task_graphs(), st.sampled_from(OrderPolicy), st.integers(0, 9))
+def test_each_task_stands_once_and_after_what_it_reads(graph: TaskGraph, policy: OrderPolicy, seed: int) -> None:
+    order = ORDER_BY_POLICY[policy](graph, seed)
+    assert sorted(order) == list(range(len(graph.tasks)))
+    place = {task: i for i, task in enumerate(order)}
+    writer = {task.result: task.id for task in graph.tasks}
+    assert all(place[writer[t]] < place[task.id] for task in graph.tasks for t in task.reads() if t in writer)
+
+
+@settings(max_examples=25)
+@given(task_graphs(most_ops=5), machines(), st.integers(0, 8192), st.sampled_from([0, 1]))
+def test_a_free_order_is_never_slower(graph: TaskGraph, machine: Machine, extra: int, effort: int) -> None:
+    budget = largest_footprint(graph)[1] + extra
+    written, free = (plan(graph, machine, budget, PlanOptions(free_order=it)) for it in (False, True))
+    assert judge(free) is None
+    assert simulate(free, machine).makespan_s <= simulate(written, machine).makespan_s
+    more = plan(graph, machine, budget, PlanOptions(free_order=True, effort=effort))
+    assert judge(more) is None
+    assert simulate(more, machine).makespan_s <= simulate(free, machine).makespan_s
+
+
+@pytest.fixture
+def chunk_by_chunk(tmp_path: Path) -> TaskGraph:
+    """Every chunk goes through all layers before the next one starts."""
+    tensors: list[list[object]] = [[WEIGHT, 1, 0, "weight"] for _ in range(LAYERS)] + [[HIDDEN, 1, 0, "input"] for _ in range(CHUNKS)]
+    ops: list[list[object]] = []
+    for chunk in range(CHUNKS):
+        hidden = LAYERS + chunk
+        for layer in range(LAYERS):
+            tensors.append([HIDDEN, 0, int(layer == LAYERS - 1), "hidden"])
+            ops.append([f"c{chunk} l{layer}", [layer, hidden], [len(tensors) - 1], 1.0])
+            hidden = len(tensors) - 1
+    (tmp_path / "chunks.json").write_text(json.dumps({"tensors": tensors, "ops": ops}), encoding="utf-8")
+    return read_trace(tmp_path / "chunks.json")
+
+
+def test_a_weight_that_is_in_serves_every_chunk(chunk_by_chunk: TaskGraph) -> None:
+    machine, budget = links_only("1GB/s", None, 1 << 30), 2 * WEIGHT + 3 * CHUNKS * HIDDEN
+
+    def h2d(memgraph: MemGraph) -> int:
+        return moved_bytes(memgraph, Queue.H2D)
+
+    written, free = (plan(chunk_by_chunk, machine, budget, PlanOptions(alignment=1, free_order=it)) for it in (False, True))
+    assert h2d(free) == LAYERS * WEIGHT + CHUNKS * HIDDEN, "each byte once"
+    assert h2d(written) > 2 * h2d(free)
+    assert tasks_in_order(free) == by_depth(chunk_by_chunk)
+    assert in_written_order(written) and not in_written_order(free)
