@@ -35,17 +35,14 @@ class Block:
     nbytes: int
 
 
-def place(blocks: Sequence[Block], capacity: int, weights: Sequence[int] | None = None, effort: float = 1.0) -> tuple[int | None, ...]:
+def place(blocks: Sequence[Block], capacity: int, effort: float = 1.0) -> tuple[int | None, ...]:
     """[block] the offset of its first byte, within `capacity` bytes; None for those without a place.
 
-    `weights`[block] is what it costs to leave the block out, by default its bytes and a thousandth of the arena; their sum over the
-    unplaced is made small, not proven least: where some blocks cannot be spared, give these large weights.
-    Blocks of one size always find places where those alive at once fit.
+    The bytes of those left out, and a thousandth of the arena for each, are made few, not proven least. Blocks of one size always find places where those alive at once fit.
     Repairs take about `effort` seconds for 5,000 blocks. Deterministic.
     """
     table = np.array([(b.birth, b.death, b.nbytes) for b in blocks], dtype=np.int64).reshape(-1, 3)
-    weight = table[:, 2] + (1 + capacity // 1000) if weights is None else np.maximum(1, np.array(weights, dtype=np.int64))
-    field = Field(table, capacity, weight)
+    field = Field(table, capacity, table[:, 2] + (1 + capacity // 1000))
     _fill(field)
     if NOWHERE in field.offset:
         best = field.snapshot()
