@@ -38,7 +38,8 @@ class Block:
 def place(blocks: Sequence[Block], capacity: int, effort: float = 1.0) -> tuple[int | None, ...]:
     """[block] the offset of its first byte, within `capacity` bytes; None for those without a place.
 
-    The bytes of those left out, and a thousandth of the arena for each, are made few, not proven least. Blocks of one size always find places where those alive at once fit.
+    The bytes of those left out, and a thousandth of the arena for each, are made few, not proven least. Blocks of one size always find
+    places where those alive at once fit.
     Repairs take about `effort` seconds for 5,000 blocks. Deterministic.
     """
     table = np.array([(b.birth, b.death, b.nbytes) for b in blocks], dtype=np.int64).reshape(-1, 3)
