@@ -179,7 +179,7 @@ def rendered(result: RunResult, timeline: str | None) -> str:
     split = " ".join(f"{k}={n}" for k, n in result.planned.graph.split) or "none"
     arena, scratch, host, peak = (_bytes(f[k]) for k in ("arena_bytes", "outside_arena_bytes", "host_bytes", "peak_rss_bytes"))
     moved_in, moved_out = _bytes(f["measured_h2d_bytes"]), _bytes(f["measured_d2h_bytes"])
-    predicted, measured, bound, planning = (_seconds(f[k]) for k in ("makespan_s", "wall_s", "bound_s", "plan_s"))
+    predicted, measured, bound, planning = (_seconds(f[k]) for k in ("predicted_s", "wall_s", "bound_s", "plan_s"))
     lines += [
         "",
         f"plan        {f['tasks']} tasks, {f['nodes']} nodes, split {split}; judged right; made in {planning}",

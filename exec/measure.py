@@ -2,8 +2,9 @@
 
 Probes are ordinary jobs run by the ordinary kernels: a product for each dtype (FLOP/s), a product of few rows and a pointwise job (what
 memory allows), the smallest job (latency). Two threads copy blocks all the while, as the copy engines do. Of several short samples the best
-of each rate counts: whoever else uses the machine can only slow a sample down, and a lower bound needs rates that nothing here beats. The
-profile holds for this machine with this number of torch threads, and is kept as YAML under the cache folder; losing it costs two seconds.
+of each rate counts: whoever else uses the machine can only slow a sample down, and a lower bound needs rates that nothing here beats. What
+a run usually takes beyond them is measured too (calibrate.py). The profile holds for this machine with this number of torch threads, and is
+kept as YAML under the cache folder; losing it costs two seconds.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import platform
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
@@ -27,6 +28,7 @@ from einpage.einsum_front.errors import UsageError
 from einpage.einsum_front.expr import Acc, Axis, Binary, Letter, Load
 from einpage.einsum_front.job import Box, Contraction, ContractJob, Job, MapJob, Part, Range, View
 from einpage.einsum_front.taskgraph import Nbytes
+from einpage.exec.calibrate import usual_slowdown
 from einpage.exec.files import write_atomically
 from einpage.exec.host import Arena
 from einpage.kernels.access import TORCH_DTYPE
@@ -93,7 +95,7 @@ def measure_cpu(seconds: float = 1.2, threads: int | None = None) -> Machine:
     handover_s = min(_handover_seconds(share) for _ in range(SAMPLES))
     launch_s = min(_launch_seconds(share) for _ in range(SAMPLES))
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Machine(
+    machine = Machine(
         name="cpu",
         device_bytes=physical // 2,
         host_bytes=physical,
@@ -106,6 +108,7 @@ def measure_cpu(seconds: float = 1.2, threads: int | None = None) -> Machine:
         threads=threads,
         about=f"Measured on {_cpu_name()} with {threads} of {cores()} cores for torch, both copy engines busy; torch {torch.__version__}.",
     )
+    return replace(machine, usual_slowdown=_rounded(usual_slowdown(machine)))
 
 
 def keep(machine: Machine) -> Path:

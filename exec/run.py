@@ -139,7 +139,7 @@ def run_model(
         "threads": torch.get_num_threads(),
         "wall_s": wall_s,
         **({"passes_wall_s": [m.wall_s for m in passes]} if options.passes else {}),
-        "measured_ratio": wall_s / planned.timeline.makespan_s,
+        "measured_ratio": wall_s / (planned.timeline.makespan_s * machine.usual_slowdown),
         "measured_h2d_bytes": measured.measured_h2d_bytes,
         "measured_d2h_bytes": measured.measured_d2h_bytes,
         "measured_compute_s": measured.compute_s,

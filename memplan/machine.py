@@ -45,6 +45,8 @@ class Machine:
     """Per copy over a link."""
     launch_latency_s: float
     """Per task."""
+    usual_slowdown: float = 1.0
+    """How many times longer than at these rates a run usually takes. Predictions count it; plans and bounds do not."""
     threads: int | None = None
     """For a CPU device: how many threads kernels use; None elsewhere."""
     about: str = ""
@@ -153,7 +155,7 @@ def machine_from_text(text: str, where: str) -> Machine:
     if not isinstance(raw, dict):
         raise UsageError(f"{where}: a machine profile is a mapping, this is {type(raw).__name__}")
     known = {f.name for f in fields(Machine)}
-    optional = {"threads", "about"}
+    optional = {"usual_slowdown", "threads", "about"}
     for key in raw:
         if key not in known:
             close = get_close_matches(str(key), sorted(known), n=1)
@@ -172,6 +174,7 @@ def machine_from_text(text: str, where: str) -> Machine:
         d2h_bytes_per_s=parse_rate(raw["d2h_bytes_per_s"], f"{where}: d2h_bytes_per_s"),
         copy_latency_s=_number(raw["copy_latency_s"], f"{where}: copy_latency_s", least=0.0),
         launch_latency_s=_number(raw["launch_latency_s"], f"{where}: launch_latency_s", least=0.0),
+        usual_slowdown=_number(raw.get("usual_slowdown", 1.0), f"{where}: usual_slowdown", least=1.0),
         threads=_threads(raw.get("threads"), where),
         about=str(raw.get("about", "")).strip(),
     )
@@ -183,6 +186,8 @@ def machine_text(machine: Machine) -> str:
     raw["flops_per_s"] = {dtype.value: flops for dtype, flops in machine.flops_per_s}
     if machine.threads is None:
         del raw["threads"]
+    if machine.usual_slowdown == 1.0:
+        del raw["usual_slowdown"]
     return yaml.safe_dump(raw, sort_keys=False, allow_unicode=True)
 
 

@@ -93,6 +93,7 @@ def report(
         "h2d_s": timeline.busy(Queue.H2D),
         "d2h_s": timeline.busy(Queue.D2H),
         "makespan_s": timeline.makespan_s,
+        "predicted_s": timeline.makespan_s * machine.usual_slowdown,
         "bound_s": bounds.bound_s,
         "bound_ratio": _ratio(timeline.makespan_s, bounds.bound_s),
         "bound_limit": bounds.limit.value,
@@ -158,7 +159,7 @@ def render(figures: dict[str, Any]) -> str:
         ("compute", _engine(figures["compute_s"], makespan)),
         ("to device", _engine(figures["h2d_s"], makespan, figures["h2d_bytes"], figures["bytes_bound_h2d"])),
         ("to host", _engine(figures["d2h_s"], makespan, figures["d2h_bytes"], figures["bytes_bound_d2h"])),
-        ("predicted", format_seconds(makespan) + (" a pass" if figures["start"] == "loop" else "")),
+        ("predicted", _predicted(makespan, figures["predicted_s"]) + (" a pass" if figures["start"] == "loop" else "")),
         *([("passes", _passes(figures))] if "passes" in figures else []),
         ("plan / bound", _over(figures["bound_ratio"], figures["bound_s"], figures["bound_limit"], "any order and split")),
         ("", _over(figures["bound_order_ratio"], figures["bound_order_s"], figures["bound_order_limit"], order_holds_for)),
@@ -175,6 +176,11 @@ def render(figures: dict[str, Any]) -> str:
     if figures.get("advice"):
         rows.append(("would help", figures["advice"]["text"]))
     return "\n".join(f"{name:<13} {text}" for name, text in rows)
+
+
+def _predicted(makespan_s: float, predicted_s: float) -> str:
+    usual = f", {format_seconds(predicted_s)} as runs on this machine usually go" if predicted_s > makespan_s else ""
+    return format_seconds(makespan_s) + usual
 
 
 def passes_figures(memgraph: MemGraph, machine: Machine, timeline: Timeline, passes: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import torch
 from einpage.einsum_front.dtype import RUN_DTYPES
 from einpage.einsum_front.errors import UsageError
 from einpage.exec import measure
+from einpage.exec.calibrate import usual_slowdown
 from einpage.memplan.machine import Machine
 from strategies import a_machine
 
@@ -44,6 +45,7 @@ def test_measuring_gives_a_whole_profile() -> None:
     assert all(1e6 < rate < 1e16 for rate in rates), rates
     assert 0 < machine.copy_latency_s < machine.launch_latency_s < 1
     assert 0 < machine.device_bytes < machine.host_bytes
+    assert 1 <= machine.usual_slowdown < 1e4
     assert machine.threads == 1
     assert torch.get_num_threads() == 1
     measure.keep(machine)
@@ -74,6 +76,20 @@ def test_the_best_of_several_samples_is_kept(monkeypatch: pytest.MonkeyPatch) ->
     machine = measure.measure_cpu(seconds=0.01, threads=1)
     assert [machine.flops_of(d) for d in RUN_DTYPES] == [5e9, 10e9, 15e9]
     assert (machine.device_bytes_per_s, machine.h2d_bytes_per_s, machine.d2h_bytes_per_s) == (20e9, 5e9, 6e9)
+
+
+def test_runs_that_take_longer_than_the_rates_say_are_noticed() -> None:
+    """Of a machine said to be ten times faster than another, runs are found to take about ten times as long."""
+    one = measure.measure_cpu(seconds=0.1, threads=1)
+    ten = replace(
+        one,
+        flops_per_s=tuple((dtype, 10 * rate) for dtype, rate in one.flops_per_s),
+        device_bytes_per_s=10 * one.device_bytes_per_s,
+        h2d_bytes_per_s=10 * one.h2d_bytes_per_s,
+        launch_latency_s=one.launch_latency_s / 10,
+        copy_latency_s=one.copy_latency_s / 10,
+    )
+    assert usual_slowdown(ten) > 2 * one.usual_slowdown
 
 
 def test_only_the_kept_profile_is_forgotten(own_cache: Path, quick: list[int | None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,7 @@ def test_missing_and_unreadable_files(tmp_path: Path) -> None:
         ("bf16: 790e12", "bf16: fast", "flops_per_s bf16"),
         ("name: h100", "name: h100\nthreads: 0", "threads"),
         ("name: h100", "name: h100\nthreads: many", "threads"),
+        ("name: h100", "name: h100\nusual_slowdown: 0.9", "usual_slowdown"),
         ("name: h100", "name: [", "not YAML"),
         ("name: h100", "name: !!python/object:os.system {}", "not YAML"),
         (GOOD, "- h100", "mapping"),
@@ -108,4 +110,5 @@ def test_a_bad_profile_is_refused(old: str, new: str, told: str) -> None:
 
 @given(machines())
 def test_written_and_read_back(machine: Machine) -> None:
-    assert machine_from_text(machine_text(machine), "round trip") == machine
+    for written in (machine, replace(machine, usual_slowdown=1.5)):
+        assert machine_from_text(machine_text(written), "round trip") == written

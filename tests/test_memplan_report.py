@@ -48,6 +48,13 @@ def test_figures_of_the_hand_made_plan() -> None:
     assert got["largest_working_set_task"] == "make a"
 
 
+def test_what_runs_usually_take_is_for_the_prediction_alone() -> None:
+    usual, best = figures(hand_plan(), replace(SECONDS, usual_slowdown=1.5)), figures(hand_plan())
+    assert (best["predicted_s"], usual["predicted_s"]) == (22.0, 33.0)
+    assert {**usual, "predicted_s": 22.0} == best
+    assert "predicted     22.0 s, 33.0 s as runs on this machine usually go" in render(usual)
+
+
 def test_moved_bytes_are_the_plans_own() -> None:
     plan = hand_plan()
     for queue in (Queue.H2D, Queue.D2H):
