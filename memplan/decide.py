@@ -11,6 +11,7 @@ choose the answer.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -41,8 +42,11 @@ SLACKS = (0.02, 0.035, 0.05, 0.07)
 """Shares of the arena that loads ahead of need leave free, tried beside 0: a fuller arena has fewer places."""
 SLACKENED = 6
 """How many of the ways that score best are tried with these."""
-PLACED = {1: 14, 2: 16, 3: 60}
-"""By effort: how many timetables are placed, at most."""
+ROOMS = (0.005, 0.02, 0.04, 0.06, 0.1, 0.15)
+"""Shares of the arena that reserve and slack leave together: of all between two of these, the best few are placed. A timetable does not
+tell how many places it will find."""
+PLACED = {1: 3, 2: 4, 3: 8}
+"""By effort: how many."""
 BYTES_COUNT = 0.25
 """What moving a byte counts beside time, as a share of its time on the link: of plans that take as long, the one that moves less."""
 WORTH = 0.998
@@ -78,7 +82,7 @@ def better_plan(slots: Slots, budget_bytes: int, effort: int, start: MemGraph, b
         return best
     capacity = budget_bytes // slots.alignment * slots.alignment
     limit_s, best_score = best_s, _score(best_s, _moved(best), machine)
-    for candidate in _shortlist(_candidates(slots, capacity, effort))[: PLACED[effort]]:
+    for candidate in _shortlist(_candidates(slots, capacity, effort), PLACED[effort]):
         if candidate.score >= WORTH * best_score:
             break
         for found in settled(slots, budget_bytes, candidate.keep, candidate.table, int(candidate.slack * capacity)):
@@ -97,12 +101,16 @@ def _moved(memgraph: MemGraph) -> int:
     return moved_bytes(memgraph, Queue.H2D) + moved_bytes(memgraph, Queue.D2H)
 
 
-def _shortlist(candidates: list[Candidate]) -> list[Candidate]:
-    """The best of every reserve and slack, the best of all first."""
-    by_room: dict[tuple[float, float], Candidate] = {}
+def _shortlist(candidates: list[Candidate], each: int) -> list[Candidate]:
+    """The best `each` of those that leave about the same room, the best of all first."""
+    left = [each] * (len(ROOMS) + 1)
+    chosen = []
     for c in sorted(candidates, key=lambda c: c.score):
-        by_room.setdefault((c.reserve, c.slack), c)
-    return list(by_room.values())
+        room = bisect(ROOMS, c.reserve + c.slack)
+        if left[room]:
+            left[room] -= 1
+            chosen.append(c)
+    return chosen
 
 
 def _candidates(slots: Slots, capacity: int, effort: int) -> list[Candidate]:
