@@ -48,6 +48,10 @@ TOP = 5
 """How many next tokens are reported for each sequence."""
 
 
+TOO_SOON = 0.6
+"""A run that takes less than this share of what was predicted had its machine measured under load."""
+
+
 class Dispatch(Enum):
     SERIAL = "serial"
     DYNAMIC = "dynamic"
@@ -148,7 +152,7 @@ def run_model(
         "peak_rss_bytes": peak_resident_bytes(),
         **answers(found, model.tokens, model.tokenizer, options.perplexity),
     }
-    warnings = tuple(bound_warnings(machine, wall_s, planned.bounds.bound_s))
+    warnings = tuple(profile_warnings(machine, wall_s, planned.bounds.bound_s, planned.timeline.makespan_s * machine.usual_slowdown))
     return RunResult(planned, measured, found, {**facts, "warnings": list(warnings)}, warnings)
 
 
@@ -169,16 +173,21 @@ def run_passes(memgraph: MemGraph, device: Device, options: RunOptions, hooks: H
         yield RUNNER_BY_DISPATCH[options.dispatch](memgraph, device, hooks)
 
 
-def bound_warnings(machine: Machine, wall_s: float, bound_s: float) -> Iterator[str]:
-    """Says where a run was faster than the bound that its machine profile gives; the profile, if it is the kept one, is dropped."""
-    if wall_s >= bound_s:
+def profile_warnings(machine: Machine, wall_s: float, bound_s: float, predicted_s: float) -> Iterator[str]:
+    """Says where a run was faster than its lower bound or far faster than predicted: the profile was measured while the machine was
+    busy. It is dropped if it is the kept one."""
+    if wall_s < bound_s:
+        found = f"the run took {format_seconds(wall_s)}, less than its lower bound of {format_seconds(bound_s)}:"
+    elif machine.usual_slowdown > 1 and wall_s < TOO_SOON * predicted_s:
+        found = f"the run took {format_seconds(wall_s)}, far less than the {format_seconds(predicted_s)} predicted:"
+    else:
         return
-    found = f"the run took {format_seconds(wall_s)}, less than its lower bound of {format_seconds(bound_s)}: the rates of"
     if forget(machine):
-        yield f"{found} this machine's profile are too low; the next run measures again, or `einpage machine --measure` does it now"
+        cure = "the next run measures again, or `einpage machine --measure` does it now"
+        yield f"{found} the rates of this machine's profile are too low; {cure}"
     else:
         cure = "`einpage machine --measure` measures this machine, and a run without --machine, --h2d and --d2h uses what was measured"
-        yield f"{found} the profile {machine.name} are too low for this machine; {cure}"
+        yield f"{found} the rates of the profile {machine.name} are too low for this machine; {cure}"
 
 
 def wanted_outputs(program: Program, options: RunOptions, tokens: TokenLists | None) -> tuple[str, ...]:

@@ -278,6 +278,9 @@ def test_a_run_that_beats_its_bound_says_so_and_has_the_machine_measured_again(
     assert measure.cached_cpu() == fast
     measure.keep(slow)
     assert "warning: the run took" in ran(capsys, *words)[1]
+    measure.keep(replace(fast, usual_slowdown=1e6))
+    assert "far less than the" in facts(capsys, *words)["warnings"][0]
+    assert measure.cached_cpu() is None, "dropped, to be measured again"
 
 
 def test_all_faults_of_weights_come_at_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
