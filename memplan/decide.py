@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from einpage.memplan.memgraph import MemGraph, Queue
 from einpage.memplan.policies import STATIC, static_plans
 from einpage.memplan.report import moved_bytes
 from einpage.memplan.settle import settled
-from einpage.memplan.simulate import simulate
+from einpage.memplan.simulate import QUEUES, queue_numbers, simulate
 from einpage.memplan.slot_lp import Links, time_bound
 from einpage.memplan.slots import Slots
 from einpage.memplan.timetable import Keep, Timetable, timetable
@@ -53,6 +53,8 @@ WORTH = 0.998
 """A timetable is placed if it scores this share of the best plan's score, or less."""
 GOOD_ENOUGH = 1.002
 """A plan this near a bound is not improved."""
+SLOWER = 1.25
+"""What tasks or copies may take longer than told; of plans that are equal otherwise, the one that minds less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,32 +67,79 @@ class Candidate:
     score: float
 
 
-def better_plan(slots: Slots, budget_bytes: int, effort: int, start: MemGraph, bound_s: float) -> MemGraph:
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a plan was found."""
+
+    slack_bytes: int
+    unplaced_bytes: int
+    """Over both links in its timetable, whose blocks had no places yet."""
+    keep: Keep = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    memgraph: MemGraph
+    way: Way | None = None
+    """None for the plan to beat."""
+
+
+def better_plan(slots: Slots, budget_bytes: int, effort: int, start: MemGraph, bound_s: float) -> Decided:
     """`start`, or a plan that takes no longer, nor longer than any static plan, and scores better.
 
     `bound_s` is some lower bound on the makespan.
     """
+    return steadied(slots, budget_bytes, _searched(slots, budget_bytes, effort, start, bound_s))
+
+
+def _searched(slots: Slots, budget_bytes: int, effort: int, start: MemGraph, bound_s: float) -> Decided:
     machine = slots.machine
-    best, best_s = start, simulate(start, machine).makespan_s
+    best, best_s = Decided(start), simulate(start, machine).makespan_s
     if best_s <= bound_s or slots.accesses.slots > MOST_SLOTS[1]:
         return best
     for static in static_plans(slots, budget_bytes, STATIC, best_s).values():
         seconds = simulate(static.memgraph, machine).makespan_s
         if seconds < best_s:
-            best, best_s = static.memgraph, seconds
+            best, best_s = Decided(static.memgraph, Way(static.slack_bytes, _moved(static.memgraph), static.keep)), seconds
     if best_s <= GOOD_ENOUGH * bound_s:
         return best
     capacity = budget_bytes // slots.alignment * slots.alignment
-    limit_s, best_score = best_s, _score(best_s, _moved(best), machine)
+    limit_s, best_score = best_s, _score(best_s, _moved(best.memgraph), machine)
     for candidate in _shortlist(_candidates(slots, capacity, effort), PLACED[effort]):
         if candidate.score >= WORTH * best_score:
             break
-        for found in settled(slots, budget_bytes, candidate.keep, candidate.table, int(candidate.slack * capacity)):
+        way = Way(int(candidate.slack * capacity), candidate.table.moved_bytes, candidate.keep)
+        for found in settled(slots, budget_bytes, way.keep, candidate.table, way.slack_bytes):
             seconds = simulate(found, machine).makespan_s
             score = _score(seconds, _moved(found), machine)
             if score < best_score and seconds <= limit_s:
-                best, best_score = found, score
+                best, best_score = Decided(found, way), score
     return best
+
+
+def steadied(slots: Slots, budget_bytes: int, best: Decided) -> Decided:
+    """`best`, or what comes of its way when loads are issued as if tasks took SLOWER: where that takes no longer, moves no more, and
+    loses less when tasks or copies are slow.
+
+    Which of two loads the link takes first often makes no difference until a task is late.
+    """
+    if best.way is None:
+        return best
+    machine, way = slots.machine, best.way
+    capacity = budget_bytes // slots.alignment * slots.alignment
+    slow = replace(slots, accesses=replace(slots.accesses, seconds=SLOWER * slots.accesses.seconds))
+    table = timetable(slow, capacity, way.keep, way.slack_bytes)
+    best_s, best_late_s, most = simulate(best.memgraph, machine).makespan_s, _late_s(best.memgraph, machine), _moved(best.memgraph)
+    for found in settled(slow, budget_bytes, way.keep, table, way.slack_bytes):
+        if simulate(found, machine).makespan_s <= best_s and _moved(found) <= most and (late_s := _late_s(found, machine)) < best_late_s:
+            best, best_late_s = Decided(found, replace(way, unplaced_bytes=table.moved_bytes)), late_s
+    return best
+
+
+def _late_s(memgraph: MemGraph, machine: Machine) -> float:
+    """The makespan with all tasks SLOWER, and that with all copies."""
+    computes = queue_numbers(memgraph) == QUEUES.index(Queue.COMPUTE)
+    return sum(simulate(memgraph, machine, np.where(late, SLOWER, 1.0)).makespan_s for late in (computes, ~computes))
 
 
 def _score(seconds: float, moved_bytes: int, machine: Machine) -> float:

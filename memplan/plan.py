@@ -116,7 +116,7 @@ def _from_empty(graph: TaskGraph, machine: Machine, budget_bytes: int, options: 
     slots = slots_of(graph, machine, order, options.alignment) if options.effort else None
     if slots is not None:
         bound_s = bounds(graph, machine, budget_bytes, order).bound_order_s
-        found = better_plan(slots, budget_bytes, options.effort, found, bound_s)
+        found = better_plan(slots, budget_bytes, options.effort, found, bound_s).memgraph
     return found
 
 

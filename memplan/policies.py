@@ -8,7 +8,7 @@ with places for all. `most_bytes` says what it moves at most.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
 from typing import NamedTuple
@@ -48,6 +48,8 @@ RESERVES = ((0.0, 0.0), (0.03, 0.015), (0.1, 0.05), (0.3, 0.15), (0.5, 0.2), (1.
 class StaticPlan:
     memgraph: MemGraph
     reserve_bytes: int
+    slack_bytes: int
+    keep: Keep = field(repr=False)
 
 
 class _Try(NamedTuple):
@@ -80,7 +82,7 @@ def static_plans(slots: Slots, budget_bytes: int, policies: Sequence[Policy], wi
                 plan_by_keep[key] = next(settled(slots, budget_bytes, it.keep, it.table, it.slack_bytes, may_cut=False), None)
             memgraph = plan_by_keep[key]
             if memgraph is not None:
-                found[policy] = StaticPlan(memgraph, it.reserve_bytes)
+                found[policy] = StaticPlan(memgraph, it.reserve_bytes, it.slack_bytes, it.keep)
                 break
     return found
 
