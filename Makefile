@@ -46,6 +46,7 @@ golden: $(VENV)/.test  ## rewrite the golden texts from what the code says now; 
 bench: $(VENV)/.bench $(MODEL)  ## the measurements of bench/README.md, as files under bench/results/local
 	$(PY) -m bench.plan_quality --out bench/results/local
 	$(PY) -m bench.traces tests/data --out bench/results/local
+	$(PY) -m bench.placement tests/data --out bench/results/local
 	$(PY) -m bench.plan_speed --out bench/results/local
 	$(PY) -m bench.noise tests/data --out bench/results/local
 	$(PY) -m bench.turnip_cases --out bench/results/local

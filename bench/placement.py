@@ -1,0 +1,75 @@
+"""What do places cost? Bytes of plans of access traces beside those of the same plans before any tensor had an offset.
+
+Every trace in a folder, at every capacity and link rate that its `reference` names. A plan found by effort comes from a timetable, which
+says what stays and knows no offsets: `unplaced` is what that one moves, `cost` what the plan moves more. The horizons' own plan has no
+timetable: beside it stands the LP bound, which no plan without places beats, so that its cost is at most what is shown (`<`). Gate: every
+plan is judged right, or nothing is reported. Three minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from bench import results
+from bench.results import ROOT
+from bench.traces import SHORT, references
+from einpage.memplan.bounds import bounds
+from einpage.memplan.decide import better_plan
+from einpage.memplan.machine import links_only
+from einpage.memplan.memgraph import Queue
+from einpage.memplan.order import as_written
+from einpage.memplan.plan import PlanOptions, plan
+from einpage.memplan.report import moved_bytes
+from einpage.memplan.slots import slots_of
+from einpage.memplan.tracefile import read_trace
+from einpage.memplan.validate import judge
+
+
+def row(path: Path, reference: dict[str, Any], effort: int) -> dict[str, Any]:
+    """The plan that `einpage plan --graph` makes, and the timetable behind it. Raises SystemExit where the judge rejects."""
+    name, graph, budget = path.name.removesuffix(".json.gz"), read_trace(path), int(reference["capacity"])
+    machine, order = links_only(reference["bw_h2d"], reference["bw_d2h"], budget), as_written(graph)
+    slots = slots_of(graph, machine, order, 1)
+    assert slots is not None, "every trace has a timetable"
+    start = plan(graph, machine, budget, PlanOptions(alignment=1))
+    decided = better_plan(slots, budget, effort, start, bounds(graph, machine, budget, order).bound_order_s)
+    if judge(decided.memgraph) is not None:
+        raise SystemExit(f"{name} in {budget} bytes: the judge rejects the plan: nothing is reported")
+    moved = sum(moved_bytes(decided.memgraph, queue) for queue in (Queue.H2D, Queue.D2H))
+    unplaced = None if decided.way is None else decided.way.unplaced_bytes
+    return {
+        "trace": name,
+        "capacity": budget,
+        "h2d_bytes_per_s": reference["bw_h2d"],
+        "moved": moved,
+        "unplaced": unplaced,
+        "lp": reference["lp_total"],
+        "cost": moved / (unplaced or reference["lp_total"]) - 1,
+    }
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=__doc__)
+    words.add_argument("folder", type=Path, nargs="?", default=ROOT.parent / "shared/data/paging", help="of *.json.gz traces")
+    words.add_argument("--effort", type=int, choices=range(1, 4), default=1)
+    words.add_argument("--out", type=Path, help="folder for placement.json")
+    asked = words.parse_args()
+    print(f"{'trace':<{SHORT}} {'capacity':>10} {'moved':>10} {'unplaced':>10} {'lp':>10} {'cost':>10}      bytes in MB")
+    rows = []
+    for path in sorted(asked.folder.glob("*.json.gz")):
+        for reference in references(path):
+            found = row(path, reference, asked.effort)
+            rows.append(found)
+            known = found["unplaced"] is not None
+            unplaced = f"{found['unplaced'] / 1e6:.1f}" if known else "-"
+            cost = f"{'' if known else '< '}{100 * found['cost']:.2f} %"
+            moved = [f"{found[key] / 1e6:>10.1f}" for key in ("capacity", "moved")]
+            print(f"{found['trace'][:SHORT]:<{SHORT}} {' '.join(moved)} {unplaced:>10} {found['lp'] / 1e6:>10.1f} {cost:>10}", flush=True)
+    if asked.out is not None:
+        results.write(asked.out, "placement", f"python -m bench.placement --effort {asked.effort}", rows)
+
+
+if __name__ == "__main__":
+    main()
