@@ -77,6 +77,11 @@ class Planned:
     sizes: Mapping[str, int] = field(default_factory=dict)
     """The spec's, by name, where they are known."""
 
+    @property
+    def predicted_s(self) -> float:
+        """What a run usually takes."""
+        return self.timeline.makespan_s * self.machine.usual_slowdown
+
 
 LOOP_SPLITS = (1, 4, 8, 16)
 """A loop is planned with the splits that these parts of its budget would get."""

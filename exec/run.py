@@ -143,7 +143,7 @@ def run_model(
         "threads": torch.get_num_threads(),
         "wall_s": wall_s,
         **({"passes_wall_s": [m.wall_s for m in passes]} if options.passes else {}),
-        "measured_ratio": wall_s / (planned.timeline.makespan_s * machine.usual_slowdown),
+        "measured_ratio": wall_s / planned.predicted_s,
         "measured_h2d_bytes": measured.measured_h2d_bytes,
         "measured_d2h_bytes": measured.measured_d2h_bytes,
         "measured_compute_s": measured.compute_s,
@@ -152,7 +152,7 @@ def run_model(
         "peak_rss_bytes": peak_resident_bytes(),
         **answers(found, model.tokens, model.tokenizer, options.perplexity),
     }
-    warnings = tuple(profile_warnings(machine, wall_s, planned.bounds.bound_s, planned.timeline.makespan_s * machine.usual_slowdown))
+    warnings = tuple(profile_warnings(machine, wall_s, planned.bounds.bound_s, planned.predicted_s))
     return RunResult(planned, measured, found, {**facts, "warnings": list(warnings)}, warnings)
 
 

@@ -145,6 +145,15 @@ class Blocker(NamedTuple):
     """The gap, of the core in whose way it is, that it lies in."""
 
 
+def _price_by_gap(blockers: list[Blocker]) -> dict[int, float]:
+    """What it costs to drive away those that lie in one gap, for each gap."""
+    by_gap: dict[int, float] = {}
+    for b in blockers:
+        if b.inside is not None:
+            by_gap[b.inside] = by_gap.get(b.inside, 0.0) + b.way.price
+    return by_gap
+
+
 class _Ground:
     """Cores that stand. No two that live at once share a byte."""
 
@@ -256,20 +265,12 @@ class _Ground:
 
     def _cost(self, blockers: list[Blocker]) -> float:
         """Of driving these away; of each gap around some of them the cheaper of cutting it and letting them go."""
-        total, by_gap = 0.0, dict.fromkeys((b.inside for b in blockers if b.inside is not None), 0.0)
-        for b in blockers:
-            if b.inside is None:
-                total += b.way.price
-            else:
-                by_gap[b.inside] += b.way.price
-        return total + sum(min(price, self.price[gap]) for gap, price in by_gap.items())
+        outside = sum(b.way.price for b in blockers if b.inside is None)
+        return outside + sum(min(price, self.price[gap]) for gap, price in _price_by_gap(blockers).items())
 
     def _settle(self, core: Core, at: int, blockers: list[Blocker]) -> list[Core]:
-        by_gap: dict[int, float] = {}
-        for b in blockers:
-            if b.inside is not None:
-                by_gap[b.inside] = by_gap.get(b.inside, 0.0) + b.way.price
-        own = [gap for gap, price in sorted(by_gap.items()) if price >= self.price[gap]]
+        """Let `core` stand at `at`, cut where that is cheaper than what lies in a gap; answer the `blockers` that have no place then."""
+        own = [gap for gap, price in sorted(_price_by_gap(blockers).items()) if price >= self.price[gap]]
         yielding = [(b, self.cores[b.number]) for b in blockers if b.inside not in own]
         for b, _ in yielding:
             self.leave(b.number)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from einpage.memplan.assemble import assemble, blocks_of
 from einpage.memplan.cut import cut, within
 from einpage.memplan.errors import DoesNotFit
@@ -32,8 +34,11 @@ def settled(
         found = cut(slots, blocks, offsets, keep, capacity, drives)
         if found is None:
             continue
-        left = timetable(slots, capacity, found.keep, slack_bytes)
-        stays = blocks_of(slots, left)
+        if not np.array_equal(found.keep, keep):
+            left = timetable(slots, capacity, found.keep, slack_bytes)
+            stays = blocks_of(slots, left)
+        else:
+            left, stays = table, blocks
         try:
             yield assemble(slots, budget_bytes, left, stays, within(stays, found.offset_by_key))
         except DoesNotFit:

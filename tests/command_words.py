@@ -8,6 +8,44 @@ from typing import Any
 import pytest
 
 from einpage.exec.cli import main
+from specs_small import SMALL, SPECS
+
+SMALL_LLAMA = [word for k, v in SMALL["llama"].items() for word in ("--set", f"{k}={v}")]
+LLAMA_SIZES = [word for k, v in SMALL["llama"].items() if k not in ("batch", "seq") for word in ("--set", f"{k}={v}")]
+"""Without batch and seq, which follow the tokens."""
+LLAMA = str(SPECS / "llama.yaml")
+MLP = str(SPECS / "mlp.yaml")
+MLP_SIZES = [word for k, v in SMALL["mlp"].items() for word in ("--set", f"{k}={v}")]
+
+PLAN_KEYS = [
+    "spec",
+    "machine",
+    "dtype",
+    "budget_bytes",
+    "peak_bytes",
+    "tasks",
+    "nodes",
+    "edges",
+    "h2d_bytes",
+    "d2h_bytes",
+    "disk_read_bytes",
+    "compute_s",
+    "h2d_s",
+    "d2h_s",
+    "makespan_s",
+    "bound_s",
+    "bound_ratio",
+    "bound_order_s",
+    "bound_order_by",
+    "bytes_bound_order",
+    "bytes_bound_order_by",
+    "bytes_bound_h2d",
+    "host_bytes",
+    "plan_s",
+    "largest_working_set_bytes",
+    "verified",
+]
+"""At least these are in `plan --json`."""
 
 
 def ran(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> tuple[str, str]:

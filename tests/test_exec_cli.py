@@ -12,16 +12,10 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from command_words import facts, ran
+from command_words import LLAMA, LLAMA_SIZES, MLP, MLP_SIZES, PLAN_KEYS, SMALL_LLAMA, facts, ran
 from einpage.exec import command_line, files, measure
 from einpage.memplan.machine import load_machine
-from specs_small import SMALL, SPECS, small_data, small_program
-
-SMALL_LLAMA = [word for k, v in SMALL["llama"].items() for word in ("--set", f"{k}={v}")]
-LLAMA_SIZES = [word for k, v in SMALL["llama"].items() if k not in ("batch", "seq") for word in ("--set", f"{k}={v}")]
-"""Without batch and seq, which follow the tokens."""
-LLAMA = str(SPECS / "llama.yaml")
-MLP = str(SPECS / "mlp.yaml")
+from specs_small import small_data, small_program
 
 
 def mlp_files(folder: Path, drop: str = "", shape: tuple[int, ...] | None = None) -> tuple[str, str]:
@@ -36,36 +30,6 @@ def mlp_files(folder: Path, drop: str = "", shape: tuple[int, ...] | None = None
     return str(folder / "m.safetensors"), f"x={folder / 'x.npy'}"
 
 
-MLP_SIZES = [word for k, v in SMALL["mlp"].items() for word in ("--set", f"{k}={v}")]
-
-PLAN_KEYS = [
-    "spec",
-    "machine",
-    "dtype",
-    "budget_bytes",
-    "peak_bytes",
-    "tasks",
-    "nodes",
-    "edges",
-    "h2d_bytes",
-    "d2h_bytes",
-    "disk_read_bytes",
-    "compute_s",
-    "h2d_s",
-    "d2h_s",
-    "makespan_s",
-    "bound_s",
-    "bound_ratio",
-    "bound_order_s",
-    "bound_order_by",
-    "bytes_bound_order",
-    "bytes_bound_order_by",
-    "bytes_bound_h2d",
-    "host_bytes",
-    "plan_s",
-    "largest_working_set_bytes",
-    "verified",
-]
 RUN_KEYS = ["device", "wall_s", "measured_h2d_bytes", "measured_d2h_bytes", "arena_bytes", "outside_arena_bytes", "peak_rss_bytes"]
 
 

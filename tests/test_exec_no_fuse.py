@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from command_words import facts, ran
-from test_exec_cli import LLAMA, LLAMA_SIZES
+from command_words import LLAMA, LLAMA_SIZES, facts, ran
 
 
 def test_attention_in_parts_answers_the_same(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

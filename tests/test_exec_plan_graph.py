@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from command_words import facts, ran
+from command_words import MLP, MLP_SIZES, PLAN_KEYS, facts, ran
 from einpage.exec.cli import main
 from einpage.memplan.planfile import load_plan
-from test_exec_cli import MLP, MLP_SIZES, PLAN_KEYS
 
 DATA = Path(__file__).parent / "data"
 VGG = str(DATA / "vgg19.json.gz")
