@@ -55,6 +55,10 @@ class Arena:
         assert extent.stop <= self.nbytes, f"{extent} leaves the arena of {self.nbytes} bytes"
         return self._bytes[extent.offset : extent.stop]
 
+    def whole(self) -> torch.Tensor:
+        """All bytes, as one flat tensor; no copy."""
+        return torch.empty(0, dtype=torch.uint8).set_(self._storage, 0, (self.nbytes,), (1,))
+
     def drop(self, extent: Extent) -> None:
         """Give the pages that lie wholly in `extent` back to the system: its bytes are 0 from here on."""
         first, last = -(-extent.offset // mmap.PAGESIZE), extent.stop // mmap.PAGESIZE

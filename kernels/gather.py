@@ -6,7 +6,10 @@ Indices are checked: one outside the table is an error that names it and where i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
 from types import EllipsisType
 
 import torch
@@ -115,6 +118,27 @@ def prepare_gather(job: GatherJob) -> HostGather:
     return HostGather(
         job, at, index_letters, rest, looks, max(b.stop[at] for b in table.boxes), 24 * elements + (0 if plain else 2 * result_bytes)
     )
+
+
+def blocks_of(job: GatherJob, nbytes: int) -> Iterator[GatherJob]:
+    """`job` cut into jobs of at most `nbytes` of the result each (one element at least), which lie one after the other in it.
+
+    result [b=2, s=5, m=4], 64 bytes of fp32 a block:  b 0, s 0:4   b 0, s 4:5   b 1, s 0:4   b 1, s 4:5
+    """
+    (box,), shape = job.result.boxes, job.result.boxes[0].shape
+    inside = [prod(shape[d + 1 :]) * job.result.dtype.nbytes for d in range(len(shape))]
+    at = next((d for d, inner in enumerate(inside) if inner <= nbytes), len(shape) - 1)
+    if not shape or inside[0] * shape[0] <= nbytes:
+        yield job
+        return
+    step = max(1, nbytes // inside[at])
+    for outer in product(*(range(a, b) for a, b in zip(box.start[:at], box.stop[:at], strict=True))):
+        for first in range(box.start[at], box.stop[at], step):
+            start = (*outer, first, *box.start[at + 1 :])
+            stop = (*(i + 1 for i in outer), min(first + step, box.stop[at]), *box.stop[at + 1 :])
+            cut = {x: Range(x, a, b) for x, a, b in zip(job.target, start, stop, strict=True)}
+            ranges = tuple(cut.get(r.letter, r) for r in job.ranges)
+            yield replace(job, ranges=ranges, result=replace(job.result, boxes=(Box(start, stop),)))
 
 
 def _inner(job: GatherJob) -> Load:

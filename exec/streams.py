@@ -1,0 +1,222 @@
+"""A plan on a device of streams: nodes are put on the stream of their engine, and run when the stream comes to them.
+
+`issue` returns at once; who orders nodes of different streams (exec/issue.py) does so with marks. A Move goes in pieces, so that whoever
+issues may let an urgent one go between two of them. A host gather reads its rows on the host, a block at a time, into one of
+two pinned slots, and copies the slot. The Device methods (`compute`, `copy`, `gather`) issue a node and wait for it: enough for the
+serial loop. Everything slow (views, kernels, pinning) is done when the device is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import TypeAlias, assert_never
+
+from torch import Tensor
+
+from einpage.einsum_front.job import GatherJob
+from einpage.einsum_front.taskgraph import TaskId
+from einpage.exec.driver import Driver, Mark, Stream
+from einpage.exec.host import Arena, HostArena, residency_view
+from einpage.exec.watch import ENGINES
+from einpage.kernels.access import TORCH_DTYPE
+from einpage.kernels.dispatch import Backend, prepare
+from einpage.kernels.gather import HostGather, blocks_of
+from einpage.memplan.memgraph import Compute, Extent, Free, MemGraph, Move, NodeId, PlaceKind, Queue, Residency, ResidencyId
+from einpage.memplan.memgraph import HostGather as GatherNode
+
+COPY_BYTES = 32 << 20
+"""The most one copy moves: what an urgent one may have to wait for."""
+SLOT_BYTES = 8 << 20
+"""Of gathered rows, on the host; two slots take turns."""
+STREAM_BY_QUEUE = {queue: Stream(i) for i, queue in enumerate(ENGINES)}
+
+Piece: TypeAlias = Callable[[], None]
+
+
+@dataclass(slots=True)
+class _Slot:
+    memory: Tensor
+    last: Mark | None = None
+    """Behind the copy that last read it."""
+
+
+class StreamDevice:
+    """Runs `memgraph` through `driver`. `host` holds the masters already, or will before the run starts."""
+
+    name = "cuda"
+
+    def __init__(self, memgraph: MemGraph, host: HostArena, driver: Driver, *, backend: str = "triton", poison: bool = False) -> None:
+        self.memgraph, self.driver = memgraph, driver
+        self.arena_bytes: int = memgraph.budget_bytes
+        self._backend, self._host = Backend(backend), host
+        self._host_bytes = host.whole()
+        if host.nbytes:
+            driver.pin(self._host_bytes)
+        self._arena = driver.allocate(memgraph.budget_bytes)
+        if poison:
+            _poison(driver, self._arena)
+        self._view_by_residency: dict[int, Tensor] = {}
+        self._slots: list[_Slot] = []
+        self._turn = 0
+        self._used = 0
+        self._pieces: list[tuple[Piece, ...]] = [self._prepared(node) for node in memgraph.nodes]
+        self._streams = [STREAM_BY_QUEUE.get(memgraph.queue(NodeId(i))) for i in range(len(memgraph.nodes))]
+        self.begin()
+
+    def close(self) -> None:
+        """Take back what was pinned. The device is of no use afterwards."""
+        for slot in self._slots:
+            self.driver.unpin(slot.memory)
+        if self._host.nbytes:
+            self.driver.unpin(self._host_bytes)
+        self._pieces, self._slots = [], []
+
+    @property
+    def outside_arena_bytes(self) -> int:
+        """The most device memory seen in use besides the arena: the driver's own, compiled kernels, other processes."""
+        self._used = max(self._used, self.driver.used_bytes())
+        return max(0, self._used - self.arena_bytes)
+
+    def begin(self) -> None:
+        self.h2d_bytes = 0
+        self.d2h_bytes = 0
+
+    def bring(self) -> None:
+        there = [self.memgraph.residencies[r] for r in self.memgraph.start]
+        masters = {r.tensor: r for r in there if r.place.kind is PlaceKind.HOST}
+        h2d = STREAM_BY_QUEUE[Queue.H2D]
+        for r in there:
+            if r.place.kind is PlaceKind.DEVICE:
+                self.driver.copy(h2d, self._bytes(r), self._bytes(masters[r.tensor]))
+        self.driver.synchronize(self.driver.record(h2d))
+
+    def stream(self, node: NodeId) -> Stream | None:
+        """Where `node` goes; None for a Free, which goes nowhere."""
+        return self._streams[node]
+
+    def pieces(self, node: NodeId) -> int:
+        """In how many pieces `node` is issued, one after the other; 0 for a Free."""
+        return len(self._pieces[node])
+
+    def issue(self, node: NodeId, piece: int = 0) -> None:
+        """Put a piece of `node` on its stream. Raises IndexOutOfRange where a gather's indices are wrong."""
+        self._pieces[node][piece]()
+
+    def compute(self, node: NodeId) -> None:
+        self._run(node)
+
+    def copy(self, node: NodeId) -> None:
+        self._run(node)
+
+    def gather(self, node: NodeId) -> None:
+        self._run(node)
+
+    def free(self, node: NodeId) -> None:
+        pass
+
+    def _run(self, node: NodeId) -> None:
+        stream = self._streams[node]
+        assert stream is not None
+        for piece in self._pieces[node]:
+            piece()
+        self.driver.synchronize(self.driver.record(stream))
+
+    def _prepared(self, node: Compute | Move | GatherNode | Free) -> tuple[Piece, ...]:
+        match node:
+            case Compute(task, operands, creates, workspace):
+                return (self._launch(task, operands, creates, workspace),)
+            case Move(source, target):
+                return tuple(self._copies(source, target))
+            case GatherNode(task, operands, creates):
+                return tuple(self._gathers(task, operands, creates))
+            case Free():
+                return ()
+        assert_never(node)
+
+    def _launch(self, task: TaskId, operands: Sequence[Sequence[ResidencyId]], creates: ResidencyId, workspace: Extent | None) -> Piece:
+        job = self.memgraph.graph.tasks[task].job
+        assert job is not None, "a plan read back from a file has no jobs to run"
+        tiles = tuple(tuple(self._view(r) for r in operand) for operand in operands)
+        scratch = None if workspace is None else self._arena[workspace.offset : workspace.stop]
+        call = partial(prepare(job, self._backend), tiles, self._view(creates), scratch)
+        return partial(self.driver.launch, STREAM_BY_QUEUE[Queue.COMPUTE], call)
+
+    def _copies(self, source: ResidencyId, target: ResidencyId) -> list[Piece]:
+        there, here = (self.memgraph.residencies[r] for r in (source, target))
+        inward = here.place.kind is PlaceKind.DEVICE
+        given, taken = self._bytes(there), self._bytes(here)
+        starts = range(0, taken.nbytes, COPY_BYTES)
+        return [partial(self._copy, inward, taken[a : a + COPY_BYTES], given[a : a + COPY_BYTES]) for a in starts]
+
+    def _copy(self, inward: bool, target: Tensor, source: Tensor) -> None:
+        self.driver.copy(STREAM_BY_QUEUE[Queue.H2D if inward else Queue.D2H], target, source)
+        if inward:
+            self.h2d_bytes += target.nbytes
+        else:
+            self.d2h_bytes += target.nbytes
+
+    def _gathers(self, task: TaskId, operands: Sequence[Sequence[ResidencyId]], creates: ResidencyId) -> list[Piece]:
+        job = self.memgraph.graph.tasks[task].job
+        assert isinstance(job, GatherJob), "a plan read back from a file has no jobs to run"
+        tables = tuple(tuple(self._view(r) for r in operand) for operand in operands)
+        target = self._bytes(self.memgraph.residencies[creates])
+        pieces: list[Piece] = []
+        start = 0
+        for block in blocks_of(job, SLOT_BYTES):
+            nbytes = block.result.boxes[0].size * block.result.dtype.nbytes
+            kernel = prepare(block, Backend.TORCH)
+            assert isinstance(kernel, HostGather)
+            pieces.append(partial(self._gather, kernel, tables, target[start : start + nbytes]))
+            start += nbytes
+        assert start == target.nbytes, "the blocks of a gather lie one after the other in its result"
+        return pieces
+
+    def _gather(self, kernel: HostGather, tables: tuple[tuple[Tensor, ...], ...], target: Tensor) -> None:
+        h2d, view = STREAM_BY_QUEUE[Queue.H2D], kernel.job.result
+        slot = self._slot(target.nbytes)
+        if slot.last is not None:
+            self.driver.synchronize(slot.last)
+        rows = slot.memory[: target.nbytes]
+        kernel(tables, rows.view(TORCH_DTYPE[view.dtype]).view(view.boxes[0].shape), None)
+        self.driver.copy(h2d, target, rows)
+        slot.last = self.driver.record(h2d)
+        self.h2d_bytes += target.nbytes
+
+    def _slot(self, nbytes: int) -> _Slot:
+        """The one used before the last, made when it is first wanted."""
+        self._turn = 1 - self._turn
+        while len(self._slots) <= self._turn:
+            memory = Arena(SLOT_BYTES).whole()
+            self.driver.pin(memory)
+            self._slots.append(_Slot(memory))
+        assert nbytes <= self._slots[self._turn].memory.nbytes
+        return self._slots[self._turn]
+
+    def _view(self, residency: ResidencyId) -> Tensor:
+        if residency not in self._view_by_residency:
+            found = self.memgraph.residencies[residency]
+            if found.place.kind is PlaceKind.HOST:
+                view = residency_view(self.memgraph, found, self._host)
+            else:
+                tensor = self.memgraph.graph.tensors[found.tensor]
+                assert prod(tensor.shape) * tensor.dtype.nbytes == found.extents[0].nbytes
+                view = self._bytes(found).view(TORCH_DTYPE[tensor.dtype]).view(tensor.shape)
+            self._view_by_residency[residency] = view
+        return self._view_by_residency[residency]
+
+    def _bytes(self, residency: Residency) -> Tensor:
+        (extent,) = residency.extents
+        whole = self._host_bytes if residency.place.kind is PlaceKind.HOST else self._arena
+        return whole[extent.offset : extent.stop]
+
+
+def _poison(driver: Driver, arena: Tensor) -> None:
+    """NaN, whatever the dtype, over memory that nothing has been written to."""
+    pattern = Arena(arena.nbytes)
+    pattern.poison()
+    stream = STREAM_BY_QUEUE[Queue.COMPUTE]
+    driver.copy(stream, arena, pattern.whole())
+    driver.synchronize(driver.record(stream))

@@ -1,0 +1,207 @@
+"""Plans on streams, with a driver that is not there: whatever order streams take, edges hold, results are right, and missing waits show."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+
+from einpage.einsum_front.dtype import DType
+from einpage.exec import streams
+from einpage.exec.enforced import Put, Seen, Waited, unenforced
+from einpage.exec.errors import NodeError
+from einpage.exec.host import outputs
+from einpage.exec.issue import run_issued, run_polled
+from einpage.exec.serial import run_serial
+from einpage.exec.watch import Hooks, Progress, plan_bytes
+from einpage.kernels.errors import IndexOutOfRange
+from einpage.kernels.gather import blocks_of, prepare_gather
+from einpage.memplan.memgraph import HostGather, MemGraph, Move
+from fake_driver import FakeDriver, WatchedDevice
+from kernels_cases import GATHERS
+from plain_plan import plain_plan
+from real_bytes import Data, differences, direct, filled_host
+from strategies import data, random_graph
+from test_exec_cpu import SEEDS, made
+
+WAYS = {"static": run_issued, "dynamic": run_polled, "serial": run_serial}
+every_way = pytest.mark.parametrize("way", list(WAYS))
+
+
+def run(plan: MemGraph, values: Data, way: str, driver: FakeDriver) -> tuple[dict[str, Any], WatchedDevice, Any]:
+    host = filled_host(plan, values)
+    device = WatchedDevice(plan, host, driver)
+    device.bring()
+    device.acts.clear()
+    measured = WAYS[way](plan, device)  # type: ignore[operator]
+    return outputs(plan, host), device, measured
+
+
+@every_way
+@pytest.mark.parametrize("seed", SEEDS)
+def test_whatever_order_streams_take_the_result_is_the_direct_one(seed: int, way: str) -> None:
+    graph, plan, values = made(seed)
+    expected = direct(graph, values)
+    for draw in range(6):
+        found, device, measured = run(plan, values, way, FakeDriver(seed=draw, steps=draw))
+        assert differences(found, expected) == []
+        assert (measured.measured_h2d_bytes, measured.measured_d2h_bytes) == plan_bytes(plan)
+        assert (device.h2d_bytes, device.d2h_bytes) == plan_bytes(plan)
+
+
+@pytest.mark.parametrize("way", ["static", "dynamic"])
+def test_the_judge_of_streams_finds_every_edge_enforced(way: str) -> None:
+    for seed in range(40):
+        _, plan, values = made(seed)
+        _, device, _ = run(plan, values, way, FakeDriver(seed=seed, steps=seed % 4))
+        assert unenforced(plan, device.acts) == []
+
+
+def test_a_wait_left_out_is_an_edge_not_enforced() -> None:
+    """Every wait that the static way puts is needed, and the judge misses none."""
+    tried = 0
+    for seed in SEEDS:
+        _, plan, values = made(seed)
+        _, device, _ = run(plan, values, "static", FakeDriver())
+        for left_out in range(sum(isinstance(act, Waited) for act in device.acts)):
+            driver = FakeDriver(ignore=lambda n, left_out=left_out: n == left_out)  # type: ignore[misc]
+            faulty = WatchedDevice(plan, filled_host(plan, values), driver)
+            with suppress(NodeError):  # an index that was poison
+                run_issued(plan, faulty)
+            assert unenforced(plan, [act for act in faulty.acts if not isinstance(act, Seen)]), f"seed {seed}, wait {left_out}"
+            tried += 1
+    assert tried > 50
+
+
+def test_without_waits_some_order_gives_a_wrong_result() -> None:
+    graph, plan, values = made(6)
+    expected = direct(graph, values)
+
+    def is_wrong(draw: int) -> bool:
+        try:
+            found, _, _ = run(plan, values, "static", FakeDriver(seed=draw, steps=1, ignore=lambda n: True))
+        except NodeError:
+            return True
+        return bool(differences(found, expected))
+
+    assert any(is_wrong(draw) for draw in range(5))
+
+
+def test_a_node_never_put_is_said() -> None:
+    _, plan, values = made(1)
+    _, device, _ = run(plan, values, "static", FakeDriver())
+    last = next(act.node for act in reversed(device.acts) if isinstance(act, Put))
+    assert unenforced(plan, [act for act in device.acts if getattr(act, "node", None) != last]) == [(last, last)]
+
+
+@every_way
+def test_large_copies_and_gathers_go_in_pieces(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "COPY_BYTES", 100)
+    monkeypatch.setattr(streams, "SLOT_BYTES", 64)
+    graph, plan, values = next(m for m in map(made, range(100)) if any(isinstance(n, HostGather) for n in m[1].nodes))
+    expected = direct(graph, values)
+    for draw in range(4):
+        found, device, _ = run(plan, values, way, FakeDriver(seed=draw))
+        assert differences(found, expected) == []
+        assert (device.h2d_bytes, device.d2h_bytes) == plan_bytes(plan)
+        moves = [i for i, n in enumerate(plan.nodes) if isinstance(n, Move)]
+        assert max(device.pieces(i) for i in moves) > 1  # type: ignore[arg-type]
+        if way != "serial":
+            assert unenforced(plan, device.acts) == []
+
+
+def test_an_urgent_copy_overtakes_between_two_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under dynamic dispatch; a static stream keeps the plan's order."""
+    monkeypatch.setattr(streams, "COPY_BYTES", 16)
+    overtaken = {"static": 0, "dynamic": 0}
+    for way in overtaken:
+        for seed in range(12):
+            _, plan, values = made(seed)
+            _, device, _ = run(plan, values, way, FakeDriver(seed=seed, steps=1))
+            puts = [(act.stream, act.node) for act in device.acts if isinstance(act, Put)]
+            for stream in (1, 2):
+                nodes = [n for s, n in puts if s == stream]
+                starts = [n for i, n in enumerate(nodes) if n not in nodes[:i]]
+                runs = [n for i, n in enumerate(nodes) if i == 0 or nodes[i - 1] != n]
+                overtaken[way] += len(runs) - len(starts)
+    assert overtaken["static"] == 0
+    assert overtaken["dynamic"] > 0
+
+
+def test_times_are_the_devices_and_keep_the_edges() -> None:
+    for way in ("static", "dynamic"):
+        _, plan, values = made(6)
+        _, _, measured = run(plan, values, way, FakeDriver(seed=3))
+        assert (measured.finish_s >= measured.start_s).all()
+        assert np.isfinite(measured.finish_s).all()
+        assert (measured.finish_s[plan.edges.target] >= measured.finish_s[plan.edges.source]).all()
+
+
+@every_way
+def test_a_kernel_that_fails_names_its_node(way: str) -> None:
+    graph, plan, values = next(m for m in map(made, range(100)) if any(isinstance(n, HostGather) for n in m[1].nodes))
+    indices = next(v.name for v in graph.values if v.dtype is DType.INT32)
+    with pytest.raises(NodeError, match=r"gather .* on the h2d engine: IndexOutOfRange") as caught:
+        run(plan, {**values, indices: values[indices] + 1000}, way, FakeDriver())
+    assert isinstance(caught.value.__cause__, IndexOutOfRange)
+
+
+@pytest.mark.parametrize("way", ["static", "dynamic"])
+def test_progress_is_told(way: str) -> None:
+    _, plan, values = made(1)
+    device = WatchedDevice(plan, filled_host(plan, values), FakeDriver())
+    told: list[Progress] = []
+    WAYS[way](plan, device, Hooks(progress=told.append))  # type: ignore[operator]
+    assert told[-1].tasks_done == told[-1].tasks > 0
+    assert (told[-1].h2d_bytes, told[-1].d2h_bytes) == plan_bytes(plan)
+
+
+def test_exactly_the_host_arena_is_pinned_and_given_back() -> None:
+    _, plan, values = made(1)
+    driver = FakeDriver()
+    device = WatchedDevice(plan, filled_host(plan, values), driver)
+    assert list(driver.pinned.values()) == [plan.host_bytes]
+    assert device.arena_bytes == plan.budget_bytes
+    assert device.outside_arena_bytes == 1000
+    device.close()
+    assert driver.pinned == {}
+
+
+def test_a_second_pass_gives_the_same() -> None:
+    graph, plan, values = made(1)
+    host = filled_host(plan, values)
+    device = WatchedDevice(plan, host, FakeDriver())
+    for way in ("static", "dynamic", "static"):
+        measured = WAYS[way](plan, device)  # type: ignore[operator]
+        assert differences(outputs(plan, host), direct(graph, values)) == []
+        assert (measured.measured_h2d_bytes, measured.measured_d2h_bytes) == plan_bytes(plan)
+
+
+@pytest.mark.parametrize("name", GATHERS)
+@pytest.mark.parametrize("nbytes", [1, 60, 1 << 20])
+def test_blocks_of_a_gather_lie_one_after_the_other(name: str, nbytes: int) -> None:
+    case = GATHERS[name]()
+    job = case.job
+    whole, parts = case.poisoned(), case.poisoned()
+    prepare_gather(job)(case.operands(), whole, None)  # type: ignore[arg-type]
+    flat, start = parts.view(-1), 0
+    blocks = list(blocks_of(job, nbytes))  # type: ignore[arg-type]
+    for block in blocks:
+        (box,) = block.result.boxes
+        prepare_gather(block)(case.operands(), flat[start : start + box.size].view(box.shape), None)
+        start += box.size
+        assert box.size * block.result.dtype.nbytes <= nbytes or box.size == 1
+    assert start == whole.numel()
+    assert (parts.view(-1) == whole.view(-1)).all()
+    assert (len(blocks) > 1) == (nbytes < whole.nbytes)
+
+
+def test_random_plans_of_other_dtypes() -> None:
+    for seed, dtype in ((3, DType.BF16), (14, DType.FP16)):
+        graph = random_graph(seed, dtype=dtype)
+        plan, values = plain_plan(graph), data(graph, seed)
+        found, device, _ = run(plan, values, "static", FakeDriver(seed=seed))
+        assert differences(found, direct(graph, values)) == []
+        assert unenforced(plan, device.acts) == []
