@@ -3,17 +3,15 @@
 Probes are ordinary jobs run by the ordinary kernels: a product for each dtype (FLOP/s), a product of few rows and a pointwise job (what
 memory allows), the smallest job (latency). Two threads copy blocks all the while, as the copy engines do. Of several short samples the best
 of each rate counts: whoever else uses the machine can only slow a sample down, and a lower bound needs rates that nothing here beats. What
-a run usually takes beyond them is measured too (calibrate.py). The profile holds for this machine with this number of torch threads, and is
-kept as YAML under the cache folder; losing it costs two seconds.
+a run usually takes beyond them is measured too (calibrate.py). The profile holds for this machine with this number of torch threads.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,16 +22,15 @@ import torch
 from numpy.typing import NDArray
 
 from einpage.einsum_front.dtype import RUN_DTYPES, DType
-from einpage.einsum_front.errors import UsageError
 from einpage.einsum_front.expr import Acc, Axis, Binary, Letter, Load
 from einpage.einsum_front.job import Box, Contraction, ContractJob, Job, MapJob, Part, Range, View
 from einpage.einsum_front.taskgraph import Nbytes
 from einpage.exec.calibrate import usual_slowdown
-from einpage.exec.files import write_atomically
 from einpage.exec.host import Arena
+from einpage.exec.profiles import Say, cached, keep, measured, profile_path
 from einpage.kernels.access import TORCH_DTYPE
 from einpage.kernels.dispatch import prepare
-from einpage.memplan.machine import Machine, load_machine, machine_text
+from einpage.memplan.machine import Machine
 from einpage.memplan.memgraph import Extent, Offset
 
 BLOCK = 4 << 20
@@ -60,28 +57,9 @@ def default_threads() -> int:
     return max(1, cores() - 1)
 
 
-def measured_cpu(*, threads: int | None = None, again: bool = False, say: Callable[[str], None] | None = None) -> Machine:
-    """The profile of this machine with `threads` torch threads: the one that was kept, or (with `again`, always) a new one.
-
-    `say` is told when something is measured, and where it was kept. Where it cannot be kept, `say` is told so; without `say`
-    that raises UsageError.
-    """
-    kept = None if again else cached_cpu(threads)
-    if kept is not None:
-        return kept
-    if say is not None:
-        say("measuring this machine (about 2 s, once)")
-    machine = measure_cpu(threads=threads)
-    try:
-        path = keep(machine)
-    except UsageError as error:
-        if say is None:
-            raise
-        say(f"the profile is not kept: {error}")
-    else:
-        if say is not None:
-            say(f"profile kept in {path}")
-    return machine
+def measured_cpu(*, threads: int | None = None, again: bool = False, say: Say | None = None) -> Machine:
+    """The profile of this machine with `threads` torch threads, as `profiles.measured`."""
+    return measured(_path(threads), lambda: measure_cpu(threads=threads), again, say)
 
 
 def measure_cpu(seconds: float = 1.2, threads: int | None = None) -> Machine:
@@ -111,48 +89,19 @@ def measure_cpu(seconds: float = 1.2, threads: int | None = None) -> Machine:
     return replace(machine, usual_slowdown=_rounded(usual_slowdown(machine)))
 
 
-def keep(machine: Machine) -> Path:
+def keep_cpu(machine: Machine) -> None:
     """Write a measured profile to where `cached_cpu` looks. Raises UsageError where that cannot be written."""
     assert machine.threads is not None
-    path = _profile_path(machine.threads)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot make the cache folder {path.parent}: {error.strerror}; set EINPAGE_CACHE to another one") from error
-    write_atomically(path, machine_text(machine))
-    return path
-
-
-def forget(machine: Machine) -> bool:
-    """Drop the kept profile if it is this very one, so that the next run measures again; whether it was."""
-    if machine.threads is None or cached_cpu(machine.threads) != machine:
-        return False
-    try:
-        _profile_path(machine.threads).unlink(missing_ok=True)
-    except OSError:
-        return False
-    return True
+    keep(machine, _path(machine.threads))
 
 
 def cached_cpu(threads: int | None = None) -> Machine | None:
     """The profile that was kept for this machine and number of threads; None where there is none that can be read."""
-    path = _profile_path(default_threads() if threads is None else threads)
-    try:
-        return load_machine(path)
-    except UsageError:
-        return None
+    return cached(_path(threads))
 
 
-def cache_folder() -> Path:
-    """Where einpage keeps what it may lose: $EINPAGE_CACHE, else einpage/ in $XDG_CACHE_HOME, else in ~/.cache."""
-    if own := os.environ.get("EINPAGE_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "einpage"
-
-
-def _profile_path(threads: int) -> Path:
-    machine = f"{_cpu_name()}|{cores()}|{torch.__version__}"
-    return cache_folder() / f"cpu-{hashlib.sha256(machine.encode()).hexdigest()[:8]}-{threads}.yaml"
+def _path(threads: int | None) -> Path:
+    return profile_path("cpu", f"{_cpu_name()}|{cores()}|{torch.__version__}", str(default_threads() if threads is None else threads))
 
 
 def cores() -> int:

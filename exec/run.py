@@ -32,7 +32,7 @@ from einpage.exec.engine import Measured
 from einpage.exec.fill import fill
 from einpage.exec.host import HostArena, before_outputs, masters, outputs
 from einpage.exec.inputs import TokenLists, bind_inputs
-from einpage.exec.measure import forget
+from einpage.exec.profiles import forget
 from einpage.exec.resident import peak_resident_bytes
 from einpage.exec.serial import run_serial
 from einpage.exec.static import run_static

@@ -228,7 +228,7 @@ def test_a_run_that_beats_its_bound_says_so_and_has_the_machine_measured_again(
     monkeypatch.setenv("EINPAGE_CACHE", str(tmp_path / "cache"))
     fast = load_machine("cpu", threads=measure.default_threads())
     slow = replace(fast, device_bytes_per_s=1e3)
-    measure.keep(slow)
+    measure.keep_cpu(slow)
     monkeypatch.setattr(measure, "measure_cpu", lambda seconds=0.0, threads=None: replace(fast, threads=threads or fast.threads))
     weights, given = mlp_files(tmp_path)
     words = ["run", MLP, *MLP_SIZES, "--weights", weights, "--input", given, "--budget", "1MiB"]
@@ -240,9 +240,9 @@ def test_a_run_that_beats_its_bound_says_so_and_has_the_machine_measured_again(
     again = facts(capsys, *words)
     assert again["bound_s"] <= again["wall_s"] and again["warnings"] == []
     assert measure.cached_cpu() == fast
-    measure.keep(slow)
+    measure.keep_cpu(slow)
     assert "warning: the run took" in ran(capsys, *words)[1]
-    measure.keep(replace(fast, usual_slowdown=1e6))
+    measure.keep_cpu(replace(fast, usual_slowdown=1e6))
     assert "far less than the" in facts(capsys, *words)["warnings"][0]
     assert measure.cached_cpu() is None, "dropped, to be measured again"
 

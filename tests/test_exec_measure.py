@@ -12,7 +12,7 @@ import torch
 
 from einpage.einsum_front.dtype import RUN_DTYPES
 from einpage.einsum_front.errors import UsageError
-from einpage.exec import measure
+from einpage.exec import measure, profiles
 from einpage.exec.calibrate import usual_slowdown
 from einpage.memplan.machine import Machine
 from strategies import a_machine
@@ -48,7 +48,7 @@ def test_measuring_gives_a_whole_profile() -> None:
     assert 1 <= machine.usual_slowdown < 1e4
     assert machine.threads == 1
     assert torch.get_num_threads() == 1
-    measure.keep(machine)
+    measure.keep_cpu(machine)
     assert measure.cached_cpu(threads=1) == machine
 
 
@@ -94,10 +94,10 @@ def test_runs_that_take_longer_than_the_rates_say_are_noticed() -> None:
 
 def test_only_the_kept_profile_is_forgotten(own_cache: Path, quick: list[int | None]) -> None:
     kept = measure.measured_cpu(threads=2)
-    assert not measure.forget(replace(kept, h2d_bytes_per_s=1.0)) and measure.cached_cpu(threads=2) == kept
-    assert not measure.forget(replace(kept, threads=None))
-    assert measure.forget(kept) and measure.cached_cpu(threads=2) is None
-    assert not measure.forget(kept)
+    assert not profiles.forget(replace(kept, h2d_bytes_per_s=1.0)) and measure.cached_cpu(threads=2) == kept
+    assert not profiles.forget(replace(kept, threads=None))
+    assert profiles.forget(kept) and measure.cached_cpu(threads=2) is None
+    assert not profiles.forget(kept)
 
 
 def test_other_threads_are_another_profile(quick: list[int | None]) -> None:
@@ -129,10 +129,10 @@ def test_a_cache_that_cannot_be_written_is_told_and_not_fatal(
 
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert measure.cache_folder() == tmp_path / "cache"
+    assert profiles.cache_folder() == tmp_path / "cache"
     monkeypatch.delenv("EINPAGE_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert measure.cache_folder() == tmp_path / "xdg" / "einpage"
+    assert profiles.cache_folder() == tmp_path / "xdg" / "einpage"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert measure.cache_folder() == tmp_path / ".cache" / "einpage"
+    assert profiles.cache_folder() == tmp_path / ".cache" / "einpage"
