@@ -89,19 +89,21 @@ def run(
     outputs: Sequence[str] = (),
     split: Mapping[str, int] | None = None,
     no_fuse: Sequence[str] = (),
+    device: str = "auto",
     dispatch: str = "dynamic",
     inputs: Mapping[str, NDArray[np.generic]] | None = None,
     perplexity: bool = False,
     effort: int = 0,
     passes: int | None = None,
 ) -> RunResult:
-    """Plan and run on the CPU device: `.outputs` by name, `.facts` as `run --json` prints them.
+    """Plan and run: `.outputs` by name, `.facts` as `run --json` prints them. `device` as in `--device`.
 
-    Raises what `plan` and the engines raise.
+    Raises what `plan` and the engines raise; UsageError where the device is not there.
     """
-    from einpage.exec.measure import measured_cpu
-    from einpage.exec.run import Dispatch, RunOptions, run_model
+    from einpage.exec.choose import Dispatch, device_for, kernels_for, measured_machine
+    from einpage.exec.run import RunOptions, run_model
 
+    kind = device_for(device).kind
     start_for(False, passes, effort)
     options = RunOptions(
         dtype=DType(dtype),
@@ -111,10 +113,12 @@ def run(
         split=letters(split),
         no_fuse=tuple(no_fuse),
         dispatch=Dispatch(dispatch),
+        device=kind,
+        kernels=kernels_for("auto", kind),
         effort=effort,
         passes=passes,
     )
-    profile = measured_cpu() if machine is None else machine_named(machine)
+    profile = measured_machine(kind) if machine is None else machine_named(machine)
     return run_model(model, profile, options, inputs)
 
 

@@ -23,10 +23,11 @@ from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.errors import UsageError
 from einpage.exec import watch as watching
 from einpage.exec.build import Planned, open_model
+from einpage.exec.choose import DeviceKind, Dispatch, device_for, kernels_for, measured_machine
 from einpage.exec.files import refuse_unwritable, write_through
 from einpage.exec.inputs import TokenLists, encode_prompts, read_input, read_tokens
-from einpage.exec.measure import cores, measured_cpu
-from einpage.exec.run import Dispatch, RunOptions, RunResult, device_for, kernels_for, run_model
+from einpage.exec.measure import cores
+from einpage.exec.run import RunOptions, RunResult, run_model
 from einpage.exec.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 from einpage.exec.trace import write_trace
 from einpage.exec.words import fusions_of, names_of, pieces_of, settings_of, start_of, write_timeline
@@ -40,7 +41,9 @@ def run_from_arguments(a: argparse.Namespace) -> int:
     warnings = thread_warnings(a.threads)
     if not a.weights:
         raise UsageError("run needs --weights: a checkpoint's path, or random:SEED")
-    why = device_for(a.device)
+    chosen = device_for(a.device)
+    if a.threads is not None and chosen.kind is not DeviceKind.CPU:
+        raise UsageError("--threads is a figure of the CPU device; leave it out, or say --device cpu")
     start_of(a)
     options = RunOptions(
         dtype=DType(a.dtype),
@@ -50,7 +53,8 @@ def run_from_arguments(a: argparse.Namespace) -> int:
         split=pieces_of(a.split),
         no_fuse=fusions_of(a.no_fuse),
         dispatch=Dispatch(a.dispatch),
-        kernels=kernels_for(a.kernels),
+        device=chosen.kind,
+        kernels=kernels_for(a.kernels, chosen.kind),
         effort=a.effort,
         passes=a.passes,
     )
@@ -58,8 +62,8 @@ def run_from_arguments(a: argparse.Namespace) -> int:
     named = inputs_of(a.input)
     refuse_unwritable(a.logits, a.trace, a.timeline)
     model = open_model(a.spec, settings_of(a.set), a.weights, tokens, tokenizer)
-    machine = machine_of(a)
-    with progress_shown(why, quiet=a.json) as shown:
+    machine = machine_of(a, chosen.kind)
+    with progress_shown(chosen.why, quiet=a.json) as shown:
         result = run_model(model, machine, options, named, hooks=shown.hooks, loading=shown.loading, planned_hook=shown.planned)
     warnings += result.warnings
     facts = {**result.facts, "warnings": warnings}
@@ -111,11 +115,11 @@ def inputs_of(words: list[str]) -> Mapping[str, NDArray[np.generic]]:
     return out
 
 
-def machine_of(a: argparse.Namespace) -> Machine:
-    """The profile named by --machine, or this machine's own, measured now where it never was."""
+def machine_of(a: argparse.Namespace, kind: DeviceKind) -> Machine:
+    """The profile named by --machine, or that of this machine's own device, measured now where it never was."""
     if a.machine:
         return load_machine(a.machine, h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes, threads=a.threads)
-    machine = measured_cpu(threads=a.threads, say=lambda text: print(text, file=sys.stderr))
+    machine = measured_machine(kind, a.threads, say=lambda text: print(text, file=sys.stderr))
     if a.h2d:
         machine = replace(machine, h2d_bytes_per_s=parse_rate(a.h2d, "--h2d"))
     if a.d2h:

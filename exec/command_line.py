@@ -120,6 +120,7 @@ def parser() -> argparse.ArgumentParser:
     machine = commands.add_parser("machine", help="the profiles there are, or this machine's own")
     machine.add_argument("name", nargs="?", help="a profile to print")
     machine.add_argument("--measure", action="store_true", help="measure this machine and keep the result for `run`")
+    machine.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="what --measure measures")
     machine.add_argument("--json", action="store_true")
     machine.set_defaults(command_function=machine_command)
     return root
@@ -262,9 +263,9 @@ def verify_command(a: argparse.Namespace) -> int:
 
 def machine_command(a: argparse.Namespace) -> int:
     if a.measure:
-        from einpage.exec.measure import measured_cpu
+        from einpage.exec.choose import device_for, measured_machine
 
-        machine = measured_cpu(again=True)
+        machine = measured_machine(device_for(a.device).kind, again=True)
     elif a.name:
         machine = load_machine(a.name)
     else:

@@ -47,6 +47,9 @@ class CpuDevice:
             self._prepare(NodeId(i), node)
         self.begin()
 
+    def close(self) -> None:
+        pass
+
     def begin(self) -> None:
         self.h2d_bytes = 0
         self.d2h_bytes = 0

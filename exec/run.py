@@ -7,10 +7,8 @@ here; the command line does that.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from time import perf_counter
 
@@ -25,17 +23,14 @@ from einpage.einsum_front.program import Program
 from einpage.einsum_front.taskgraph import Kind, TaskGraph, TensorId
 from einpage.exec.answers import last_logits, mean_nll, top_tokens
 from einpage.exec.build import Model, Planned, build_graph, make_loop, make_plan
-from einpage.exec.cpu import CpuDevice
+from einpage.exec.choose import DeviceKind, Dispatch, make_device, runner
 from einpage.exec.device import Device
-from einpage.exec.dynamic import run_dynamic
 from einpage.exec.engine import Measured
 from einpage.exec.fill import fill
 from einpage.exec.host import HostArena, before_outputs, masters, outputs
 from einpage.exec.inputs import TokenLists, bind_inputs
 from einpage.exec.profiles import forget
 from einpage.exec.resident import peak_resident_bytes
-from einpage.exec.serial import run_serial
-from einpage.exec.static import run_static
 from einpage.exec.tokenizer import Tokenizer
 from einpage.exec.watch import SILENT, Hooks
 from einpage.memplan.errors import DoesNotFit, Misfit
@@ -52,19 +47,6 @@ TOO_SOON = 0.6
 """A run that takes less than this share of what was predicted had its machine measured under load."""
 
 
-class Dispatch(Enum):
-    SERIAL = "serial"
-    DYNAMIC = "dynamic"
-    STATIC = "static"
-
-
-RUNNER_BY_DISPATCH: dict[Dispatch, Callable[..., Measured]] = {
-    Dispatch.SERIAL: run_serial,
-    Dispatch.DYNAMIC: run_dynamic,
-    Dispatch.STATIC: run_static,
-}
-
-
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     dtype: DType = DType.FP32
@@ -77,8 +59,9 @@ class RunOptions:
     no_fuse: tuple[str, ...] = ()
     """Fusions to leave out."""
     dispatch: Dispatch = Dispatch.DYNAMIC
+    device: DeviceKind = DeviceKind.CPU
     kernels: str = "torch"
-    """torch | triton (the latter only under Triton's interpreter here)."""
+    """torch | triton; CUDA runs triton alone, the CPU runs that only under Triton's interpreter."""
     effort: int = 0
     """Of planning: PlanOptions.effort."""
     passes: int | None = None
@@ -106,7 +89,7 @@ def run_model(
     loading: Callable[[str, int], None] | None = None,
     planned_hook: Callable[[Planned], None] | None = None,
 ) -> RunResult:
-    """Plan and run `model` on the CPU device; `named` holds inputs other than its tokens.
+    """Plan and run `model` on the device that `options` names; `named` holds inputs other than its tokens.
 
     `loading(weight, nbytes)` is told of every block of weights loaded, `planned_hook` of the plan before anything is loaded. Raises
     the errors of build_graph, make_plan and the engines; DoesNotFit where the host has too little memory.
@@ -119,7 +102,7 @@ def run_model(
     refuse_above_device(machine, options.budget_bytes)
     planned = plan_for(program, machine, options, wanted, began)
     memgraph = planned.memgraph
-    refuse_above_host(memgraph.host_bytes, options.budget_bytes)
+    refuse_above_host(memgraph.host_bytes, options.budget_bytes if options.device is DeviceKind.CPU else 0)
     if planned_hook is not None:
         planned_hook(planned)
     host = HostArena(memgraph.host_bytes)
@@ -127,11 +110,12 @@ def run_model(
     fill(planned.graph, model.resolved, slots, loading)
     fill_inputs(planned.graph, arrays, slots)
     del slots
-    device = CpuDevice(memgraph, host, backend=options.kernels, threads=machine.threads, poison=options.poison)
+    device = make_device(options.device, memgraph, host, machine, options.kernels, poison=options.poison)
     passes = [*run_passes(memgraph, device, options, hooks)]
     measured = passes[-1]
     wall_s = sum(m.wall_s for m in passes) / len(passes)
     on_device = {"device": device.name, "arena_bytes": device.arena_bytes, "outside_arena_bytes": device.outside_arena_bytes}
+    device.close()
     del device  # its arena and the weights go before outputs, which may be as large, are put together
     host.drop(before_outputs(memgraph))
     found = outputs(memgraph, host)
@@ -170,7 +154,7 @@ def run_passes(memgraph: MemGraph, device: Device, options: RunOptions, hooks: H
     """What stays is brought in; then every pass, the next one when all of the one before is done."""
     device.bring()
     for _ in range(options.passes or 1):
-        yield RUNNER_BY_DISPATCH[options.dispatch](memgraph, device, hooks)
+        yield runner(options.device, options.dispatch)(memgraph, device, hooks)
 
 
 def profile_warnings(machine: Machine, wall_s: float, bound_s: float, predicted_s: float) -> Iterator[str]:
@@ -271,19 +255,3 @@ def answers(
         mean = sum(loss * w for loss, w in zip(losses, weights, strict=True)) / sum(weights)
         out |= {"mean_nll": mean, "perplexity": math.exp(mean), "tokens": sum(lengths)}
     return out
-
-
-def kernels_for(word: str) -> str:
-    """The backend that `--kernels` names on the CPU. Raises UsageError for Triton outside its interpreter."""
-    if word == "auto":
-        return "torch"
-    if word == "triton" and os.environ.get("TRITON_INTERPRET") != "1":
-        raise UsageError("--kernels triton: compiled Triton kernels need a GPU; on the CPU they run only with TRITON_INTERPRET=1 set")
-    return word
-
-
-def device_for(word: str) -> str:
-    """Why the device that `--device` asks for is the CPU, in words. Raises UsageError for one this version does not have."""
-    if word == "cuda":
-        raise UsageError("--device cuda: this version runs on the CPU device only; leave --device out or say cpu")
-    return "cpu, as asked" if word == "cpu" else "cpu: this version has no CUDA device"

@@ -1,0 +1,134 @@
+"""A profile of this machine's GPU: what its engines do at best, the links while both are busy.
+
+Products are torch's own (cuBLAS): no kernel of ours beats them, so that bounds made from them hold. Links copy registered host memory, as
+the device does. Of several short samples the best of each rate counts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import torch
+
+from einpage.einsum_front.dtype import RUN_DTYPES, DType
+from einpage.exec.cuda_driver import CudaDriver
+from einpage.exec.driver import Stream
+from einpage.exec.host import Arena
+from einpage.exec.profiles import Say, measured, profile_path
+from einpage.exec.streams import STREAM_BY_QUEUE
+from einpage.kernels.access import TORCH_DTYPE
+from einpage.memplan.machine import Machine
+from einpage.memplan.memgraph import Queue
+
+SIDE = {DType.FP32: 4096, DType.BF16: 8192, DType.FP16: 8192}
+"""Of the square products measured."""
+LINK_BYTES = 256 << 20
+INSIDE_BYTES = 1 << 30
+SAMPLES = 5
+SMALL = 200
+"""Smallest kernels, and copies, in a row."""
+
+
+def measured_cuda(*, again: bool = False, say: Say | None = None) -> Machine:
+    """The profile of this GPU, as `profiles.measured`."""
+    about = f"{torch.cuda.get_device_name(0)}|{torch.version.cuda}|{torch.__version__}"
+    return measured(profile_path("cuda", about), measure_cuda, again, say)
+
+
+def measure_cuda() -> Machine:
+    """Measure for a second or two. Raises UsageError where memory cannot be had or pinned."""
+    driver = CudaDriver()
+    h2d, d2h = _link_rates(driver)
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Machine(
+        name="cuda",
+        device_bytes=torch.cuda.mem_get_info()[1],
+        host_bytes=physical,
+        flops_per_s=tuple((dtype, _rounded(_product_rate(driver, dtype))) for dtype in RUN_DTYPES),
+        device_bytes_per_s=_rounded(_inside_rate(driver)),
+        h2d_bytes_per_s=_rounded(h2d),
+        d2h_bytes_per_s=_rounded(d2h),
+        copy_latency_s=_rounded(_copy_seconds(driver)),
+        launch_latency_s=_rounded(_launch_seconds(driver)),
+        about=f"Measured on {driver.name}, both links busy; torch {torch.__version__}, CUDA {torch.version.cuda}.",
+    )
+
+
+def _product_rate(driver: CudaDriver, dtype: DType) -> float:
+    """FLOP/s of a square product."""
+    side = SIDE[dtype]
+    x, y = (torch.randn(side, side, device="cuda", dtype=TORCH_DTYPE[dtype]) for _ in range(2))
+    out = torch.empty_like(x)
+    return 2 * side**3 / _best(driver, lambda: torch.mm(x, y, out=out))
+
+
+def _inside_rate(driver: CudaDriver) -> float:
+    """Bytes/s of copies inside the device, read and written both counted."""
+    source, target = (torch.empty(INSIDE_BYTES, dtype=torch.uint8, device="cuda") for _ in range(2))
+    return 2 * INSIDE_BYTES / _best(driver, lambda: target.copy_(source))
+
+
+def _launch_seconds(driver: CudaDriver) -> float:
+    """What the smallest kernel costs, one behind the other."""
+    x = torch.zeros(16, device="cuda")
+    return _best(driver, lambda: [x.add_(1) for _ in range(SMALL)]) / SMALL
+
+
+def _copy_seconds(driver: CudaDriver) -> float:
+    """What the smallest copy to the device costs, one behind the other."""
+    host = Arena(4096, touch=True).whole()
+    driver.pin(host)
+    try:
+        near = driver.allocate(4096)
+        h2d = STREAM_BY_QUEUE[Queue.H2D]
+        first = driver.record(h2d)
+        for _ in range(SMALL):
+            driver.copy(h2d, near, host)
+        last = driver.record(h2d)
+        driver.synchronize(last)
+        return driver.seconds(first, last) / SMALL
+    finally:
+        driver.unpin(host)
+
+
+def _link_rates(driver: CudaDriver) -> tuple[float, float]:
+    """Bytes/s of each link, both busy."""
+    arenas = [Arena(LINK_BYTES, touch=True).whole() for _ in range(2)]
+    for host in arenas:
+        driver.pin(host)
+    try:
+        near = [driver.allocate(LINK_BYTES) for _ in range(2)]
+        streams = (STREAM_BY_QUEUE[Queue.H2D], STREAM_BY_QUEUE[Queue.D2H])
+        best = [0.0, 0.0]
+        for _ in range(SAMPLES):
+            firsts = [driver.record(s) for s in streams]
+            driver.copy(streams[0], near[0], arenas[0])
+            driver.copy(streams[1], arenas[1], near[1])
+            lasts = [driver.record(s) for s in streams]
+            for i, (first, last) in enumerate(zip(firsts, lasts, strict=True)):
+                driver.synchronize(last)
+                best[i] = max(best[i], LINK_BYTES / driver.seconds(first, last))
+        return best[0], best[1]
+    finally:
+        for host in arenas:
+            driver.unpin(host)
+
+
+def _best(driver: CudaDriver, call: Callable[[], object]) -> float:
+    """The shortest of several runs of `call` on the compute stream, in seconds; one more before them does not count."""
+    compute = Stream(0)
+    driver.launch(compute, call)
+    samples: list[float] = []
+    for _ in range(SAMPLES):
+        first = driver.record(compute)
+        driver.launch(compute, call)
+        last = driver.record(compute)
+        driver.synchronize(last)
+        samples.append(driver.seconds(first, last))
+    return min(samples)
+
+
+def _rounded(rate: float) -> float:
+    """Three digits: more would be noise."""
+    return float(f"{rate:.3g}")

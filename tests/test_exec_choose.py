@@ -1,0 +1,103 @@
+"""Which device, which kernels, how driven: what the words of the command line mean, with and without a GPU (made up here)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from einpage.einsum_front.errors import UsageError
+from einpage.exec import choose
+from einpage.exec.build import open_model
+from einpage.exec.choose import Chosen, DeviceKind, Dispatch, device_for, kernels_for, make_device, runner
+from einpage.exec.cpu import CpuDevice
+from einpage.exec.dynamic import run_dynamic
+from einpage.exec.issue import run_issued, run_polled
+from einpage.exec.run import RunOptions, run_model
+from einpage.exec.serial import run_serial
+from einpage.exec.static import run_static
+from einpage.exec.streams import StreamDevice
+from einpage.memplan.machine import load_machine
+from fake_driver import FakeDriver
+from hand_plan import hand_plan
+
+SPECS = Path(__file__).parents[1] / "specs"
+SIZES = {"model": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 64, "vocab": 96, "seq": 7}
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "why_not_cuda", lambda: "torch finds no CUDA device")
+
+
+@pytest.fixture
+def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "why_not_cuda", lambda: None)
+    monkeypatch.setattr(choose, "CudaDriver", FakeDriver)
+    monkeypatch.delenv("TRITON_INTERPRET")
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_without_a_gpu() -> None:
+    assert device_for("auto") == Chosen(DeviceKind.CPU, "cpu: torch finds no CUDA device")
+    assert device_for("cpu") == Chosen(DeviceKind.CPU, "cpu, as asked")
+    with pytest.raises(UsageError, match="--device cuda: torch finds no CUDA device; leave --device out"):
+        device_for("cuda")
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_with_a_gpu() -> None:
+    assert device_for("auto").kind is device_for("cuda").kind is DeviceKind.CUDA
+    assert device_for("cpu").kind is DeviceKind.CPU
+    assert kernels_for("auto", DeviceKind.CUDA) == kernels_for("triton", DeviceKind.CUDA) == "triton"
+    with pytest.raises(UsageError, match="device memory outside the arena"):
+        kernels_for("torch", DeviceKind.CUDA)
+    with pytest.raises(UsageError, match="compiled Triton kernels need a GPU"):
+        kernels_for("triton", DeviceKind.CPU)
+
+
+def test_interpreted_kernels_are_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert kernels_for("triton", DeviceKind.CPU) == "triton"
+    assert kernels_for("auto", DeviceKind.CPU) == "torch"
+    with pytest.raises(UsageError, match="unset it"):
+        kernels_for("auto", DeviceKind.CUDA)
+
+
+def test_every_dispatch_has_a_runner_on_each_device() -> None:
+    assert [runner(DeviceKind.CPU, d) for d in Dispatch] == [run_serial, run_dynamic, run_static]
+    assert [runner(DeviceKind.CUDA, d) for d in Dispatch] == [run_serial, run_polled, run_issued]
+
+
+def test_the_device_is_of_the_kind() -> None:
+    plan, machine = hand_plan(), load_machine("cpu")
+    plan = replace(plan, nodes=(), host_bytes=0)
+    from einpage.exec.host import HostArena
+
+    assert isinstance(make_device(DeviceKind.CPU, plan, HostArena(0), machine, "torch"), CpuDevice)
+    assert isinstance(make_device(DeviceKind.CUDA, plan, HostArena(0), machine, "torch", driver=FakeDriver()), StreamDevice)
+
+
+@pytest.mark.usefixtures("a_gpu")
+@pytest.mark.parametrize("passes", [None, 3])
+def test_a_whole_model_runs_on_streams_as_on_the_cpu(passes: int | None) -> None:
+    """All of `run`, with a driver that takes any order: the same logits bit for bit, the bytes of the plan, in every way of driving."""
+    model = open_model(SPECS / "llama.yaml", SIZES, "random:0")
+    tokens = {"tokens": np.arange(7, dtype=np.int32)[None], "lengths": np.full(1, 7, np.int32)}
+    threads = torch.get_num_threads()
+    machine = load_machine("cpu", threads=1)
+    try:
+        on_cpu = run_model(model, machine, RunOptions(budget_bytes=20_000, passes=passes), tokens)
+        for dispatch in Dispatch:
+            options = RunOptions(budget_bytes=20_000, dispatch=dispatch, device=DeviceKind.CUDA, passes=passes)
+            result = run_model(model, machine, options, tokens)
+            assert torch.equal(result.outputs["logits"], on_cpu.outputs["logits"])
+            assert result.facts["device"] == "cuda"
+            assert result.facts["arena_bytes"] == 20_000
+            assert result.facts["outside_arena_bytes"] == 1000
+            assert result.facts["measured_h2d_bytes"] == result.facts["h2d_bytes"]
+    finally:
+        torch.set_num_threads(threads)
