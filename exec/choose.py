@@ -18,9 +18,10 @@ from einpage.exec.driver import Driver
 from einpage.exec.dynamic import run_dynamic
 from einpage.exec.engine import Measured
 from einpage.exec.host import HostArena
-from einpage.exec.issue import run_issued, run_polled
+from einpage.exec.issue import run_issued
 from einpage.exec.measure import measured_cpu
 from einpage.exec.measure_cuda import measured_cuda
+from einpage.exec.poll import run_polled
 from einpage.exec.profiles import Say
 from einpage.exec.serial import run_serial
 from einpage.exec.static import run_static

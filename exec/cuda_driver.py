@@ -6,7 +6,7 @@ there; torch's own pinned allocator rounds to powers of two). Kernels go on what
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -53,6 +53,13 @@ class CudaDriver:
     def launch(self, stream: Stream, call: Callable[[], object]) -> None:
         with torch.cuda.stream(self._streams[stream]):
             call()
+
+    def capture(self, stream: Stream, calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
+        recorded = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(recorded, stream=self._streams[stream], capture_error_mode="thread_local"):
+            for call in calls:
+                call()
+        return recorded.replay
 
     def record(self, stream: Stream) -> Mark:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -7,7 +7,7 @@ compute, host → device, device → host. `exec/cuda_driver.py` is the real one
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NewType, Protocol, TypeAlias
 
 from torch import Tensor
@@ -37,6 +37,9 @@ class Driver(Protocol):
 
     def launch(self, stream: Stream, call: Callable[[], object]) -> None:
         """Let `call` put its kernels on the stream."""
+
+    def capture(self, stream: Stream, calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
+        """What `calls` would put on the stream, recorded and not run: a call that puts it there at once."""
 
     def record(self, stream: Stream) -> Mark:
         """A mark behind all that is on the stream now."""

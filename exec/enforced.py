@@ -52,6 +52,8 @@ def unenforced(memgraph: MemGraph, acts: Iterable[Act]) -> list[tuple[int, int]]
     behind = [[0] * STREAMS for _ in range(STREAMS)]
     """Per stream: how many pieces of each stream are surely done when its next piece starts."""
     seen = [0] * STREAMS
+    nothing = [0] * STREAMS
+    """What a mark says that was recorded before the acts began."""
     at_mark: dict[Hashable, list[int]] = {}
     before: dict[int, list[int]] = {}
     """Per node: what is surely done when its first piece starts."""
@@ -68,9 +70,9 @@ def unenforced(memgraph: MemGraph, acts: Iterable[Act]) -> list[tuple[int, int]]
             case Recorded(stream, mark):
                 at_mark[mark] = list(behind[stream])
             case Waited(stream, mark):
-                behind[stream] = [max(a, b) for a, b in zip(behind[stream], at_mark[mark], strict=True)]
+                behind[stream] = [max(a, b) for a, b in zip(behind[stream], at_mark.get(mark, nothing), strict=True)]
             case Seen(mark):
-                seen = [max(a, b) for a, b in zip(seen, at_mark[mark], strict=True)]
+                seen = [max(a, b) for a, b in zip(seen, at_mark.get(mark, nothing), strict=True)]
     missing = [(i, i) for i, node in enumerate(memgraph.nodes) if not isinstance(node, Free) and i not in last]
     if missing:
         return missing

@@ -13,13 +13,11 @@ import torch
 
 from einpage.einsum_front.dtype import RUN_DTYPES, DType
 from einpage.exec.cuda_driver import CudaDriver
-from einpage.exec.driver import Stream
 from einpage.exec.host import Arena
 from einpage.exec.profiles import Say, measured, profile_path
-from einpage.exec.streams import STREAM_BY_QUEUE
+from einpage.exec.streams import COMPUTE, D2H, H2D
 from einpage.kernels.access import TORCH_DTYPE
 from einpage.memplan.machine import Machine
-from einpage.memplan.memgraph import Queue
 
 SIDE = {DType.FP32: 4096, DType.BF16: 8192, DType.FP16: 8192}
 """Of the square products measured."""
@@ -81,11 +79,10 @@ def _copy_seconds(driver: CudaDriver) -> float:
     driver.pin(host)
     try:
         near = driver.allocate(4096)
-        h2d = STREAM_BY_QUEUE[Queue.H2D]
-        first = driver.record(h2d)
+        first = driver.record(H2D)
         for _ in range(SMALL):
-            driver.copy(h2d, near, host)
-        last = driver.record(h2d)
+            driver.copy(H2D, near, host)
+        last = driver.record(H2D)
         driver.synchronize(last)
         return driver.seconds(first, last) / SMALL
     finally:
@@ -99,7 +96,7 @@ def _link_rates(driver: CudaDriver) -> tuple[float, float]:
         driver.pin(host)
     try:
         near = [driver.allocate(LINK_BYTES) for _ in range(2)]
-        streams = (STREAM_BY_QUEUE[Queue.H2D], STREAM_BY_QUEUE[Queue.D2H])
+        streams = (H2D, D2H)
         best = [0.0, 0.0]
         for _ in range(SAMPLES):
             firsts = [driver.record(s) for s in streams]
@@ -117,13 +114,12 @@ def _link_rates(driver: CudaDriver) -> tuple[float, float]:
 
 def _best(driver: CudaDriver, call: Callable[[], object]) -> float:
     """The shortest of several runs of `call` on the compute stream, in seconds; one more before them does not count."""
-    compute = Stream(0)
-    driver.launch(compute, call)
+    driver.launch(COMPUTE, call)
     samples: list[float] = []
     for _ in range(SAMPLES):
-        first = driver.record(compute)
-        driver.launch(compute, call)
-        last = driver.record(compute)
+        first = driver.record(COMPUTE)
+        driver.launch(COMPUTE, call)
+        last = driver.record(COMPUTE)
         driver.synchronize(last)
         samples.append(driver.seconds(first, last))
     return min(samples)

@@ -24,15 +24,17 @@ from einpage.exec.watch import ENGINES
 from einpage.kernels.access import TORCH_DTYPE
 from einpage.kernels.dispatch import Backend, prepare
 from einpage.kernels.gather import HostGather, blocks_of
-from einpage.memplan.memgraph import Compute, Extent, Free, MemGraph, Move, NodeId, PlaceKind, Queue, Residency, ResidencyId
+from einpage.memplan.memgraph import Compute, Extent, Free, MemGraph, Move, NodeId, PlaceKind, Residency, ResidencyId
 from einpage.memplan.memgraph import HostGather as GatherNode
 
 COPY_BYTES = 32 << 20
 """The most one copy moves: what an urgent one may have to wait for."""
 SLOT_BYTES = 8 << 20
 """Of gathered rows, on the host; two slots take turns."""
-STREAM_BY_QUEUE = {queue: Stream(i) for i, queue in enumerate(ENGINES)}
 
+COMPUTE, H2D, D2H = map(Stream, range(len(ENGINES)))
+STREAM_BY_QUEUE = dict(zip(ENGINES, (COMPUTE, H2D, D2H), strict=True))
+Call: TypeAlias = Callable[[], object]
 Piece: TypeAlias = Callable[[], None]
 
 
@@ -62,7 +64,11 @@ class StreamDevice:
         self._slots: list[_Slot] = []
         self._turn = 0
         self._used = 0
-        self._pieces: list[tuple[Piece, ...]] = [self._prepared(node) for node in memgraph.nodes]
+        self._calls: dict[NodeId, Call] = {}
+        self._met: set[NodeId] = set()
+        self._recorded: dict[NodeId, Call] = {}
+        """Stretches of computes, by their first."""
+        self._pieces: list[tuple[Piece, ...]] = [self._prepared(NodeId(i), node) for i, node in enumerate(memgraph.nodes)]
         self._streams = [STREAM_BY_QUEUE.get(memgraph.queue(NodeId(i))) for i in range(len(memgraph.nodes))]
         self.begin()
 
@@ -72,7 +78,7 @@ class StreamDevice:
             self.driver.unpin(slot.memory)
         if self._host.nbytes:
             self.driver.unpin(self._host_bytes)
-        self._pieces, self._slots = [], []
+        self._pieces, self._slots, self._calls, self._recorded = [], [], {}, {}
 
     @property
     def outside_arena_bytes(self) -> int:
@@ -87,11 +93,10 @@ class StreamDevice:
     def bring(self) -> None:
         there = [self.memgraph.residencies[r] for r in self.memgraph.start]
         masters = {r.tensor: r for r in there if r.place.kind is PlaceKind.HOST}
-        h2d = STREAM_BY_QUEUE[Queue.H2D]
         for r in there:
             if r.place.kind is PlaceKind.DEVICE:
-                self.driver.copy(h2d, self._bytes(r), self._bytes(masters[r.tensor]))
-        self.driver.synchronize(self.driver.record(h2d))
+                self.driver.copy(H2D, self._bytes(r), self._bytes(masters[r.tensor]))
+        self.driver.synchronize(self.driver.record(H2D))
 
     def stream(self, node: NodeId) -> Stream | None:
         """Where `node` goes; None for a Free, which goes nowhere."""
@@ -104,6 +109,18 @@ class StreamDevice:
     def issue(self, node: NodeId, piece: int = 0) -> None:
         """Put a piece of `node` on its stream. Raises IndexOutOfRange where a gather's indices are wrong."""
         self._pieces[node][piece]()
+
+    def replays(self, nodes: Sequence[NodeId]) -> bool:
+        """Whether these computes are worth putting at once: whether they were asked about before. A single pass records nothing."""
+        met = nodes[0] in self._met
+        self._met.add(nodes[0])
+        return met
+
+    def replay(self, nodes: Sequence[NodeId]) -> None:
+        """Put these computes on their stream, in order, at once; recorded when they are first replayed."""
+        if nodes[0] not in self._recorded:
+            self._recorded[nodes[0]] = self.driver.capture(COMPUTE, [self._calls[node] for node in nodes])
+        self.driver.launch(COMPUTE, self._recorded[nodes[0]])
 
     def compute(self, node: NodeId) -> None:
         self._run(node)
@@ -124,10 +141,11 @@ class StreamDevice:
             piece()
         self.driver.synchronize(self.driver.record(stream))
 
-    def _prepared(self, node: Compute | Move | GatherNode | Free) -> tuple[Piece, ...]:
+    def _prepared(self, i: NodeId, node: Compute | Move | GatherNode | Free) -> tuple[Piece, ...]:
         match node:
             case Compute(task, operands, creates, workspace):
-                return (self._launch(task, operands, creates, workspace),)
+                self._calls[i] = self._call(task, operands, creates, workspace)
+                return (partial(self.driver.launch, COMPUTE, self._calls[i]),)
             case Move(source, target):
                 return tuple(self._copies(source, target))
             case GatherNode(task, operands, creates):
@@ -136,13 +154,12 @@ class StreamDevice:
                 return ()
         assert_never(node)
 
-    def _launch(self, task: TaskId, operands: Sequence[Sequence[ResidencyId]], creates: ResidencyId, workspace: Extent | None) -> Piece:
+    def _call(self, task: TaskId, operands: Sequence[Sequence[ResidencyId]], creates: ResidencyId, workspace: Extent | None) -> Call:
         job = self.memgraph.graph.tasks[task].job
         assert job is not None, "a plan read back from a file has no jobs to run"
         tiles = tuple(tuple(self._view(r) for r in operand) for operand in operands)
         scratch = None if workspace is None else self._arena[workspace.offset : workspace.stop]
-        call = partial(prepare(job, self._backend), tiles, self._view(creates), scratch)
-        return partial(self.driver.launch, STREAM_BY_QUEUE[Queue.COMPUTE], call)
+        return partial(prepare(job, self._backend), tiles, self._view(creates), scratch)
 
     def _copies(self, source: ResidencyId, target: ResidencyId) -> list[Piece]:
         there, here = (self.memgraph.residencies[r] for r in (source, target))
@@ -152,7 +169,7 @@ class StreamDevice:
         return [partial(self._copy, inward, taken[a : a + COPY_BYTES], given[a : a + COPY_BYTES]) for a in starts]
 
     def _copy(self, inward: bool, target: Tensor, source: Tensor) -> None:
-        self.driver.copy(STREAM_BY_QUEUE[Queue.H2D if inward else Queue.D2H], target, source)
+        self.driver.copy(H2D if inward else D2H, target, source)
         if inward:
             self.h2d_bytes += target.nbytes
         else:
@@ -175,14 +192,14 @@ class StreamDevice:
         return pieces
 
     def _gather(self, kernel: HostGather, tables: tuple[tuple[Tensor, ...], ...], target: Tensor) -> None:
-        h2d, view = STREAM_BY_QUEUE[Queue.H2D], kernel.job.result
+        view = kernel.job.result
         slot = self._slot(target.nbytes)
         if slot.last is not None:
             self.driver.synchronize(slot.last)
         rows = slot.memory[: target.nbytes]
         kernel(tables, rows.view(TORCH_DTYPE[view.dtype]).view(view.boxes[0].shape), None)
-        self.driver.copy(h2d, target, rows)
-        slot.last = self.driver.record(h2d)
+        self.driver.copy(H2D, target, rows)
+        slot.last = self.driver.record(H2D)
         self.h2d_bytes += target.nbytes
 
     def _slot(self, nbytes: int) -> _Slot:
@@ -217,6 +234,5 @@ def _poison(driver: Driver, arena: Tensor) -> None:
     """NaN, whatever the dtype, over memory that nothing has been written to."""
     pattern = Arena(arena.nbytes)
     pattern.poison()
-    stream = STREAM_BY_QUEUE[Queue.COMPUTE]
-    driver.copy(stream, arena, pattern.whole())
-    driver.synchronize(driver.record(stream))
+    driver.copy(COMPUTE, arena, pattern.whole())
+    driver.synchronize(driver.record(COMPUTE))

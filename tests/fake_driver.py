@@ -7,7 +7,7 @@ streams (exec/enforced.py). It never loses a mark, and never lets a stream past 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -42,6 +42,8 @@ class FakeDriver:
     ignore: Callable[[int], bool] = lambda n: False
     """Waits (by number) that are left out: a faulty driver, for tests of tests."""
     name: str = "fake"
+    captured: int = 0
+    """Stretches recorded so far."""
     _queues: list[deque[Any]] = field(default_factory=lambda: [deque() for _ in range(STREAMS)])
     _random: Random = field(default_factory=Random)
     _clock: int = 0
@@ -70,6 +72,10 @@ class FakeDriver:
 
     def launch(self, stream: Stream, call: Callable[[], object]) -> None:
         self._queues[stream].append(call)
+
+    def capture(self, stream: Stream, calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
+        self.captured += 1
+        return lambda: [call() for call in calls]
 
     def record(self, stream: Stream) -> Mark:
         self._marks += 1
@@ -142,3 +148,10 @@ class WatchedDevice(StreamDevice):
         assert stream is not None
         self.acts.append(Put(stream, node))
         super().issue(node, piece)
+
+    def replay(self, nodes: Sequence[NodeId]) -> None:
+        for node in nodes:
+            stream = self.stream(node)
+            assert stream is not None
+            self.acts.append(Put(stream, node))
+        super().replay(nodes)

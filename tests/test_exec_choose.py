@@ -15,7 +15,8 @@ from einpage.exec.build import open_model
 from einpage.exec.choose import Chosen, DeviceKind, Dispatch, device_for, kernels_for, make_device, runner
 from einpage.exec.cpu import CpuDevice
 from einpage.exec.dynamic import run_dynamic
-from einpage.exec.issue import run_issued, run_polled
+from einpage.exec.issue import run_issued
+from einpage.exec.poll import run_polled
 from einpage.exec.run import RunOptions, run_model
 from einpage.exec.serial import run_serial
 from einpage.exec.static import run_static

@@ -13,17 +13,20 @@ from einpage.exec import streams
 from einpage.exec.enforced import Put, Seen, Waited, unenforced
 from einpage.exec.errors import NodeError
 from einpage.exec.host import outputs
-from einpage.exec.issue import run_issued, run_polled
+from einpage.exec.issue import groups, run_issued
+from einpage.exec.poll import run_polled
 from einpage.exec.serial import run_serial
+from einpage.exec.static import schedule
 from einpage.exec.watch import Hooks, Progress, plan_bytes
 from einpage.kernels.errors import IndexOutOfRange
 from einpage.kernels.gather import blocks_of, prepare_gather
-from einpage.memplan.memgraph import HostGather, MemGraph, Move
+from einpage.memplan.memgraph import Free, HostGather, MemGraph, Move
+from einpage.memplan.plan import plan as make_plan
 from fake_driver import FakeDriver, WatchedDevice
 from kernels_cases import GATHERS
 from plain_plan import plain_plan
 from real_bytes import Data, differences, direct, filled_host
-from strategies import data, random_graph
+from strategies import a_machine, data, random_graph
 from test_exec_cpu import SEEDS, made
 
 WAYS = {"static": run_issued, "dynamic": run_polled, "serial": run_serial}
@@ -177,6 +180,26 @@ def test_a_second_pass_gives_the_same() -> None:
         measured = WAYS[way](plan, device)  # type: ignore[operator]
         assert differences(outputs(plan, host), direct(graph, values)) == []
         assert (measured.measured_h2d_bytes, measured.measured_d2h_bytes) == plan_bytes(plan)
+
+
+def test_stretches_of_computes_are_recorded_when_met_again() -> None:
+    """With room for everything computes need not wait for links: a second pass puts them in stretches, with the same results and edges."""
+    graph = random_graph(3)
+    plan, values = make_plan(graph, a_machine(), 1 << 20), data(graph, 3)
+    host, driver = filled_host(plan, values), FakeDriver()
+    device = WatchedDevice(plan, host, driver)
+    stretches = [group for group in groups(schedule(plan)) if len(group.items) > 1]
+    assert stretches
+    assert sorted(i.node for g in groups(schedule(plan)) for i in g.items) == [
+        i for i, n in enumerate(plan.nodes) if not isinstance(n, Free)
+    ]
+    for turn in range(3):
+        device.acts.clear()
+        measured = run_issued(plan, device)
+        assert driver.captured == (len(stretches) if turn else 0)
+        assert differences(outputs(plan, host), direct(graph, values)) == []
+        assert unenforced(plan, device.acts) == []
+        assert measured.compute_s <= measured.wall_s
 
 
 @pytest.mark.parametrize("name", GATHERS)
