@@ -48,15 +48,15 @@ def resources(jobs: Sequence[Job], capability: int, timeout_s: float = 300.0) ->
     for job in jobs:
         if isinstance(job, GatherJob):
             continue
-        for text, pointers, _, tiles in launches_of(job):
-            types = [_TYPE[job.reads[i].dtype] for i, _ in pointers] + [_TYPE[job.result.dtype]]
+        for launch in launches_of(job):
+            types = [_TYPE[job.reads[i].dtype] for i, _, _ in launch.pointers] + [_TYPE[job.result.dtype]] + ["i32"] * len(launch.starts)
             requests.append(
                 {
                     "name": job.result.name,
-                    "text": text,
+                    "text": launch.text,
                     "types": types,
-                    "warps": tiles.warps,
-                    "stages": tiles.stages,
+                    "warps": launch.tiles.warps,
+                    "stages": launch.tiles.stages,
                     "capability": capability,
                 }
             )
@@ -84,7 +84,7 @@ def _compile(request: dict[str, Any]) -> Resources:
 
     function = build(request["text"])
     signature = dict(zip(function.arg_names, request["types"], strict=True))
-    aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(signature))}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind.startswith("*")}
     compiled = triton.compile(
         ASTSource(function, signature, {}, aligned),
         target=GPUTarget("cuda", request["capability"], 32),

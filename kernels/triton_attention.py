@@ -16,9 +16,10 @@ from einpage.einsum_front.expr import Axis, Binary, Call, Expr, Letter, Load, Nu
 from einpage.einsum_front.job import AttentionJob
 from einpage.kernels.access import linear
 from einpage.kernels.triton_contract import letters_of
-from einpage.kernels.triton_map import Launch
-from einpage.kernels.triton_text import Frame, Val, Writer, source
+from einpage.kernels.triton_launch import Launch
+from einpage.kernels.triton_text import Frame, Writer, launch
 from einpage.kernels.triton_tiles import ATTENTION, cover
+from einpage.kernels.triton_values import Val
 
 
 def attention_launches(job: AttentionJob) -> list[Launch]:
@@ -80,14 +81,14 @@ class _Kernel:
         end = Frame({**queries.letters, **own}, {"r": "row_mask", "w": "width_mask"}, accs={1: Val("attended", frozenset("rw"), "f")})
         w.store(tuple(Axis(x) for x in job.target), w.value(job.epilogue, end), end, "rw")
         what = f"{job.result.name}: queries over {' '.join(self.rows)}, keys over {job.row}, batch over {' '.join(self.batch) or 'nothing'}"
-        return source("attention_kernel", what, w, self.size), tuple(w.pointers), blocks * self.batch_count, self.tiles
+        return launch("attention_kernel", what, w, self.size, blocks * self.batch_count, self.tiles)
 
     def _step(self, queries: Frame, own: dict[Letter, Val], q: str) -> None:
         """One block of keys: scores, the running maximum and sum, and what is attended to."""
         job, w = self.job, self.writer
         r = w.range_by_letter[job.row]
         across = w.assign(str(job.row), "start + tl.arange(0, KEYS)[None, :].to(tl.int64)")
-        w.line(f"key_mask = {across} < {r.stop}")
+        w.line(f"key_mask = {across} < {r.extent}")
         batch = {x: v for x, v in queries.letters.items() if x in self.batch}
         keys = Frame({**batch, job.row: Val(across, frozenset("t"), "i")}, {"t": "key_mask"})
         k = self._block(job.k, keys, job.score_letters, "[:, None]", "dt", "(INNER, KEYS)")
@@ -107,7 +108,7 @@ class _Kernel:
         w.line("kept = tl.exp(most - safe)")
         w.line("total = total * kept + tl.sum(weight, axis=1, keep_dims=True)")
         down = w.assign(str(job.row), "start + tl.arange(0, KEYS)[:, None].to(tl.int64)")
-        below = w.assign("key_mask", f"{down} < {r.stop}")
+        below = w.assign("key_mask", f"{down} < {r.extent}")
         values = Frame({**batch, **own, job.row: Val(down, frozenset("t"), "i")}, {"t": below, "w": "width_mask"})
         v = self._whole(w.load(job.v, values), "tw", "(KEYS, WIDTH)", f"tl.broadcast_to({below}, (KEYS, WIDTH))")
         w.line(f'attended = tl.dot(weight, {v}.to(tl.float32), attended * kept, input_precision="ieee")')
@@ -142,15 +143,15 @@ class _Kernel:
     def _loop_bounds(self, batch: dict[Letter, Val]) -> tuple[str, str]:
         w, row = self.writer, self.job.row
         r = w.range_by_letter[row]
-        lows, highs = [str(r.start)], [str(r.stop)]
+        lows, highs = ["0"], [str(r.extent)]
         for form, const in self._bounds():
             c = form.get(row, 0)
             others = {x: f for x, f in form.items() if x != row and f}
             if abs(c) != 1 or not set(others) <= set(batch) | set(self.rows):
                 continue
-            most = " + ".join(
-                [*(self._extreme(x, f, batch) for x, f in others.items()), str(const)]
-            )  # the most the rest can be in this block
+            starts = [f"{w.start(x)} * {f}" for x, f in form.items() if f]
+            extremes = [self._extreme(x, f, batch) for x, f in others.items()]
+            most = " + ".join([*extremes, *starts, str(const)])  # the most the rest can be in this block, keys counted from 0
             if c < 0:  # t <= rest
                 highs.append(w.assign("high", f"{most} + 1"))
             else:  # t >= -rest
@@ -163,16 +164,16 @@ class _Kernel:
         return low, high
 
     def _extreme(self, letter: Letter, factor: int, batch: dict[Letter, Val]) -> str:
-        """The largest value of factor * letter among this block's queries."""
+        """The largest value of factor * letter among this block's queries, the letter counted from 0."""
         r = self.writer.range_by_letter[letter]
         if letter in batch:
             return f"{batch[letter].text} * {factor}"
         if letter != self.rows[0]:
-            return str(factor * (r.stop - 1 if factor > 0 else r.start))
+            return str(factor * (r.extent - 1) if factor > 0 else 0)
         inner = prod(self.extent[x] for x in self.rows[1:])
         if factor > 0:
-            return f"(tl.minimum((first + ROWS - 1) // {inner}, {r.extent - 1}) + {r.start}) * {factor}"
-        return f"(first // {inner} + {r.start}) * {factor}"
+            return f"(tl.minimum((first + ROWS - 1) // {inner}, {r.extent - 1})) * {factor}"
+        return f"(first // {inner}) * {factor}"
 
 
 def _is_minus_inf(e: Expr) -> bool:

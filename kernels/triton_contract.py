@@ -12,9 +12,10 @@ from math import prod
 from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.expr import Axis, Expr, Letter, Load, Num
 from einpage.einsum_front.job import Contraction, ContractJob
-from einpage.kernels.triton_map import Launch
-from einpage.kernels.triton_text import Frame, Val, Writer, source
+from einpage.kernels.triton_launch import Launch
+from einpage.kernels.triton_text import Frame, Writer, launch
 from einpage.kernels.triton_tiles import PRODUCT, cover
+from einpage.kernels.triton_values import Val
 
 
 def letters_of(load: Load) -> set[Letter]:
@@ -75,7 +76,7 @@ class _Kernel:
         programs = row_blocks * column_blocks * self.batch_count
         over = [" ".join(group) or "nothing" for group in (self.rows, self.columns, self.batch)]
         what = f"{job.result.name}: rows over {over[0]}, columns over {over[1]}, batch over {over[2]}"
-        return source("contract_kernel", what, w, self.size), tuple(w.pointers), programs, self.tiles
+        return launch("contract_kernel", what, w, self.size, programs, self.tiles)
 
     def _product(self, n: int, c: Contraction, frame: Frame) -> str:
         """A variable [ROWS, COLS] with the (incoming and) new sum of contraction `n`."""

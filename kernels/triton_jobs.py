@@ -22,7 +22,8 @@ from einpage.kernels.program import Operands
 from einpage.kernels.triton_attention import attention_launches
 from einpage.kernels.triton_build import build
 from einpage.kernels.triton_contract import contract_launches
-from einpage.kernels.triton_map import Launch, map_launches
+from einpage.kernels.triton_launch import Launch
+from einpage.kernels.triton_map import map_launches
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,9 @@ class TritonKernel:
         self._verify(operands, result)
         if self.check is not None:
             self.check(operands)
-        for function, (_, pointers, programs, tiles) in self.launches:
-            function[(programs,)](*(operands[i][j] for i, j in pointers), result, num_warps=tiles.warps, num_stages=tiles.stages)
+        for function, launch in self.launches:
+            pointers = (operands[i][j].view(-1)[first:] if first else operands[i][j] for i, j, first in launch.pointers)
+            function[(launch.programs,)](*pointers, result, *launch.starts, num_warps=launch.tiles.warps, num_stages=launch.tiles.stages)
 
     def _verify(self, operands: Operands, result: Tensor) -> None:
         """Our own contract: packed tiles of the boxes' shapes and dtypes, on one device."""
@@ -64,7 +66,7 @@ def triton_kernel(job: Job) -> TritonKernel | HostGather:
         case _:
             assert_never(job)
     return TritonKernel(
-        job.reads, job.result, tuple((build(launch[0]), launch) for launch in launches), index_checks(job, _expressions(job))
+        job.reads, job.result, tuple((build(launch.text), launch) for launch in launches), index_checks(job, _expressions(job))
     )
 
 
@@ -93,4 +95,4 @@ def _expressions(job: MapJob | ContractJob | AttentionJob) -> tuple[Expr, ...]:
 
 def kernel_sources(job: Job) -> tuple[str, ...]:
     """The Triton source of `job`, for people to read; none for a gather from the host."""
-    return () if isinstance(job, GatherJob) else tuple(launch[0] for launch in launches_of(job))
+    return () if isinstance(job, GatherJob) else tuple(launch.text for launch in launches_of(job))

@@ -12,11 +12,11 @@ from math import prod
 
 from einpage.einsum_front.expr import Axis, Expr, Letter, Num, Reduce, Reduction, children
 from einpage.einsum_front.job import MapJob, Part
-from einpage.kernels.triton_text import Frame, Val, Writer, source
-from einpage.kernels.triton_tiles import POINTWISE, ROW, Tiles, cover
+from einpage.kernels.triton_launch import Launch
+from einpage.kernels.triton_text import Frame, Writer, launch
+from einpage.kernels.triton_tiles import POINTWISE, ROW, cover
+from einpage.kernels.triton_values import Val
 
-Launch = tuple[str, tuple[tuple[int, int], ...], int, Tiles]
-"""Source, the (operand, tile) of each pointer, how many programs, tile choice."""
 _NEUTRAL = {Reduction.SUM: "0.0", Reduction.MEAN: "0.0", Reduction.MAX: 'float("-inf")', Reduction.MIN: 'float("inf")'}
 
 
@@ -77,7 +77,7 @@ class _Kernel:
         what = f"{self.job.result.name}: rows over {' '.join(self.outer) or 'nothing'}" + (
             f", columns over {' '.join(self.inner)}" if self.inner else ""
         )
-        return source("map_kernel", what, w, constants), tuple(w.pointers), programs, self.tiles
+        return launch("map_kernel", what, w, constants, programs, self.tiles)
 
     def _write(self, frame: Frame) -> None:
         axes = "rc" if "c" in frame.masks else "r"

@@ -1,14 +1,14 @@
 """Expressions as lines of Triton source: letters become variables, loads become masked `tl.load`s, sums are written by the caller.
 
 In: an expression and a frame, which says which variable holds each letter's numbers and along which axes of the block they run. Out:
-lines, and the text of the value. Arithmetic is fp32 whatever the dtype of the operands, addresses are int64. Text only: Triton is not
-imported here.
+lines, and the text of the value. Arithmetic is fp32 whatever the dtype of the operands, addresses are int64. A letter's variable counts
+from 0 whatever the job's range, and boxes are folded into the addresses' constants, so that tiles of equal shape have equal text; where
+a letter's own value is wanted, its start is added, which a launch passes. Text only: Triton is not imported here.
 """
 
 from __future__ import annotations
 
 import keyword
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,22 +21,11 @@ from einpage.einsum_front.job import Box, Range, View
 from einpage.kernels.access import linear, row_major
 from einpage.kernels.errors import Unsupported
 from einpage.kernels.torch_calls import fold, fold_call
+from einpage.kernels.triton_launch import Launch
+from einpage.kernels.triton_tiles import Tiles
+from einpage.kernels.triton_values import NONE, Val, arithmetic, logic, number, power_text, truth
 
-Axes = frozenset[str]
-"""Axes of the block a value runs along, each a character; none for a scalar."""
-NONE: Axes = frozenset()
 TL_DTYPE = {DType.FP32: "tl.float32", DType.BF16: "tl.bfloat16", DType.FP16: "tl.float16", DType.INT32: "tl.int32", DType.INT64: "tl.int64"}
-
-
-@dataclass(frozen=True, slots=True)
-class Val:
-    """The text of a value."""
-
-    text: str
-    axes: Axes
-    kind: str
-    """'f' fp32, 'b' truth, 'i' int64, 'c' a number known now, 'r' as stored."""
-    number: float | int | bool = 0
 
 
 @dataclass(slots=True)
@@ -61,6 +50,10 @@ class Writer:
         self.range_by_letter = {r.letter: r for r in ranges}
         self.operand_by_name = {v.name: i for i, v in enumerate(reads)}
         self.pointers: dict[tuple[int, int], str] = {}
+        self.first: dict[tuple[int, int], int] = {}
+        """The element of a tile that its pointer points to: the first that a load reads, so that no text says what lies before."""
+        self.starts: dict[Letter, str] = {}
+        """The parameter that holds where a letter begins, for those whose value is used."""
         self.out = self.fresh("out_ptr")
         self.repeated: Counter[Expr] = Counter()
         self.fixed: dict[Expr, Val] = {}
@@ -99,6 +92,16 @@ class Writer:
             self.pointers[key] = self.fresh(f"{name}_{tile}_ptr" if many else f"{name}_ptr")
         return self.pointers[key]
 
+    def start(self, letter: Letter) -> str:
+        """The parameter that holds where the job's range of `letter` begins."""
+        if letter not in self.starts:
+            self.starts[letter] = self.fresh(f"{letter}_start")
+        return self.starts[letter]
+
+    def origin(self, form: tuple[dict[Letter, int], int]) -> int:
+        """The value of a linear index where every letter is at its start."""
+        return form[1] + sum(c * self.range_by_letter[letter].start for letter, c in form[0].items())
+
     # values
 
     def value(self, e: Expr, frame: Frame, index: bool = False) -> Val:
@@ -118,7 +121,8 @@ class Writer:
                 return number(value)
             case Axis(letter):
                 found = self._letter(letter, frame)
-                return found if index else Val(f"{found.text}.to(tl.float32)", found.axes, "f")
+                text = f"({found.text} + {self.start(letter)})"
+                return Val(text, found.axes, "i") if index else Val(f"{text}.to(tl.float32)", found.axes, "f")
             case Acc(i):
                 return frame.accs[i]
             case Load():
@@ -154,7 +158,7 @@ class Writer:
             if folded is not None:
                 return number(folded)
         if op in ("and", "or"):
-            return _logic(op, x, y, index)
+            return logic(op, x, y, index)
         if op == "/" and index:
             raise Unsupported("a true division in an index: use //")
         x, y, axes, kind = arithmetic(x, index), arithmetic(y, index), x.axes | y.axes, "i" if index else "f"
@@ -164,7 +168,7 @@ class Writer:
             name = ("floor_div" if op == "//" else "floor_mod") + ("_int" if index else "")
             return Val(f"{name}({x.text}, {y.text})", axes, kind)
         if op == "**":
-            return Val(_power(x, y), axes, kind)
+            return Val(power_text(x, y), axes, kind)
         if y.kind == x.kind == "c":  # what Python refuses to compute, such as 1 / 0
             x = Val(f"tl.full((1, 1), {x.text}, tl.float32)", NONE, "f")
         return Val(f"({x.text} {op} {y.text})", axes, kind)
@@ -215,7 +219,8 @@ class Writer:
             conditions = self._conditions(view, box, forms, looked_up, frame)
             if conditions is None:
                 continue
-            terms = [*address(box, forms, frame.letters), *_looked_up_terms(box, looked_up)]
+            first = self.first.setdefault((operand, j), self._first(box, forms))
+            terms = [*self._address(box, forms, frame.letters, first), *_looked_up_terms(box, looked_up)]
             mask = " & ".join([*(frame.masks[a] for a in sorted(axes)), *conditions])
             where = " + ".join([self.pointer(operand, j), *terms])
             here = f"tl.load({where}, mask={mask}, other=0)" if mask else f"tl.load({where})"
@@ -240,11 +245,11 @@ class Writer:
             lo, hi = self._hull(form)
             if hi <= box.start[d] or box.stop[d] <= lo:
                 return None
-            text = " + ".join([*_products(form[0], frame.letters), *([str(form[1])] if form[1] or not form[0] else [])])
+            text, origin = " + ".join(_products(form[0], frame.letters)), self.origin(form)
             if lo < box.start[d] and len(view.boxes) > 1:
-                out.append(f"({text} >= {box.start[d]})")
+                out.append(f"({text} >= {box.start[d] - origin})")
             if box.stop[d] < hi and len(view.boxes) > 1:
-                out.append(f"({text} < {box.stop[d]})")
+                out.append(f"({text} < {box.stop[d] - origin})")
         return out
 
     def _hull(self, form: tuple[dict[Letter, int], int]) -> tuple[int, int]:
@@ -255,41 +260,46 @@ class Writer:
             high += max(c * r.start, c * (r.stop - 1))
         return low, high + 1
 
+    def _first(self, box: Box, forms: Sequence[tuple[dict[Letter, int], int] | None]) -> int:
+        """The first element of a packed box that a load can reach."""
+        reached = [(0 if f is None else max(self._hull(f)[0] - a, 0)) for f, a in zip(forms, box.start, strict=True)]
+        return sum(n * step for n, step in zip(reached, row_major(box.shape), strict=True))
+
+    def _address(
+        self, box: Box, forms: Sequence[tuple[dict[Letter, int], int] | None], letters: Mapping[Letter, Val], first: int = 0
+    ) -> list[str]:
+        """The terms of an element's offset from element `first` of a packed box; looked-up dimensions are left to the caller."""
+        const = -first
+        coefficient: dict[Letter, int] = {}
+        for form, start, step in zip(forms, box.start, row_major(box.shape), strict=True):
+            if form is not None:
+                const += (self.origin(form) - start) * step
+                for letter, c in form[0].items():
+                    coefficient[letter] = coefficient.get(letter, 0) + c * step
+        return [*_products(coefficient, letters), *([f"({const})"] if const else [])]
+
     def store(self, target: Sequence[Expr], value: Val, frame: Frame, axes: str, box: Box | None = None) -> None:
         """Write `value` to the result at `target`, over all of `axes`."""
         box = box or self.result.boxes[0]
         forms = [linear(i) for i in target]
         value = arithmetic(value, False)
         shape = ", ".join(SHAPE[a] for a in axes) + (", 1" if len(axes) == 1 else "")
-        where = " + ".join([self.out, f"tl.zeros(({shape}), tl.int64)", *address(box, forms, frame.letters)])
+        where = " + ".join([self.out, f"tl.zeros(({shape}), tl.int64)", *self._address(box, forms, frame.letters)])
         text = f"tl.full((1, 1), {value.text}, tl.float32)" if value.axes == NONE else value.text
         text = text if value.axes == frozenset(axes) else f"tl.broadcast_to({text}, ({shape}))"
         self.line(f"tl.store({where}, ({text}).to({TL_DTYPE[self.result.dtype]}), mask={' & '.join(frame.masks[a] for a in axes)})")
 
     def split(self, flat: str, letters: Sequence[Letter], axes: str) -> dict[Letter, Val]:
-        """Variables for letters that together run along the flat index `flat`, the last one fastest."""
+        """Variables for letters that together run along the flat index `flat`, the last one fastest; each counts from 0."""
         out: dict[Letter, Val] = {}
         inner = 1
         for n, letter in reversed(list(enumerate(letters))):
             r = self.range_by_letter[letter]
             text = flat if inner == 1 else f"({flat} // {inner})"
             text = text if n == 0 else f"{text} % {r.extent}"
-            text = text if r.start == 0 else f"{text} + {r.start}"
             out[letter] = Val(self.assign(str(letter), text), frozenset(axes), "i")
             inner *= r.extent
         return out
-
-
-def address(box: Box, forms: Sequence[tuple[dict[Letter, int], int] | None], letters: Mapping[Letter, Val]) -> list[str]:
-    """The terms of an element's offset in a packed box; looked-up dimensions are left to the caller."""
-    const = 0
-    coefficient: dict[Letter, int] = {}
-    for form, start, step in zip(forms, box.start, row_major(box.shape), strict=True):
-        if form is not None:
-            const += (form[1] - start) * step
-            for letter, c in form[0].items():
-                coefficient[letter] = coefficient.get(letter, 0) + c * step
-    return [*_products(coefficient, letters), *([f"({const})"] if const else [])]
 
 
 def _products(coefficient: Mapping[Letter, int], letters: Mapping[Letter, Val]) -> list[str]:
@@ -299,49 +309,6 @@ def _products(coefficient: Mapping[Letter, int], letters: Mapping[Letter, Val]) 
 def _looked_up_terms(box: Box, looked_up: Mapping[int, Val]) -> list[str]:
     step = row_major(box.shape)
     return [f"({v.text} - {box.start[d]}) * {step[d]}" if box.start[d] else f"{v.text} * {step[d]}" for d, v in looked_up.items()]
-
-
-def number(value: float | int | bool) -> Val:
-    if isinstance(value, float) and not math.isfinite(value):
-        return Val(f'float("{value}")', NONE, "c", value)
-    return Val(repr(value) if value >= 0 else f"({value!r})", NONE, "c", value)
-
-
-def arithmetic(x: Val, index: bool) -> Val:
-    """`x` as a number: truths become 0 and 1."""
-    if x.kind == "b":
-        return Val(f"{x.text}.to({'tl.int64' if index else 'tl.float32'})", x.axes, "i" if index else "f")
-    if x.kind == "c" and isinstance(x.number, bool):
-        return number(int(x.number))
-    if x.kind == "c" and not index and isinstance(x.number, int):
-        return Val(number(float(x.number)).text, NONE, "c", float(x.number))
-    return x
-
-
-def truth(x: Val) -> str:
-    return x.text if x.kind == "b" else f"({x.text} != 0)"
-
-
-def _logic(op: str, x: Val, y: Val, index: bool) -> Val:
-    if x.kind == "c":
-        return y if bool(x.number) == (op == "and") else x
-    if x.kind == "b" and (y.kind == "b" or isinstance(y.number, bool)):
-        if y.kind == "c":
-            return x if bool(y.number) == (op == "and") else y
-        return Val(f"({x.text} {'&' if op == 'and' else '|'} {y.text})", x.axes | y.axes, "b")
-    condition, x, y = truth(x), arithmetic(x, index), arithmetic(y, index)
-    then, other = (y, x) if op == "and" else (x, y)
-    return Val(f"tl.where({condition}, {then.text}, {other.text})", x.axes | y.axes, "i" if index else "f")
-
-
-def _power(x: Val, y: Val) -> str:
-    if y.kind == "c" and y.number == 0.5:
-        return f"tl.sqrt_rn({x.text})"
-    if y.kind == "c" and y.number == int(y.number) and 1 <= y.number <= 4:
-        return "(" + " * ".join([x.text] * int(y.number)) + ")"
-    if x.kind == "c" and x.number > 0:
-        return f"tl.exp2({y.text} * {math.log2(x.number)!r})"
-    return f"power({x.text}, {y.text})" if y.kind != "c" else f"power({x.text}, tl.full((1, 1), {y.text}, tl.float32))"
 
 
 SHAPE = {"r": "ROWS", "c": "COLS", "k": "INNER", "w": "WIDTH"}
@@ -369,11 +336,15 @@ FUNCTION = {
 }
 
 
-def source(name: str, what: str, writer: Writer, constants: Mapping[str, int]) -> str:
-    """The whole module of one kernel."""
-    parameters = [*writer.pointers.values(), writer.out]
+def launch(name: str, what: str, writer: Writer, constants: Mapping[str, int], programs: int, tiles: Tiles) -> Launch:
+    """The finished kernel of a writer, as a whole module. Starts are not specialised: no value of theirs compiles it again."""
+    starts = list(writer.starts.values())
+    parameters = [*writer.pointers.values(), writer.out, *starts]
     used = [f for f in MATH if re.search(rf"\b{f}\(", "\n".join(writer.lines))]
     imports = ["import triton", "import triton.language as tl"]
     imports += [f"from einpage.kernels.triton_math import {', '.join(used)}"] if used else []
-    head = [*imports, "", "", "@triton.jit", f"def {name}({', '.join(parameters)}):", f'    """{what}"""']
-    return "\n".join([*head, *(f"    {k}: tl.constexpr = {v}" for k, v in constants.items()), *writer.lines, ""])
+    decorator = f"@triton.jit(do_not_specialize={starts!r})" if starts else "@triton.jit"
+    head = [*imports, "", "", decorator, f"def {name}({', '.join(parameters)}):", f'    """{what}"""']
+    text = "\n".join([*head, *(f"    {k}: tl.constexpr = {v}" for k, v in constants.items()), *writer.lines, ""])
+    numbers = tuple(writer.range_by_letter[letter].start for letter in writer.starts)
+    return Launch(text, tuple((*key, writer.first[key]) for key in writer.pointers), numbers, programs, tiles)

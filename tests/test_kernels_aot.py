@@ -12,6 +12,8 @@ from kernels_maps import rms_norm, rotation
 pytest.importorskip("triton")
 
 from einpage.kernels.aot import SHARED_LIMIT, resources
+from einpage.kernels.triton_launch import Launch
+from einpage.kernels.triton_tiles import POINTWISE
 
 SIN_COS_STACK = 32
 
@@ -48,7 +50,6 @@ def test_what_does_not_compile_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
     from einpage.kernels import aot
 
     broken = "import triton\n\n\n@triton.jit\ndef map_kernel(x_ptr, w_ptr, out_ptr):\n    nowhere + 1\n"
-    monkeypatch.setattr(aot, "launches_of", lambda job: [(broken, ((0, 0), (1, 0)), 1, real[0][3])])
-    real = __import__("einpage.kernels.triton_map", fromlist=["map_launches"]).map_launches(rms_norm().job)
+    monkeypatch.setattr(aot, "launches_of", lambda job: [Launch(broken, ((0, 0, 0), (1, 0, 0)), (), 1, POINTWISE)])
     with pytest.raises(RuntimeError, match="nowhere"):
         resources([rms_norm().job], 90)
