@@ -7,17 +7,16 @@ elements is read before it writes them, so the result may lie where an operand d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
-from einpage.einsum_front.expr import Axis, Expr, Letter, Num, Reduce, Reduction, children
+from einpage.einsum_front.expr import Axis, Letter, Num, Reduce, Reduction, free_letters
 from einpage.einsum_front.job import MapJob, Part
+from einpage.kernels.triton_inline import JOIN, NAME, NEUTRAL, inline
 from einpage.kernels.triton_launch import Launch
+from einpage.kernels.triton_shape import in_memory, shape_of
 from einpage.kernels.triton_text import Frame, Writer, launch
-from einpage.kernels.triton_tiles import POINTWISE, ROW, cover
-from einpage.kernels.triton_values import Val
-
-_NEUTRAL = {Reduction.SUM: "0.0", Reduction.MEAN: "0.0", Reduction.MAX: 'float("-inf")', Reduction.MIN: 'float("inf")'}
+from einpage.kernels.triton_values import Val, arithmetic
 
 
 def map_launches(job: MapJob) -> list[Launch]:
@@ -33,55 +32,46 @@ def map_launches(job: MapJob) -> list[Launch]:
     return [_Kernel(job, letters, parts).launch() for letters, parts in groups.items()]
 
 
-def reductions(e: Expr) -> Iterator[Reduce]:
-    """Every reduction in `e`, inner ones first."""
-    for child in children(e):
-        yield from reductions(child)
-    if isinstance(e, Reduce):
-        yield e
-
-
 class _Kernel:
     def __init__(self, job: MapJob, letters: Sequence[Letter], parts: Sequence[Part]) -> None:
         self.job, self.parts = job, parts
         self.writer = Writer(job.reads, job.result, job.ranges)
+        self.writer.reduce = self._reduction
         self.extent = {r.letter: r.extent for r in job.ranges}
-        self.reduces = list(dict.fromkeys(r for p in parts for r in reductions(p.expr)))
-        bound = {x for r in self.reduces for x in r.letters}
-        self.outer = [x for x in letters if x not in bound]
-        self.inner = [x for x in letters if x in bound]
+        self.shape = shape_of(job, letters, parts)
         self.frames: dict[tuple[Letter, ...], Frame] = {}
         self.soft: dict[Reduce, tuple[str, str]] = {}
-        longest = max([prod(self.extent[x] for x in r.letters) for r in self.reduces] + [prod(self.extent[x] for x in self.inner)])
-        self.columns = cover(longest, ROW.columns)
-        self.fits = longest <= ROW.columns
-        self.tiles = ROW if self.reduces else POINTWISE
-        self.row_count = prod(self.extent[x] for x in self.outer)
-        self.rows = cover(self.row_count, max(1, POINTWISE.rows // self.columns))
+        """Each row's maximum and sum of a softmax."""
 
     def launch(self) -> Launch:
-        w = self.writer
+        w, shape = self.writer, self.shape
+        row_count = prod(self.extent[x] for x in shape.rows)
+        blocks = -(-row_count // shape.tiles.rows)
+        across = -(-prod(self.extent[x] for x in shape.columns) // shape.tiles.columns) if not shape.by_row else 1
         w.expect(p.expr for p in self.parts)
-        w.line(f"row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # [{' '.join(self.outer)}]")
-        w.line(f"row_mask = row < {self.row_count}")
-        w.names |= {"row", "row_mask", "ROWS", "COLS"}
-        self.base = Frame(w.split("row", self.outer, "r"), {"r": "row_mask"})
-        for r in self.reduces:
+        w.names |= {"program", "row", "row_mask", "ROWS", "COLS"}
+        w.line(f"program = {w.program()}")
+        block = "program" if across == 1 else f"program // {across}"
+        w.line(f"row = {block} * ROWS + tl.arange(0, ROWS)[:, None]  # [{' '.join(shape.rows)}]")
+        w.line(f"row_mask = row < {row_count}")
+        self.base = Frame(w.split("row", shape.rows, "r"), {"r": "row_mask"})
+        for r in shape.by_row:
             self._reduce(r)
-        if self.inner:
-            self._columns(tuple(self.inner), self._write)
+        if shape.by_row and shape.columns:
+            self._columns(shape.columns, self._write)
+        elif shape.columns:
+            self._write(self._frame(f"program % {across} * COLS + tl.arange(0, COLS)[None, :]", shape.columns))
         else:
             self._write(self.base)
-        programs = -(-self.row_count // self.rows)
-        constants = {"ROWS": self.rows} | ({"COLS": self.columns} if self.reduces else {})
-        what = f"{self.job.result.name}: rows over {' '.join(self.outer) or 'nothing'}" + (
-            f", columns over {' '.join(self.inner)}" if self.inner else ""
+        constants = {"ROWS": shape.tiles.rows} | ({"COLS": shape.tiles.columns} if shape.by_row or shape.columns else {})
+        what = f"{self.job.result.name}: rows over {' '.join(shape.rows) or 'nothing'}" + (
+            f", columns over {' '.join(shape.columns)}" if shape.columns else ""
         )
-        return launch("map_kernel", what, w, constants, programs, self.tiles)
+        return launch("map_kernel", what, w, constants, blocks * across, shape.tiles)
 
     def _write(self, frame: Frame) -> None:
         axes = "rc" if "c" in frame.masks else "r"
-        values = [self._softened(p.expr, frame) for p in self.parts]
+        values = [self.writer.value(p.expr, frame) for p in self.parts]
         held = [v if v.kind == "c" else Val(self.writer.assign("y", v.text), v.axes, v.kind) for v in values]
         for part, value in zip(self.parts, held, strict=True):
             self.writer.store(part.target, value, frame, axes)
@@ -89,69 +79,91 @@ class _Kernel:
     def _columns(self, letters: tuple[Letter, ...], body: Callable[[Frame], None]) -> None:
         """Run `body(frame)` for the columns of `letters`: once where they fit a block, else in a loop."""
         w = self.writer
-        count = prod(self.extent[x] for x in letters)
-        if self.fits:
+        letters = in_memory(letters, self.job, self.parts)
+        if self.shape.held:
             if letters not in self.frames:
-                self.frames[letters] = self._frame("tl.arange(0, COLS)[None, :]", letters, count)
+                self.frames[letters] = self._frame("tl.arange(0, COLS)[None, :]", letters)
             body(self.frames[letters])
             return
         start = w.fresh("start")
-        w.line(f"for {start} in range(0, {count}, COLS):")
+        w.line(f"for {start} in range(0, {prod(self.extent[x] for x in letters)}, COLS):")
         w.indent += 1
-        body(self._frame(f"{start} + tl.arange(0, COLS)[None, :]", letters, count))
+        body(self._frame(f"{start} + tl.arange(0, COLS)[None, :]", letters))
         w.indent -= 1
 
-    def _frame(self, numbers: str, letters: tuple[Letter, ...], count: int) -> Frame:
+    def _frame(self, numbers: str, letters: tuple[Letter, ...]) -> Frame:
         w = self.writer
-        column = w.assign("column", f"({numbers}).to(tl.int64)  # [{' '.join(letters)}]")
-        mask = w.assign("column_mask", f"{column} < {count}")
+        column = w.assign("column", f"{numbers}  # [{' '.join(letters)}]")
+        mask = w.assign("column_mask", f"{column} < {prod(self.extent[x] for x in letters)}")
         return Frame({**self.base.letters, **w.split(column, letters, "c")}, {"r": "row_mask", "c": mask})
 
-    def _softened(self, e: Expr, frame: Frame) -> Val:
-        """`e` in `frame`, its softmaxes written with their row's maximum and sum."""
-        for r in reductions(e):
-            if r.op is Reduction.SOFTMAX and (r, False) not in frame.memo:
-                most, total = self.soft[r]
-                body = self.writer.value(r.body, frame)
-                for letter in r.letters:
-                    self.writer._letter(letter, frame)
-                text = f"tl.exp({body.text} - {most}) / {total}"
-                frame.memo[(r, False)] = Val(self.writer.assign("soft", text), body.axes | {"r"}, "f")
-        return self.writer.value(e, frame)
+    def _reduction(self, r: Reduce, frame: Frame) -> Val:
+        """`r` where it is read: a softmax of rows by its row's maximum and sum, any other in a loop of its own."""
+        if r not in self.soft or (free_letters(r.body) - set(r.letters)) & frame.rebound:
+            return inline(self.writer, r, frame)
+        most, total = self.soft[r]
+        body = arithmetic(self.writer.value(r.body, frame), False)
+        return Val(self.writer.assign("soft", f"tl.exp({body.text} - {most}) / {total}"), body.axes | {"r"}, "f")
 
     def _reduce(self, r: Reduce) -> None:
         """Compute `r` for every row, before what uses it."""
-        if r.op is Reduction.SOFTMAX:
-            most = self._fold(Reduction.MAX, r, None)
-            most = self.writer.assign("row_max", f'tl.where({most} == float("-inf"), 0.0, {most})')
-            total = self._fold(Reduction.SUM, r, most)
-            self.soft[r] = (most, self.writer.assign("row_sum", f"tl.where({total} == 0.0, 1.0, {total})"))
-        else:
-            name = self._fold(r.op, r, None)
-            if r.op is Reduction.MEAN:
-                name = self.writer.assign("mean", f"{name} / {float(prod(self.extent[x] for x in r.letters))}")
-            self.writer.fixed[r] = Val(name, frozenset("r"), "f")
-
-    def _fold(self, op: Reduction, r: Reduce, most: str | None) -> str:
-        """A variable [ROWS, 1] with the body of `r` (or its exponential, once the maximum is known) folded over the row."""
         w = self.writer
-        hint = {Reduction.SUM: "total", Reduction.MEAN: "total", Reduction.MAX: "largest", Reduction.MIN: "least"}[op]
-        name = w.fresh(hint)
-        if not self.fits:
-            w.line(f"{name} = tl.full((ROWS, 1), {_NEUTRAL[op]}, tl.float32)")
+        if r.op is Reduction.SOFTMAX:
+            self.soft[r] = self._softmax(r) if self.shape.held else self._long_softmax(r)
+            return
+        name = self._fold(r.op, r)
+        if r.op is Reduction.MEAN:
+            name = w.assign("mean", f"{name} / {float(prod(self.extent[x] for x in r.letters))}")
+        w.fixed[r] = Val(name, frozenset("r"), "f")
+
+    def _fold(self, op: Reduction, r: Reduce, most: str | None = None) -> str:
+        """A variable [ROWS, 1] with the body of `r` (or its exponential, once the maximum is known) folded over the row.
+
+        Over a long row lanes are folded first, block upon block, and only then each other.
+        """
+        w = self.writer
+        name = w.fresh(NAME[op])
+        if not self.shape.held:
+            w.line(f"{name} = tl.full((ROWS, COLS), {NEUTRAL[op]}, tl.float32)")
 
         def body(frame: Frame) -> None:
-            value = self._softened(r.body, frame)
-            text = f"tl.exp({value.text} - {most})" if most else value.text
-            kept = f"tl.where(row_mask & {frame.masks['c']}, {text}, {_NEUTRAL[op]})"
-            if value.kind == "b":
-                kept = f"tl.where(row_mask & {frame.masks['c']} & {value.text}, 1.0, 0.0)"
-            part = f"tl.{_FOLD[op]}({kept}, axis=1, keep_dims=True)"
-            w.line(f"{name} = {part if self.fits else _JOIN[op].format(name, part)}")
+            value = arithmetic(w.value(r.body, frame), False).text
+            text = f"tl.exp({value} - {most})" if most else value
+            kept = f"tl.where({frame.masks['c']}, {text}, {NEUTRAL[op]})"
+            w.line(f"{name} = {_across(op, kept) if self.shape.held else JOIN[op].format(name, kept)}")
 
         self._columns(r.letters, body)
-        return name
+        return name if self.shape.held else w.assign(name, _across(op, name))
+
+    def _softmax(self, r: Reduce) -> tuple[str, str]:
+        w = self.writer
+        most = self._fold(Reduction.MAX, r)
+        most = w.assign("row_max", f'tl.where({most} == float("-inf"), 0.0, {most})')
+        total = self._fold(Reduction.SUM, r, most)
+        return most, w.assign("row_sum", f"tl.where({total} == 0.0, 1.0, {total})")
+
+    def _long_softmax(self, r: Reduce) -> tuple[str, str]:
+        """The maximum and the sum in one pass: each lane keeps both of what it has seen."""
+        w = self.writer
+        most = w.assign("most", 'tl.full((ROWS, COLS), float("-inf"), tl.float32)')
+        total = w.assign("total", "tl.zeros((ROWS, COLS), tl.float32)")
+
+        def body(frame: Frame) -> None:
+            value = arithmetic(w.value(r.body, frame), False).text
+            score = w.assign("score", f'tl.where({frame.masks["c"]}, {value}, float("-inf"))')
+            now = w.assign("most_now", f"tl.maximum({most}, {score})")
+            safe = w.assign("safe", f'tl.where({now} == float("-inf"), 0.0, {now})')
+            w.line(f"{total} = {total} * tl.exp({most} - {safe}) + tl.exp({score} - {safe})")
+            w.line(f"{most} = {now}")
+
+        self._columns(r.letters, body)
+        row_max = w.assign("row_max", f"tl.max({most}, axis=1, keep_dims=True)")
+        row_max = w.assign("row_max", f'tl.where({row_max} == float("-inf"), 0.0, {row_max})')
+        row_sum = w.assign("row_sum", f"tl.sum({total} * tl.exp({most} - {row_max}), axis=1, keep_dims=True)")
+        return row_max, w.assign("row_sum", f"tl.where({row_sum} == 0.0, 1.0, {row_sum})")
 
 
-_FOLD = {Reduction.SUM: "sum", Reduction.MEAN: "sum", Reduction.MAX: "max", Reduction.MIN: "min"}
-_JOIN = {Reduction.SUM: "{} + {}", Reduction.MEAN: "{} + {}", Reduction.MAX: "tl.maximum({}, {})", Reduction.MIN: "tl.minimum({}, {})"}
+def _across(op: Reduction, text: str) -> str:
+    """[ROWS, COLS] folded to [ROWS, 1]."""
+    fold = {Reduction.SUM: "sum", Reduction.MEAN: "sum", Reduction.MAX: "max", Reduction.MIN: "min"}[op]
+    return f"tl.{fold}({text}, axis=1, keep_dims=True)"

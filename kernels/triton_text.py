@@ -11,16 +11,17 @@ from __future__ import annotations
 import keyword
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
 from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.expr import Acc, Axis, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Unary, walk
+from einpage.einsum_front.expr import Acc, Axis, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Unary, free_letters, walk
 from einpage.einsum_front.job import Box, Range, View
 from einpage.kernels.access import linear, row_major
 from einpage.kernels.errors import Unsupported
 from einpage.kernels.torch_calls import fold, fold_call
+from einpage.kernels.triton_flat import Flat, offset, without_unread
 from einpage.kernels.triton_launch import Launch
 from einpage.kernels.triton_tiles import Tiles
 from einpage.kernels.triton_values import NONE, Val, arithmetic, logic, number, power_text, truth
@@ -37,6 +38,8 @@ class Frame:
     """Per axis, the variable that says which of its lanes are real."""
     memo: dict[tuple[Expr, bool], Val] = field(default_factory=dict)
     accs: Mapping[int, Val] = field(default_factory=dict)
+    rebound: frozenset[Letter] = frozenset()
+    """Letters that a reduction has bound anew here, so that what is known of rows does not hold for them."""
 
 
 class Writer:
@@ -52,12 +55,18 @@ class Writer:
         self.pointers: dict[tuple[int, int], str] = {}
         self.first: dict[tuple[int, int], int] = {}
         """The element of a tile that its pointer points to: the first that a load reads, so that no text says what lies before."""
+        self.wide = any(box.size > MOST_IN_32_BITS for v in (*reads, result) for box in v.boxes)
+        """Whether offsets need 64 bits; what a block's unreal lanes compute stays within 32 bits otherwise."""
         self.starts: dict[Letter, str] = {}
         """The parameter that holds where a letter begins, for those whose value is used."""
+        self.flats: list[Flat] = []
+        """What `split` made, for addresses."""
         self.out = self.fresh("out_ptr")
         self.repeated: Counter[Expr] = Counter()
         self.fixed: dict[Expr, Val] = {}
         """Reductions already computed, by expression."""
+        self.reduce: Callable[[Reduce, Frame], Val] | None = None
+        """Writes a reduction that is not, and gives its value."""
 
     def fresh(self, hint: str) -> str:
         """A variable name not yet used, close to `hint`."""
@@ -69,6 +78,10 @@ class Writer:
             name = f"{word}_{n}"
         self.names.add(name)
         return name
+
+    def program(self) -> str:
+        """The number of this program, wide enough to be multiplied by strides."""
+        return "tl.program_id(0).to(tl.int64)" if self.wide else "tl.program_id(0)"
 
     def line(self, text: str = "") -> None:
         self.lines.append("    " * self.indent + text if text else "")
@@ -106,7 +119,7 @@ class Writer:
 
     def value(self, e: Expr, frame: Frame, index: bool = False) -> Val:
         key = (e, index)
-        if e in self.fixed:
+        if e in self.fixed and not free_letters(e) & frame.rebound:
             return self.fixed[e]
         if key not in frame.memo:
             val = self._value(e, frame, index)
@@ -134,7 +147,9 @@ class Writer:
             case Call(fn, args):
                 return self._call(fn, [self.value(a, frame, index) for a in args], index)
             case Reduce():
-                raise Unsupported("a reduction here depends on letters of an enclosing reduction: use the torch backend")
+                if self.reduce is None:
+                    raise Unsupported("a reduction within a product's epilogue or an attention's score: use the torch backend")
+                return self.reduce(e, frame)
             case Name(word):
                 raise AssertionError(f"the name {word} reached a kernel unresolved")
         assert_never(e)
@@ -276,7 +291,7 @@ class Writer:
                 const += (self.origin(form) - start) * step
                 for letter, c in form[0].items():
                     coefficient[letter] = coefficient.get(letter, 0) + c * step
-        return [*_products(coefficient, letters), *([f"({const})"] if const else [])]
+        return [*offset(coefficient, letters, self.flats), *([f"({const})"] if const else [])]
 
     def store(self, target: Sequence[Expr], value: Val, frame: Frame, axes: str, box: Box | None = None) -> None:
         """Write `value` to the result at `target`, over all of `axes`."""
@@ -284,7 +299,7 @@ class Writer:
         forms = [linear(i) for i in target]
         value = arithmetic(value, False)
         shape = ", ".join(SHAPE[a] for a in axes) + (", 1" if len(axes) == 1 else "")
-        where = " + ".join([self.out, f"tl.zeros(({shape}), tl.int64)", *self._address(box, forms, frame.letters)])
+        where = " + ".join([self.out, f"tl.zeros(({shape}), tl.int{64 if self.wide else 32})", *self._address(box, forms, frame.letters)])
         text = f"tl.full((1, 1), {value.text}, tl.float32)" if value.axes == NONE else value.text
         text = text if value.axes == frozenset(axes) else f"tl.broadcast_to({text}, ({shape}))"
         self.line(f"tl.store({where}, ({text}).to({TL_DTYPE[self.result.dtype]}), mask={' & '.join(frame.masks[a] for a in axes)})")
@@ -299,6 +314,7 @@ class Writer:
             text = text if n == 0 else f"{text} % {r.extent}"
             out[letter] = Val(self.assign(str(letter), text), frozenset(axes), "i")
             inner *= r.extent
+        self.flats.append(Flat(flat, tuple((x, self.range_by_letter[x].extent) for x in letters), out))
         return out
 
 
@@ -311,6 +327,8 @@ def _looked_up_terms(box: Box, looked_up: Mapping[int, Val]) -> list[str]:
     return [f"({v.text} - {box.start[d]}) * {step[d]}" if box.start[d] else f"{v.text} * {step[d]}" for d, v in looked_up.items()]
 
 
+MOST_IN_32_BITS = 1 << 30
+"""Elements of a tile that 32-bit offsets are used for, half of what they reach."""
 SHAPE = {"r": "ROWS", "c": "COLS", "k": "INNER", "w": "WIDTH"}
 """The constant that gives each axis its length."""
 COMPARE = frozenset(("<", "<=", ">", ">=", "==", "!="))
@@ -338,13 +356,14 @@ FUNCTION = {
 
 def launch(name: str, what: str, writer: Writer, constants: Mapping[str, int], programs: int, tiles: Tiles) -> Launch:
     """The finished kernel of a writer, as a whole module. Starts are not specialised: no value of theirs compiles it again."""
+    lines = without_unread(writer.lines)
     starts = list(writer.starts.values())
     parameters = [*writer.pointers.values(), writer.out, *starts]
-    used = [f for f in MATH if re.search(rf"\b{f}\(", "\n".join(writer.lines))]
+    used = [f for f in MATH if re.search(rf"\b{f}\(", "\n".join(lines))]
     imports = ["import triton", "import triton.language as tl"]
     imports += [f"from einpage.kernels.triton_math import {', '.join(used)}"] if used else []
     decorator = f"@triton.jit(do_not_specialize={starts!r})" if starts else "@triton.jit"
     head = [*imports, "", "", decorator, f"def {name}({', '.join(parameters)}):", f'    """{what}"""']
-    text = "\n".join([*head, *(f"    {k}: tl.constexpr = {v}" for k, v in constants.items()), *writer.lines, ""])
+    text = "\n".join([*head, *(f"    {k}: tl.constexpr = {v}" for k, v in constants.items()), *lines, ""])
     numbers = tuple(writer.range_by_letter[letter].start for letter in writer.starts)
     return Launch(text, tuple((*key, writer.first[key]) for key in writer.pointers), numbers, programs, tiles)

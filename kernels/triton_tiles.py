@@ -20,9 +20,17 @@ PRODUCT = {DType.FP32: Tiles(64, 64, 32, 8, 3), DType.BF16: Tiles(128, 128, 64, 
 """Matrix products, by the dtype of the factors."""
 ATTENTION = {DType.FP32: Tiles(64, 32, 0, 4, 2), DType.BF16: Tiles(64, 64, 0, 4, 2), DType.FP16: Tiles(64, 64, 0, 4, 2)}
 """Queries a block, keys a step."""
-POINTWISE = Tiles(1024, 1, 0, 4, 1)
-ROW = Tiles(1, 4096, 0, 4, 1)
-"""`columns`: the longest row that is held at once; a longer one is read twice."""
+POINTWISE = Tiles(2048, 1, 0, 4, 1)
+"""`rows`: elements a program of a pointwise job."""
+ROW = Tiles(2048, 16384, 0, 4, 1)
+"""`rows`: elements a program of a row reduction, where rows are short; `columns`: the longest row that is held at once."""
+CROSS = Tiles(64, 64, 0, 8, 1)
+"""A block of a job whose operands and result run along different letters."""
+
+
+def warps(elements: int) -> int:
+    """How many warps share a block: 16 elements or so a thread."""
+    return max(4, min(16, cover(-(-elements // 512), 16)))
 
 
 def cover(extent: int, most: int, least: int = 1) -> int:

@@ -10,7 +10,7 @@ import pytest
 
 from einpage.einsum_front.dtype import DType
 from einpage.kernels.dispatch import Backend, prepare
-from einpage.kernels.errors import IndexOutOfRange, Unsupported
+from einpage.kernels.errors import IndexOutOfRange
 from kernels_cases import ATTENTIONS, CONTRACTS, GATHERS
 from kernels_maps import MAPS, last_token
 from kernels_naive import Case, assert_right
@@ -18,11 +18,10 @@ from kernels_naive import Case, assert_right
 pytest.importorskip("triton")
 pytestmark = pytest.mark.interpreter
 
-from einpage.kernels import triton_attention, triton_contract, triton_jobs, triton_map  # noqa: E402
+from einpage.kernels import triton_attention, triton_contract, triton_jobs, triton_shape  # noqa: E402
 from einpage.kernels.triton_tiles import Tiles  # noqa: E402
 
-REFUSED = {"row_extremes": "n is free inside a reduction"}
-ALL = {name: make for name, make in {**MAPS, **CONTRACTS, **ATTENTIONS, **GATHERS}.items() if name not in REFUSED}
+ALL = {**MAPS, **CONTRACTS, **ATTENTIONS, **GATHERS}
 SMALL = Tiles(16, 16, 16, 4, 1)
 
 
@@ -37,8 +36,9 @@ def test_equals_the_naive_definition(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in ALL if n not in GATHERS])
 def test_small_tiles_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows longer than a block, several programs, several steps of every loop."""
-    monkeypatch.setattr(triton_map, "ROW", Tiles(1, 4, 0, 4, 1))
-    monkeypatch.setattr(triton_map, "POINTWISE", Tiles(32, 1, 0, 4, 1))
+    monkeypatch.setattr(triton_shape, "ROW", Tiles(8, 4, 0, 4, 1))
+    monkeypatch.setattr(triton_shape, "POINTWISE", Tiles(32, 1, 0, 4, 1))
+    monkeypatch.setattr(triton_shape, "CROSS", Tiles(4, 4, 0, 4, 1))
     monkeypatch.setattr(triton_contract, "PRODUCT", dict.fromkeys(DType, SMALL))
     monkeypatch.setattr(triton_attention, "ATTENTION", dict.fromkeys(DType, SMALL))
     case = ALL[name]()
@@ -54,12 +54,6 @@ def test_the_result_may_take_over_an_operand(name: str, operand: str) -> None:
     out = next(o[0] for v, o in zip(case.job.reads, operands, strict=True) if v.name == operand)
     prepare(case.job, Backend.TRITON)(operands, out, None)
     assert_right(case, out, f" ({name} in place of {operand})")
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_triton_cannot_do_is_said(name: str) -> None:
-    with pytest.raises(Unsupported, match=REFUSED[name]):
-        prepare(MAPS[name]().job, Backend.TRITON)
 
 
 def test_an_index_outside_is_found_before_the_launch() -> None:
