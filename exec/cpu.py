@@ -1,8 +1,9 @@
 """The CPU as a device: an arena of exactly the budget is its memory, the rest of the machine is the host.
 
 What takes time is looked up when the device is made: kernels (once for equal jobs), tensor views of arena bytes. A node then costs
-microseconds. Copies are single-threaded and release the interpreter's lock, so a copy engine runs beside kernels. With
-`poison`, memory is overwritten wherever its contents are undefined: at the start, at every Free, and workspace after use.
+microseconds. Nodes that mean the same bytes share views and calls: a small arena hands out the same few places again and again.
+Copies are single-threaded and release the interpreter's lock, so a copy engine runs beside kernels. With `poison`, memory is
+overwritten wherever its contents are undefined: at the start, at every Free, and workspace after use.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from einpage.einsum_front.dtype import DType
+from einpage.einsum_front.job import Job
 from einpage.einsum_front.taskgraph import TaskId
+from einpage.exec.engine import nothing
 from einpage.exec.host import Arena, HostArena, residency_view
-from einpage.kernels.dispatch import Backend, prepare
-from einpage.memplan.memgraph import Compute, Extent, Free, HostGather, MemGraph, Move, NodeId, Place, PlaceKind, Residency
+from einpage.kernels.dispatch import Backend, Kernel, prepare
+from einpage.memplan.memgraph import DEVICE, Compute, Extent, Free, HostGather, MemGraph, Move, NodeId, Place, PlaceKind, Residency
 
 
 class CpuDevice:
@@ -37,14 +41,12 @@ class CpuDevice:
         self._host = host
         if poison:
             self._device.poison()
-        self._view_by_residency: dict[int, torch.Tensor] = {}
-        self._calls: dict[NodeId, Callable[[], object]] = {}
         self._gathered: dict[NodeId, int] = {}
-        self._workspaces: dict[NodeId, Extent] = {}
         self.arena_bytes: int = memgraph.budget_bytes
-        self.outside_arena_bytes = 0
-        for i, node in enumerate(memgraph.nodes):
-            self._prepare(NodeId(i), node)
+        calls = _Calls(memgraph, self._arena, self._backend)
+        self._calls = [self._prepare(calls, NodeId(i), node) for i, node in enumerate(memgraph.nodes)]
+        """[node] what a Compute or HostGather does."""
+        self.outside_arena_bytes = calls.scratch_bytes
         self.begin()
 
     def close(self) -> None:
@@ -65,8 +67,11 @@ class CpuDevice:
 
     def compute(self, node: NodeId) -> None:
         self._calls[node]()
-        if self._poison and node in self._workspaces:
-            self._device.poison(self._workspaces[node])
+        if self._poison:
+            ran = self._memgraph.nodes[node]
+            assert isinstance(ran, Compute)
+            if ran.workspace is not None:
+                self._device.poison(ran.workspace)
 
     def copy(self, node: NodeId) -> None:
         move, residencies = self._memgraph.nodes[node], self._memgraph.residencies
@@ -90,35 +95,15 @@ class CpuDevice:
             for extent in residency.extents:
                 self._arena(residency.place).poison(extent)
 
-    def _prepare(self, i: NodeId, node: Compute | Move | HostGather | Free) -> None:
+    def _prepare(self, calls: _Calls, i: NodeId, node: Compute | Move | HostGather | Free) -> Callable[[], object]:
         match node:
             case Compute(task, operands, creates, workspace):
-                scratch = None
-                if workspace is not None:
-                    self._workspaces[i] = workspace
-                    scratch = torch.from_numpy(self._device.bytes(workspace))
-                self._calls[i] = self._call(task, operands, creates, scratch)
+                return calls.call(task, operands, creates, workspace)
             case HostGather(task, operands, creates):
-                self._calls[i] = self._call(task, operands, creates, None)
-                self._gathered[i] = self._view(creates).nbytes
+                self._gathered[i] = calls.view(creates).nbytes
+                return calls.call(task, operands, creates, None)
             case Move() | Free():
-                pass
-
-    def _call(
-        self, task: TaskId, operands: tuple[tuple[int, ...], ...], creates: int, workspace: torch.Tensor | None
-    ) -> Callable[[], object]:
-        job = self._memgraph.graph.tasks[task].job
-        assert job is not None, "a plan read back from a file has no jobs to run"
-        kernel = prepare(job, self._backend)
-        self.outside_arena_bytes = max(self.outside_arena_bytes, kernel.scratch_bytes)
-        tiles = tuple(tuple(self._view(r) for r in operand) for operand in operands)
-        return partial(kernel, tiles, self._view(creates), workspace)
-
-    def _view(self, residency: int) -> torch.Tensor:
-        if residency not in self._view_by_residency:
-            found = self._memgraph.residencies[residency]
-            self._view_by_residency[residency] = residency_view(self._memgraph, found, self._arena(found.place))
-        return self._view_by_residency[residency]
+                return nothing
 
     def _bytes(self, residency: Residency) -> NDArray[np.uint8]:
         (extent,) = residency.extents
@@ -132,3 +117,43 @@ class CpuDevice:
                 return self._host
             case PlaceKind.DISK:
                 raise AssertionError("the CPU device has no disk")
+
+
+class _Calls:
+    """Makes what nodes call: a kernel with the views it works on, one object for all nodes that mean the same."""
+
+    def __init__(self, memgraph: MemGraph, arena: Callable[[Place], Arena], backend: Backend) -> None:
+        self._memgraph, self._arena, self._backend = memgraph, arena, backend
+        self._kernel_by_job: dict[int, Kernel] = {}
+        """By the job's id: layers share their jobs, and to compare two takes longer than to run one."""
+        self._views: dict[tuple[Place, tuple[Extent, ...], tuple[int, ...], DType], torch.Tensor] = {}
+        self._calls: dict[tuple[object, ...], Callable[[], object]] = {}
+        self.scratch_bytes = 0
+        """The most that a kernel met so far holds at once."""
+
+    def call(self, task: TaskId, operands: tuple[tuple[int, ...], ...], creates: int, workspace: Extent | None) -> Callable[[], object]:
+        """What runs `task` on these residencies."""
+        job = self._memgraph.graph.tasks[task].job
+        assert job is not None, "a plan read back from a file has no jobs to run"
+        tiles, result = tuple(tuple(map(self.view, operand)) for operand in operands), self.view(creates)
+        key = (id(job), tuple(tuple(map(id, operand)) for operand in tiles), id(result), workspace)
+        if key not in self._calls:
+            scratch = None if workspace is None else torch.from_numpy(self._arena(DEVICE).bytes(workspace))
+            self._calls[key] = partial(self._kernel(job), tiles, result, scratch)
+        return self._calls[key]
+
+    def view(self, residency: int) -> torch.Tensor:
+        """The bytes of a residency as its tensor."""
+        found = self._memgraph.residencies[residency]
+        tensor = self._memgraph.graph.tensors[found.tensor]
+        key = found.place, found.extents, tensor.shape, tensor.dtype
+        if key not in self._views:
+            self._views[key] = residency_view(self._memgraph, found, self._arena(found.place))
+        return self._views[key]
+
+    def _kernel(self, job: Job) -> Kernel:
+        if id(job) not in self._kernel_by_job:
+            kernel = prepare(job, self._backend)
+            self.scratch_bytes = max(self.scratch_bytes, kernel.scratch_bytes)
+            self._kernel_by_job[id(job)] = kernel
+        return self._kernel_by_job[id(job)]
