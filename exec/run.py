@@ -24,6 +24,7 @@ from einpage.einsum_front.taskgraph import Kind, TaskGraph, TensorId
 from einpage.exec.answers import last_logits, mean_nll, top_tokens
 from einpage.exec.build import Model, Planned, build_graph, make_loop, make_plan
 from einpage.exec.choose import DeviceKind, Dispatch, make_device, runner
+from einpage.exec.cpu import CpuDevice
 from einpage.exec.device import Device
 from einpage.exec.engine import Measured
 from einpage.exec.fill import fill
@@ -31,6 +32,7 @@ from einpage.exec.host import HostArena, before_outputs, masters, outputs
 from einpage.exec.inputs import TokenLists, bind_inputs
 from einpage.exec.profiles import forget
 from einpage.exec.resident import peak_resident_bytes
+from einpage.exec.streams import StreamDevice
 from einpage.exec.tokenizer import Tokenizer
 from einpage.exec.watch import SILENT, Hooks
 from einpage.memplan.errors import DoesNotFit, Misfit
@@ -80,20 +82,38 @@ class RunResult:
     warnings: tuple[str, ...]
 
 
-def run_model(
+@dataclass(slots=True, eq=False)
+class Prepared:
+    """A plan with its weights and inputs in place: everything slow is done, and it can be run as often as wanted."""
+
+    model: Model
+    options: RunOptions
+    planned: Planned
+    host: HostArena
+    device: CpuDevice | StreamDevice
+
+    def run(self, dispatch: Dispatch, hooks: Hooks = SILENT) -> list[Measured]:
+        """Every pass that the options ask for. Raises the errors of the engines."""
+        return [*run_passes(self.planned.memgraph, self.device, self.options, dispatch, hooks)]
+
+    def outputs(self) -> dict[str, torch.Tensor]:
+        """What the last run left, by name: new tensors."""
+        return outputs(self.planned.memgraph, self.host)
+
+    def close(self) -> None:
+        """Take back what the device holds of the host; nothing runs afterwards."""
+        self.device.close()
+
+
+def prepare_run(
     model: Model,
     machine: Machine,
     options: RunOptions,
     named: Mapping[str, NDArray[np.generic]] | None = None,
-    hooks: Hooks = SILENT,
     loading: Callable[[str, int], None] | None = None,
     planned_hook: Callable[[Planned], None] | None = None,
-) -> RunResult:
-    """Plan and run `model` on the device that `options` names; `named` holds inputs other than its tokens.
-
-    `loading(weight, nbytes)` is told of every block of weights loaded, `planned_hook` of the plan before anything is loaded. Raises
-    the errors of build_graph, make_plan and the engines; DoesNotFit where the host has too little memory.
-    """
+) -> Prepared:
+    """Plan `model`, load its weights and inputs, make the device. As run_model, which runs what this makes once."""
     assert model.resolved is not None, "a model without weights can be planned, not run"
     began = perf_counter()
     program = model.program
@@ -109,16 +129,34 @@ def run_model(
     slots = masters(memgraph, host)
     fill(planned.graph, model.resolved, slots, loading)
     fill_inputs(planned.graph, arrays, slots)
-    del slots
     device = make_device(options.device, memgraph, host, machine, options.kernels, poison=options.poison)
-    passes = [*run_passes(memgraph, device, options, hooks)]
+    return Prepared(model, options, planned, host, device)
+
+
+def run_model(
+    model: Model,
+    machine: Machine,
+    options: RunOptions,
+    named: Mapping[str, NDArray[np.generic]] | None = None,
+    hooks: Hooks = SILENT,
+    loading: Callable[[str, int], None] | None = None,
+    planned_hook: Callable[[Planned], None] | None = None,
+) -> RunResult:
+    """Plan and run `model` on the device that `options` names; `named` holds inputs other than its tokens.
+
+    `loading(weight, nbytes)` is told of every block of weights loaded, `planned_hook` of the plan before anything is loaded. Raises
+    the errors of build_graph, make_plan and the engines; DoesNotFit where the host has too little memory.
+    """
+    prepared = prepare_run(model, machine, options, named, loading, planned_hook)
+    planned, host, device = prepared.planned, prepared.host, prepared.device
+    passes = prepared.run(options.dispatch, hooks)
     measured = passes[-1]
     wall_s = sum(m.wall_s for m in passes) / len(passes)
     on_device = {"device": device.name, "arena_bytes": device.arena_bytes, "outside_arena_bytes": device.outside_arena_bytes}
-    device.close()
-    del device  # its arena and the weights go before outputs, which may be as large, are put together
-    host.drop(before_outputs(memgraph))
-    found = outputs(memgraph, host)
+    prepared.close()
+    del prepared, device  # its arena and the weights go before outputs, which may be as large, are put together
+    host.drop(before_outputs(planned.memgraph))
+    found = outputs(planned.memgraph, host)
     facts = {
         **planned.report,
         **on_device,
@@ -150,11 +188,11 @@ def plan_for(program: Program, machine: Machine, options: RunOptions, outputs: S
     return make_plan(built, machine, budget, PlanOptions(effort=options.effort), began)
 
 
-def run_passes(memgraph: MemGraph, device: Device, options: RunOptions, hooks: Hooks) -> Iterator[Measured]:
+def run_passes(memgraph: MemGraph, device: Device, options: RunOptions, dispatch: Dispatch, hooks: Hooks) -> Iterator[Measured]:
     """What stays is brought in; then every pass, the next one when all of the one before is done."""
     device.bring()
     for _ in range(options.passes or 1):
-        yield runner(options.device, options.dispatch)(memgraph, device, hooks)
+        yield runner(options.device, dispatch)(memgraph, device, hooks)
 
 
 def profile_warnings(machine: Machine, wall_s: float, bound_s: float, predicted_s: float) -> Iterator[str]:

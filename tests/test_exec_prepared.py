@@ -1,0 +1,33 @@
+"""A run that is prepared once and run often: whatever dispatches it, and however often, the answer is the same to the bit."""
+
+from __future__ import annotations
+
+import torch
+
+from einpage.exec.build import Model, open_model
+from einpage.exec.choose import Dispatch
+from einpage.exec.inputs import TokenLists
+from einpage.exec.run import RunOptions, prepare_run
+from einpage.memplan.machine import load_machine
+from specs_small import SMALL, SPECS
+
+MACHINE = load_machine("cpu", threads=1)
+OPTIONS = RunOptions(budget_bytes=300 << 10, outputs=("all_logits",), poison=True)
+
+
+def small_llama() -> Model:
+    tokens = [[1 + (i * j) % 199 for i in range(130)] for j in (3, 7)]
+    return open_model(SPECS / "llama.yaml", SMALL["llama"], "random:5", TokenLists(tuple(map(tuple, tokens)), "the test's tokens"))
+
+
+def test_every_run_of_one_preparation_gives_the_same() -> None:
+    prepared = prepare_run(small_llama(), MACHINE, OPTIONS)
+    assert prepared.planned.report["d2h_bytes"] != prepared.outputs()["all_logits"].nbytes, "nothing is spilled: too easy"
+    found = []
+    for dispatch in (Dispatch.SERIAL, Dispatch.STATIC, Dispatch.DYNAMIC, Dispatch.STATIC):
+        (measured,) = prepared.run(dispatch)
+        assert measured.measured_h2d_bytes == prepared.planned.report["h2d_bytes"]
+        found.append(prepared.outputs()["all_logits"])
+    assert not found[0].isnan().any()
+    for other in found[1:]:
+        assert torch.equal(found[0], other)
