@@ -181,13 +181,14 @@ def rendered(result: RunResult, timeline: str | None) -> str:
     if "perplexity" in f:
         lines.append(f"perplexity  {f['perplexity']:.4f} over {f['tokens']} tokens (mean NLL {f['mean_nll']:.6f})")
     split = " ".join(f"{k}={n}" for k, n in result.planned.graph.split) or "none"
+    beside = "kernels' scratch" if f["device"] == "cpu" else "device memory beside it"
     arena, scratch, host, peak = (_bytes(f[k]) for k in ("arena_bytes", "outside_arena_bytes", "host_bytes", "peak_rss_bytes"))
     moved_in, moved_out = _bytes(f["measured_h2d_bytes"]), _bytes(f["measured_d2h_bytes"])
     predicted, measured, bound, planning = (_seconds(f[k]) for k in ("predicted_s", "wall_s", "bound_s", "plan_s"))
     lines += [
         "",
         f"plan        {f['tasks']} tasks, {f['nodes']} nodes, split {split}; judged right; made in {planning}",
-        f"memory      arena {arena}, kernels' scratch {scratch}, host {host}, peak resident {peak}",
+        f"memory      arena {arena}, {beside} {scratch}, host {host}, peak resident {peak}",
         f"moved       {moved_in} to the device, {moved_out} back: the plan's bytes exactly",
         *([f"passes      {f['passes']}; bytes and times are those of one"] if "passes" in f else []),
         f"time        predicted {predicted}, measured {measured} (× {f['measured_ratio']:.2f}), {f['dispatch']} dispatch",
