@@ -1,23 +1,67 @@
-"""How much memory this process has had resident at most.
+"""How much memory this process has had resident at most, and how much more it can have.
 
 The kernel's own mark of the process image is read where there is one: what `getrusage` says also counts the process that started this one,
-whose memory a child shares until it executes a program of its own.
+whose memory a child shares until it executes a program of its own. What can be had is what the machine has free without
+swapping, or what the process's control groups leave it where that is less: a container is killed at its own limit, not at the machine's.
 """
 
 from __future__ import annotations
 
 import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 
 def peak_resident_bytes() -> int:
     """The most bytes that were resident at any time, code and libraries included."""
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    marks = [line.split() for line in lines if line.startswith("VmHWM:")]
-    if marks:
-        return int(marks[0][1]) * 1024
+    mark = _words(Path("/proc/self/status")).get("VmHWM:")
+    if mark is not None:
+        return int(mark) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def available_bytes(root: Path = Path("/")) -> int | None:
+    """Memory that can be had without swapping and without passing a control group's limit; None where the system does not say.
+
+    `root` is where `proc` and `sys` are, for tests.
+    """
+    found = _words(root / "proc/meminfo").get("MemAvailable:")
+    free = [] if found is None else [int(found) * 1024]
+    free += [limit - used for limit, used in _groups(root)]
+    return max(0, min(free)) if free else None
+
+
+def _groups(root: Path) -> Iterator[tuple[int, int]]:
+    """(limit, in use) of every control group above this process that limits memory: of version 2 and of version 1."""
+    lines = [line.split(":", 2) for line in _lines(root / "proc/self/cgroup") if line.count(":") >= 2]
+    for number, controllers, path in lines:
+        if "memory" in controllers.split(","):
+            mount, most, now, cached = "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+        elif number == "0":
+            mount, most, now, cached = "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"
+        else:
+            continue
+        inside = Path(path.lstrip("/"))
+        for folder in dict.fromkeys((root / mount / inside, *(root / mount / p for p in inside.parents), root / mount)):
+            limit, used = _number(folder / most), _number(folder / now)
+            if limit is not None and used is not None:
+                yield limit, used - int(_words(folder / "memory.stat").get(cached, "0"))
+
+
+def _number(path: Path) -> int | None:
+    """The one number in a file; None where there is none (`max`, or no file)."""
+    words = " ".join(_lines(path)).split()
+    return int(words[0]) if len(words) == 1 and words[0].isdecimal() else None
+
+
+def _words(path: Path) -> dict[str, str]:
+    """The second word of each line by its first."""
+    return {words[0]: words[1] for words in (line.split() for line in _lines(path)) if len(words) >= 2}
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return []

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import perf_counter
 
 import numpy as np
@@ -31,7 +30,7 @@ from einpage.exec.fill import fill
 from einpage.exec.host import HostArena, before_outputs, masters, outputs
 from einpage.exec.inputs import TokenLists, bind_inputs
 from einpage.exec.profiles import forget
-from einpage.exec.resident import peak_resident_bytes
+from einpage.exec.resident import available_bytes, peak_resident_bytes
 from einpage.exec.streams import StreamDevice
 from einpage.exec.tokenizer import Tokenizer
 from einpage.exec.watch import SILENT, Hooks
@@ -255,16 +254,6 @@ def refuse_above_host(host_bytes: int, budget_bytes: int) -> None:
     if available is not None and host_bytes + budget_bytes > available:
         what, free = "weights, inputs, spills and outputs", max(0, available - budget_bytes)
         raise DoesNotFit(Misfit(what, "host", host_bytes, free, free, available, (), None))
-
-
-def available_bytes() -> int | None:
-    """Memory that can be had without swapping, where the system says."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    found = [line.split() for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0][1]) * 1024 if found else None
 
 
 def fill_inputs(graph: TaskGraph, arrays: Mapping[str, NDArray[np.generic]], slots: Mapping[TensorId, torch.Tensor]) -> None:
