@@ -21,6 +21,7 @@ from typing import Any
 from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.job import GatherJob, Job
 from einpage.kernels.triton_jobs import launches_of
+from einpage.kernels.triton_target import Target
 
 SHARED_LIMIT = {80: 166_912, 90: 232_448}
 """Bytes of shared memory one program may have, by compute capability; the compiler does not refuse more."""
@@ -48,7 +49,7 @@ def resources(jobs: Sequence[Job], capability: int, timeout_s: float = 300.0) ->
     for job in jobs:
         if isinstance(job, GatherJob):
             continue
-        for launch in launches_of(job):
+        for launch in launches_of(job, Target(capability)):
             types = [_TYPE[job.reads[i].dtype] for i, _, _ in launch.pointers] + [_TYPE[job.result.dtype]] + ["i32"] * len(launch.starts)
             requests.append(
                 {

@@ -2,7 +2,7 @@
 
 In: a job. Out: a kernel's text. Target letters become rows (in x only), columns (in y only) or batch (in both; also any letter that two
 contractions of the job use in different roles): a program computes ROWS x COLS elements of one batch index, for every contraction, then
-the epilogue on them.
+the epilogue on them. Programs go through bands of GROUP blocks of rows column by column, so that what they read stays in the cache.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.expr import Axis, Expr, Letter, Load, Num
 from einpage.einsum_front.job import Contraction, ContractJob
 from einpage.kernels.triton_launch import Launch
+from einpage.kernels.triton_product import Along, Products, inner_size, loops, together
+from einpage.kernels.triton_product_tiles import Product, product_tiles
+from einpage.kernels.triton_target import Target
 from einpage.kernels.triton_text import Frame, Writer, launch
-from einpage.kernels.triton_tiles import PRODUCT, cover
+from einpage.kernels.triton_tiles import cover
 from einpage.kernels.triton_values import Val
 
 
@@ -22,109 +25,107 @@ def letters_of(load: Load) -> set[Letter]:
     return {i.letter for i in load.indices if isinstance(i, Axis)}
 
 
-def contract_launches(job: ContractJob) -> list[Launch]:
-    return [_Kernel(job).launch()]
+def contract_launches(job: ContractJob, target: Target) -> list[Launch]:
+    return [_Kernel(job, target).launch()]
+
+
+def product_of(job: ContractJob) -> Product:
+    """What the choice of a tile depends on."""
+    extent = {r.letter: r.extent for r in job.ranges}
+    batch, rows, columns = (prod(extent[x] for x in group) for group in _roles(job))
+    dtypes = {v.dtype for v in job.reads if any(v.name in (c.x.name, c.y.name) for c in job.contractions)}
+    dtype = next(iter(dtypes)) if len(dtypes) == 1 else DType.FP32
+    inner = max(prod(extent[x] for x in c.letters) for c in job.contractions)
+    return Product(dtype, batch, rows, columns, inner, len(job.contractions))
+
+
+def _roles(job: ContractJob) -> tuple[list[Letter], list[Letter], list[Letter]]:
+    """The target's letters as batch, rows and columns."""
+    summed = set(job.contractions[0].letters)
+    x, y = letters_of(job.contractions[0].x) - summed, letters_of(job.contractions[0].y) - summed
+    rows, batch = x - y, x & y
+    columns = set(job.target) - rows - batch
+    for c in job.contractions[1:]:
+        x, y = letters_of(c.x) - set(c.letters), letters_of(c.y) - set(c.letters)
+        straight = (x & columns) | (y & rows)
+        crossed = (x & rows) | (y & columns)
+        batch |= min(straight, crossed, key=len)
+    target = job.target
+    return [t for t in target if t in batch], [t for t in target if t in rows - batch], [t for t in target if t in columns - batch]
 
 
 class _Kernel:
-    def __init__(self, job: ContractJob) -> None:
+    def __init__(self, job: ContractJob, target: Target) -> None:
         self.job = job
-        self.writer = Writer(job.reads, job.result, job.ranges)
-        self.extent = {r.letter: r.extent for r in job.ranges}
-        self.batch, self.rows, self.columns = self._roles()
-        dtypes = {v.dtype for v in job.reads if any(v.name in (c.x.name, c.y.name) for c in job.contractions)}
-        self.tiles = PRODUCT[next(iter(dtypes)) if len(dtypes) == 1 else DType.FP32]
-        self.row_count, self.column_count, self.batch_count = (
-            prod(self.extent[x] for x in group) for group in (self.rows, self.columns, self.batch)
-        )
-        inner = max(prod(self.extent[x] for x in c.letters) for c in job.contractions)
+        self.writer = w = Writer(job.reads, job.result, job.ranges)
+        self.batch, self.rows, self.columns = _roles(job)
+        self.product = product_of(job)
+        self.tiles = target.product or product_tiles(self.product, target.capability)
+        self.loops = [
+            loop for terms in together(job.contractions, [self._crossed(c) for c in job.contractions]) for loop in loops(w, terms)
+        ]
         self.size = {
-            "ROWS": cover(self.row_count, self.tiles.rows, 16),
-            "COLS": cover(self.column_count, self.tiles.columns, 16),
-            "INNER": cover(inner, self.tiles.inner, 16),
+            "ROWS": cover(self.product.rows, self.tiles.rows, 16),
+            "COLS": cover(self.product.columns, self.tiles.columns, 16),
+            "INNER": inner_size(self.loops, self.tiles.inner),
         }
 
-    def _roles(self) -> tuple[list[Letter], list[Letter], list[Letter]]:
-        job = self.job
-        summed = set(job.contractions[0].letters)
-        x, y = letters_of(job.contractions[0].x) - summed, letters_of(job.contractions[0].y) - summed
-        rows, batch = x - y, x & y
-        columns = set(job.target) - rows - batch
-        for c in job.contractions[1:]:
-            x, y = letters_of(c.x) - set(c.letters), letters_of(c.y) - set(c.letters)
-            straight = (x & columns) | (y & rows)
-            crossed = (x & rows) | (y & columns)
-            batch |= min(straight, crossed, key=len)
-        target = job.target
-        return [t for t in target if t in batch], [t for t in target if t in rows - batch], [t for t in target if t in columns - batch]
-
     def launch(self) -> Launch:
-        job, w = self.job, self.writer
-        row_blocks, column_blocks = -(-self.row_count // self.size["ROWS"]), -(-self.column_count // self.size["COLS"])
-        w.names |= {"program", "row", "col", "row_mask", "col_mask", "ROWS", "COLS", "INNER"}
+        job, w, p = self.job, self.writer, self.product
+        w.names |= {"program", "block", "band", "height", "row", "col", "row_mask", "col_mask", *self.size}
         w.expect([job.epilogue] if job.last else [])
-        w.line("program = tl.program_id(0).to(tl.int64)")
-        w.line(f"row = program // {column_blocks} % {row_blocks} * ROWS + tl.arange(0, ROWS)[:, None]  # [{' '.join(self.rows)}]")
-        w.line(f"col = program % {column_blocks} * COLS + tl.arange(0, COLS)[None, :]  # [{' '.join(self.columns)}]")
-        w.line(f"row_mask = row < {self.row_count}")
-        w.line(f"col_mask = col < {self.column_count}")
-        letters = w.split(f"(program // {row_blocks * column_blocks})", self.batch, "")
-        letters |= w.split("row", self.rows, "r") | w.split("col", self.columns, "c")
-        frame = Frame(letters, {"r": "row_mask", "c": "col_mask"})
-        accs = {n: Val(self._product(n, c, frame), frozenset("rc"), "f") for n, c in enumerate(job.contractions)}
-        self._finish(accs, frame)
-        programs = row_blocks * column_blocks * self.batch_count
+        frame, along = self._frame()
+        products = Products(w, frame, along, self.loops, self.size["INNER"])
+        accs = {n: self._start(n, frame) for n in range(p.sums)}
+        for loop in self.loops:
+            products.write(loop, accs)
+        self._finish({n: Val(acc, frozenset("rc"), "f") for n, acc in accs.items()}, frame)
         over = [" ".join(group) or "nothing" for group in (self.rows, self.columns, self.batch)]
         what = f"{job.result.name}: rows over {over[0]}, columns over {over[1]}, batch over {over[2]}"
+        programs = -(-p.rows // self.size["ROWS"]) * -(-p.columns // self.size["COLS"]) * p.batch
         return launch("contract_kernel", what, w, self.size, programs, self.tiles)
 
-    def _product(self, n: int, c: Contraction, frame: Frame) -> str:
-        """A variable [ROWS, COLS] with the (incoming and) new sum of contraction `n`."""
+    def _frame(self) -> tuple[Frame, dict[str, Along]]:
+        """Which rows and columns this program computes, and the letters of each."""
+        w, p = self.writer, self.product
+        row_blocks, column_blocks = -(-p.rows // self.size["ROWS"]), -(-p.columns // self.size["COLS"])
+        w.line(f"program = {w.program()}")
+        w.line(f"block = program % {row_blocks * column_blocks}")
+        group = min(self.tiles.group, row_blocks)
+        w.line(f"band = block // {group * column_blocks} * {group}")
+        height = str(group)
+        if row_blocks % group:
+            w.line(f"height = tl.minimum({row_blocks} - band, {group})")
+            height = "height"
+        w.line(f"row = (band + block % {group * column_blocks} % {height}) * ROWS + tl.arange(0, ROWS)[:, None]  # [{' '.join(self.rows)}]")
+        w.line(f"col = block % {group * column_blocks} // {height} * COLS + tl.arange(0, COLS)[None, :]  # [{' '.join(self.columns)}]")
+        letters = w.split(f"(program // {row_blocks * column_blocks})", self.batch, "")
+        along, masks = {}, {}
+        for axis, name, count, group_letters in (("r", "row", p.rows, self.rows), ("c", "col", p.columns, self.columns)):
+            ragged = count % self.size[_SIZE[axis]] > 0
+            if ragged:
+                masks[axis] = f"{name}_mask"
+                w.line(f"{name}_mask = {name} < {count}")
+            along[axis] = Along(name, tuple(group_letters), count, ragged)
+            letters |= w.split(name, group_letters, axis)
+        return Frame(letters, masks), along
+
+    def _start(self, n: int, frame: Frame) -> str:
+        """The incoming sum of contraction `n`, or 0."""
         w = self.writer
-        count = prod(self.extent[x] for x in c.letters)
         start = "tl.zeros((ROWS, COLS), tl.float32)"
         if self.job.carry is not None:
-            held = Load(self.job.reads[self.job.carry].name, self._stacked(n))
+            held = Load(self.job.reads[self.job.carry].name, self._stack(n))
             start = f"tl.broadcast_to({w.load(held, frame).text}, (ROWS, COLS))"
-        acc = w.assign(f"acc{n}", start)
-        k = w.fresh("k")
-        w.line(f"for {k} in range(0, {count}, INNER):")
-        w.indent += 1
-        x, y = (c.y, c.x) if self._crossed(c) else (c.x, c.y)
-        left = self._factor(x, k, "[None, :]", ("r", "k"), c.letters, count, frame)
-        right = self._factor(y, k, "[:, None]", ("k", "c"), c.letters, count, frame)
-        same = {self._dtype(x), self._dtype(y)}
-        wide = "" if len(same) == 1 else ".to(tl.float32)"
-        w.line(f'{acc} = tl.dot({left}{wide}, {right}{wide}, {acc}, input_precision="ieee")')
-        w.indent -= 1
-        return acc
+        return w.assign(f"acc{n}", start)
 
     def _crossed(self, c: Contraction) -> bool:
         """True where x of this contraction runs along columns (it then stands on the right)."""
         return bool((letters_of(c.x) - set(c.letters)) & set(self.columns)) or bool((letters_of(c.y) - set(c.letters)) & set(self.rows))
 
-    def _dtype(self, load: Load) -> DType:
-        return next(v.dtype for v in self.job.reads if v.name == load.name)
-
-    def _stacked(self, n: int) -> tuple[Expr, ...]:
+    def _stack(self, n: int) -> tuple[Expr, ...]:
         """Indices of accumulator `n` in a stack."""
         return (Num(n), *(Axis(x) for x in self.job.target))
-
-    def _factor(
-        self, load: Load, start: str, shape: str, axes: tuple[str, str], inner: tuple[Letter, ...], count: int, frame: Frame
-    ) -> str:
-        """One side of the product as a full [ROWS, INNER] or [INNER, COLS] block, 0 beyond the sum's end."""
-        w = self.writer
-        number = w.assign("inner", f"({start} + tl.arange(0, INNER)){shape}.to(tl.int64)  # [{' '.join(inner)}]")
-        mask = w.assign("inner_mask", f"{number} < {count}")
-        letters = {x: v for x, v in frame.letters.items() if x not in inner}
-        here = Frame({**letters, **w.split(number, inner, "k")}, {**frame.masks, "k": mask})
-        held = w.load(load, here)
-        name = held.text
-        full = "(ROWS, INNER)" if axes[0] == "r" else "(INNER, COLS)"
-        if held.axes != frozenset(axes):
-            name = w.assign(f"{load.name}_block", f"tl.where(tl.broadcast_to({mask}, {full}), tl.broadcast_to({name}, {full}), 0)")
-        return name
 
     def _finish(self, accs: dict[int, Val], frame: Frame) -> None:
         job, w = self.job, self.writer
@@ -133,4 +134,7 @@ class _Kernel:
             w.store(tuple(Axis(x) for x in job.target), w.value(job.epilogue, frame), frame, "rc")
             return
         for n, acc in accs.items():
-            w.store(self._stacked(n), acc, frame, "rc", job.result.boxes[0])
+            w.store(self._stack(n), acc, frame, "rc")
+
+
+_SIZE = {"r": "ROWS", "c": "COLS"}

@@ -69,7 +69,7 @@ def offset(stride: Mapping[Letter, int], letters: Mapping[Letter, Val], flats: I
     for flat in flats:
         if flat.letters and all(letters.get(x) is flat.values[x] for x, _ in flat.letters):
             terms += flat.terms({x: left.pop(x, 0) for x, _ in flat.letters})
-    return [*terms, *(_times(letters[x].text, c) for x, c in left.items() if c)]
+    return [*terms, *(_times(letters[x].text, c) for x, c in left.items() if c and letters[x].text != "0")]
 
 
 def _times(text: str, factor: int) -> str:

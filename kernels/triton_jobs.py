@@ -24,6 +24,7 @@ from einpage.kernels.triton_build import build
 from einpage.kernels.triton_contract import contract_launches
 from einpage.kernels.triton_launch import Launch
 from einpage.kernels.triton_map import map_launches
+from einpage.kernels.triton_target import Target, here
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +57,13 @@ class TritonKernel:
             assert tile.device == result.device, f"tile {j} of {view.name} is on {tile.device}, the result on {result.device}"
 
 
-def triton_kernel(job: Job) -> TritonKernel | HostGather:
-    """The Triton kernels of `job`. Raises Unsupported where they cannot be written, saying why."""
+def triton_kernel(job: Job, target: Target | None = None) -> TritonKernel | HostGather:
+    """The Triton kernels of `job` for the GPU at hand, or for `target`. Raises Unsupported where they cannot be written, saying why."""
     match job:
         case GatherJob():
             return prepare_gather(job)
         case MapJob() | ContractJob() | AttentionJob():
-            launches = launches_of(job)
+            launches = launches_of(job, target or here())
         case _:
             assert_never(job)
     return TritonKernel(
@@ -70,13 +71,13 @@ def triton_kernel(job: Job) -> TritonKernel | HostGather:
     )
 
 
-def launches_of(job: MapJob | ContractJob | AttentionJob) -> list[Launch]:
+def launches_of(job: MapJob | ContractJob | AttentionJob, target: Target) -> list[Launch]:
     """The sources of a job and how to launch them. Raises Unsupported."""
     match job:
         case MapJob():
             return map_launches(job)
         case ContractJob():
-            return contract_launches(job)
+            return contract_launches(job, target)
         case AttentionJob():
             return attention_launches(job)
     assert_never(job)
@@ -93,6 +94,6 @@ def _expressions(job: MapJob | ContractJob | AttentionJob) -> tuple[Expr, ...]:
     assert_never(job)
 
 
-def kernel_sources(job: Job) -> tuple[str, ...]:
+def kernel_sources(job: Job, target: Target | None = None) -> tuple[str, ...]:
     """The Triton source of `job`, for people to read; none for a gather from the host."""
-    return () if isinstance(job, GatherJob) else tuple(launch.text for launch in launches_of(job))
+    return () if isinstance(job, GatherJob) else tuple(launch.text for launch in launches_of(job, target or here()))

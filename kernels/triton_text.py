@@ -11,7 +11,8 @@ from __future__ import annotations
 import keyword
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -35,7 +36,7 @@ class Frame:
 
     letters: Mapping[Letter, Val]
     masks: Mapping[str, str]
-    """Per axis, the variable that says which of its lanes are real."""
+    """Per axis, the variable that says which of its lanes are real; none for an axis whose lanes all are."""
     memo: dict[tuple[Expr, bool], Val] = field(default_factory=dict)
     accs: Mapping[int, Val] = field(default_factory=dict)
     rebound: frozenset[Letter] = frozenset()
@@ -110,6 +111,14 @@ class Writer:
         if letter not in self.starts:
             self.starts[letter] = self.fresh(f"{letter}_start")
         return self.starts[letter]
+
+    @contextmanager
+    def over(self, ranges: Iterable[Range]) -> Iterator[None]:
+        """Write for a part of the job: these ranges stand for those of the same letters."""
+        whole = self.range_by_letter
+        self.range_by_letter = {**whole, **{r.letter: r for r in ranges}}
+        yield
+        self.range_by_letter = whole
 
     def origin(self, form: tuple[dict[Letter, int], int]) -> int:
         """The value of a linear index where every letter is at its start."""
@@ -231,12 +240,12 @@ class Writer:
         axes = axes.union(*(v.axes for v in looked_up.values()))
         text = ""
         for j, box in enumerate(view.boxes):
-            conditions = self._conditions(view, box, forms, looked_up, frame)
+            conditions = self.conditions(view, box, forms, looked_up, frame)
             if conditions is None:
                 continue
-            first = self.first.setdefault((operand, j), self._first(box, forms))
-            terms = [*self._address(box, forms, frame.letters, first), *_looked_up_terms(box, looked_up)]
-            mask = " & ".join([*(frame.masks[a] for a in sorted(axes)), *conditions])
+            first = self.first.setdefault((operand, j), self.reached(box, forms))
+            terms = [*self.address(box, forms, frame.letters, first), *_looked_up_terms(box, looked_up)]
+            mask = " & ".join([*(frame.masks[a] for a in sorted(axes) if a in frame.masks), *conditions])
             where = " + ".join([self.pointer(operand, j), *terms])
             here = f"tl.load({where}, mask={mask}, other=0)" if mask else f"tl.load({where})"
             text = f"tl.where({' & '.join(conditions)}, {here}, {text})" if text else here
@@ -248,24 +257,29 @@ class Writer:
         val = self.value(e, frame, True)
         return val if val.kind == "c" else Val(self.assign("index", val.text), val.axes, "i")
 
-    def _conditions(
+    def conditions(
         self, view: View, box: Box, forms: Sequence[tuple[dict[Letter, int], int] | None], looked_up: Mapping[int, Val], frame: Frame
     ) -> list[str] | None:
         """Which lanes lie in `box`, as texts; None where none can. A looked-up index is always held inside."""
+        if not self.meets(box, forms):
+            return None
         out: list[str] = []
         for d, form in enumerate(forms):
             if form is None:
                 out.append(f"({looked_up[d].text} >= {box.start[d]}) & ({looked_up[d].text} < {box.stop[d]})")
                 continue
             lo, hi = self._hull(form)
-            if hi <= box.start[d] or box.stop[d] <= lo:
-                return None
             text, origin = " + ".join(_products(form[0], frame.letters)), self.origin(form)
             if lo < box.start[d] and len(view.boxes) > 1:
                 out.append(f"({text} >= {box.start[d] - origin})")
             if box.stop[d] < hi and len(view.boxes) > 1:
                 out.append(f"({text} < {box.stop[d] - origin})")
         return out
+
+    def meets(self, box: Box, forms: Sequence[tuple[dict[Letter, int], int] | None]) -> bool:
+        """Whether some lane of a linear load can lie in `box`."""
+        hulls = [None if f is None else self._hull(f) for f in forms]
+        return all(h is None or (h[0] < b and a < h[1]) for h, a, b in zip(hulls, box.start, box.stop, strict=True))
 
     def _hull(self, form: tuple[dict[Letter, int], int]) -> tuple[int, int]:
         low = high = form[1]
@@ -275,23 +289,19 @@ class Writer:
             high += max(c * r.start, c * (r.stop - 1))
         return low, high + 1
 
-    def _first(self, box: Box, forms: Sequence[tuple[dict[Letter, int], int] | None]) -> int:
+    def reached(self, box: Box, forms: Sequence[tuple[dict[Letter, int], int] | None]) -> int:
         """The first element of a packed box that a load can reach."""
         reached = [(0 if f is None else max(self._hull(f)[0] - a, 0)) for f, a in zip(forms, box.start, strict=True)]
         return sum(n * step for n, step in zip(reached, row_major(box.shape), strict=True))
 
-    def _address(
+    def address(
         self, box: Box, forms: Sequence[tuple[dict[Letter, int], int] | None], letters: Mapping[Letter, Val], first: int = 0
     ) -> list[str]:
         """The terms of an element's offset from element `first` of a packed box; looked-up dimensions are left to the caller."""
         const = -first
-        coefficient: dict[Letter, int] = {}
         for form, start, step in zip(forms, box.start, row_major(box.shape), strict=True):
-            if form is not None:
-                const += (self.origin(form) - start) * step
-                for letter, c in form[0].items():
-                    coefficient[letter] = coefficient.get(letter, 0) + c * step
-        return [*offset(coefficient, letters, self.flats), *([f"({const})"] if const else [])]
+            const += 0 if form is None else (self.origin(form) - start) * step
+        return [*offset(coefficients(box, forms), letters, self.flats), *([f"({const})"] if const else [])]
 
     def store(self, target: Sequence[Expr], value: Val, frame: Frame, axes: str, box: Box | None = None) -> None:
         """Write `value` to the result at `target`, over all of `axes`."""
@@ -299,10 +309,13 @@ class Writer:
         forms = [linear(i) for i in target]
         value = arithmetic(value, False)
         shape = ", ".join(SHAPE[a] for a in axes) + (", 1" if len(axes) == 1 else "")
-        where = " + ".join([self.out, f"tl.zeros(({shape}), tl.int{64 if self.wide else 32})", *self._address(box, forms, frame.letters)])
+        spread = NONE.union(*(frame.letters[x].axes for f in forms if f is not None for x in f[0]))
+        across = [] if spread == frozenset(axes) else [f"tl.zeros(({shape}), tl.int{64 if self.wide else 32})"]
+        where = " + ".join([self.out, *across, *self.address(box, forms, frame.letters)])
         text = f"tl.full((1, 1), {value.text}, tl.float32)" if value.axes == NONE else value.text
         text = text if value.axes == frozenset(axes) else f"tl.broadcast_to({text}, ({shape}))"
-        self.line(f"tl.store({where}, ({text}).to({TL_DTYPE[self.result.dtype]}), mask={' & '.join(frame.masks[a] for a in axes)})")
+        mask = " & ".join(frame.masks[a] for a in axes if a in frame.masks)
+        self.line(f"tl.store({where}, ({text}).to({TL_DTYPE[self.result.dtype]}){f', mask={mask}' if mask else ''})")
 
     def split(self, flat: str, letters: Sequence[Letter], axes: str) -> dict[Letter, Val]:
         """Variables for letters that together run along the flat index `flat`, the last one fastest; each counts from 0."""
@@ -318,8 +331,17 @@ class Writer:
         return out
 
 
+def coefficients(box: Box, forms: Sequence[tuple[dict[Letter, int], int] | None]) -> dict[Letter, int]:
+    """By how many elements of a packed box each letter moves an address."""
+    out: dict[Letter, int] = {}
+    for form, step in zip(forms, row_major(box.shape), strict=True):
+        for letter, c in form[0].items() if form is not None else ():
+            out[letter] = out.get(letter, 0) + c * step
+    return out
+
+
 def _products(coefficient: Mapping[Letter, int], letters: Mapping[Letter, Val]) -> list[str]:
-    return [letters[x].text if c == 1 else f"{letters[x].text} * {c}" for x, c in coefficient.items() if c]
+    return [letters[x].text if c == 1 else f"{letters[x].text} * {c}" for x, c in coefficient.items() if c and letters[x].text != "0"]
 
 
 def _looked_up_terms(box: Box, looked_up: Mapping[int, Val]) -> list[str]:

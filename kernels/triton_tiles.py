@@ -14,10 +14,10 @@ class Tiles:
     inner: int
     warps: int
     stages: int
+    group: int = 8
+    """Blocks of rows that neighbouring programs of a matrix product go through together."""
 
 
-PRODUCT = {DType.FP32: Tiles(64, 64, 32, 8, 3), DType.BF16: Tiles(128, 128, 64, 8, 3), DType.FP16: Tiles(128, 128, 64, 8, 3)}
-"""Matrix products, by the dtype of the factors."""
 ATTENTION = {DType.FP32: Tiles(64, 32, 0, 4, 2), DType.BF16: Tiles(64, 64, 0, 4, 2), DType.FP16: Tiles(64, 64, 0, 4, 2)}
 """Queries a block, keys a step."""
 POINTWISE = Tiles(2048, 1, 0, 4, 1)

@@ -50,6 +50,6 @@ def test_what_does_not_compile_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
     from einpage.kernels import aot
 
     broken = "import triton\n\n\n@triton.jit\ndef map_kernel(x_ptr, w_ptr, out_ptr):\n    nowhere + 1\n"
-    monkeypatch.setattr(aot, "launches_of", lambda job: [Launch(broken, ((0, 0, 0), (1, 0, 0)), (), 1, POINTWISE)])
+    monkeypatch.setattr(aot, "launches_of", lambda job, target: [Launch(broken, ((0, 0, 0), (1, 0, 0)), (), 1, POINTWISE)])
     with pytest.raises(RuntimeError, match="nowhere"):
         resources([rms_norm().job], 90)

@@ -16,6 +16,7 @@ from specs_small import small_program
 pytest.importorskip("triton")
 
 from einpage.kernels.triton_jobs import kernel_sources, launches_of
+from einpage.kernels.triton_target import Target
 
 SIZES = {
     "llama": {"seq": 128, "layers": 2, "ffn": 192, "vocab": 192, "heads": 4, "kv_heads": 4, "model": 128},
@@ -58,7 +59,7 @@ def test_a_letter_used_as_a_number_is_passed_its_start() -> None:
     starts_by_source: dict[str, set[tuple[int, ...]]] = {}
     for job in split_jobs("llama"):
         if isinstance(job, MapJob) and "q" in {v.name for v in job.reads}:
-            for launch in launches_of(job):
+            for launch in launches_of(job, Target()):
                 starts_by_source.setdefault(launch.text, set()).add(launch.starts)
     (starts,) = starts_by_source.values()
     assert starts == {(0, 0), (64, 0)}, "of s and e"

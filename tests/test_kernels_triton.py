@@ -18,7 +18,8 @@ from kernels_naive import Case, assert_right
 pytest.importorskip("triton")
 pytestmark = pytest.mark.interpreter
 
-from einpage.kernels import triton_attention, triton_contract, triton_jobs, triton_shape  # noqa: E402
+from einpage.kernels import triton_attention, triton_jobs, triton_shape  # noqa: E402
+from einpage.kernels.triton_target import Target  # noqa: E402
 from einpage.kernels.triton_tiles import Tiles  # noqa: E402
 
 ALL = {**MAPS, **CONTRACTS, **ATTENTIONS, **GATHERS}
@@ -39,11 +40,10 @@ def test_small_tiles_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(triton_shape, "ROW", Tiles(8, 4, 0, 4, 1))
     monkeypatch.setattr(triton_shape, "POINTWISE", Tiles(32, 1, 0, 4, 1))
     monkeypatch.setattr(triton_shape, "CROSS", Tiles(4, 4, 0, 4, 1))
-    monkeypatch.setattr(triton_contract, "PRODUCT", dict.fromkeys(DType, SMALL))
     monkeypatch.setattr(triton_attention, "ATTENTION", dict.fromkeys(DType, SMALL))
     case = ALL[name]()
     out = case.poisoned()
-    triton_jobs.triton_kernel(case.job)(case.operands(), out, None)
+    triton_jobs.triton_kernel(case.job, Target(product=SMALL))(case.operands(), out, None)
     assert_right(case, out, f" ({name}, small tiles)")
 
 

@@ -1,0 +1,105 @@
+"""Tiles of matrix products, as a table: a pure function of dtype, shape class and architecture, no autotuning.
+
+A product's shape class says what limits it: the side that is small, how many programs there are, how many sums a program keeps.
+Entries were chosen by registers and shared memory; bench/gpu.sh times the alternatives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from einpage.einsum_front.dtype import DType
+from einpage.kernels.triton_tiles import Tiles
+
+PROGRAMS = 100
+"""About how many programs a GPU runs at once; fewer leave it idle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """What the choice of a tile depends on."""
+
+    dtype: DType
+    """Of the factors; fp32 where they differ."""
+    batch: int
+    rows: int
+    columns: int
+    inner: int
+    sums: int
+    """How many accumulators a program keeps."""
+
+
+class Shape(Enum):
+    DECODE = "at most 16 rows (or columns)"
+    NARROW = "at most 64 rows (or columns)"
+    FEW = "too few tiles of 128 x 128 to keep the GPU busy"
+    SQUARE = "many tiles of 128 x 128"
+    LARGE = "many tiles of 128 x 256"
+    TWIN = "two sums over one x"
+    MANY = "more than two sums"
+
+
+def shape_of(p: Product) -> Shape:
+    small = min(p.rows, p.columns)
+    if small <= 16:
+        return Shape.DECODE
+    if p.sums > 2:
+        return Shape.MANY
+    if small <= 64:
+        return Shape.NARROW
+    if _tiles(p, 128, 128) < PROGRAMS:
+        return Shape.FEW
+    if p.sums == 2:
+        return Shape.TWIN
+    return Shape.LARGE if p.rows >= 256 and p.columns >= 256 and _tiles(p, 128, 256) >= PROGRAMS else Shape.SQUARE
+
+
+def _tiles(p: Product, rows: int, columns: int) -> int:
+    return p.batch * -(-p.rows // rows) * -(-p.columns // columns)
+
+
+def product_tiles(p: Product, capability: int) -> Tiles:
+    """The tile of product `p` on sm_`capability`; its small side is the tile's."""
+    shape = shape_of(p)
+    half = p.dtype is not DType.FP32
+    tiles = (_HALF if half else _FULL)[capability][shape]
+    if p.columns < p.rows and shape in (Shape.DECODE, Shape.NARROW):
+        return replace(tiles, rows=tiles.columns, columns=tiles.rows)
+    return tiles
+
+
+_HALF = {
+    80: {
+        Shape.DECODE: Tiles(16, 64, 128, 4, 4),
+        Shape.NARROW: Tiles(64, 128, 64, 4, 3),
+        Shape.FEW: Tiles(64, 64, 64, 4, 3),
+        Shape.SQUARE: Tiles(128, 128, 64, 8, 3),
+        Shape.LARGE: Tiles(128, 128, 64, 8, 3),
+        Shape.TWIN: Tiles(128, 128, 32, 8, 3),
+        Shape.MANY: Tiles(64, 64, 32, 4, 3),
+    },
+    90: {
+        Shape.DECODE: Tiles(16, 64, 128, 4, 4),
+        Shape.NARROW: Tiles(64, 128, 64, 4, 4),
+        Shape.FEW: Tiles(64, 64, 64, 4, 4),
+        Shape.SQUARE: Tiles(128, 128, 64, 8, 4),
+        Shape.LARGE: Tiles(128, 256, 64, 8, 3),
+        Shape.TWIN: Tiles(128, 128, 64, 8, 3),
+        Shape.MANY: Tiles(64, 64, 32, 4, 3),
+    },
+}
+"""bf16 and fp16."""
+_FULL = {
+    capability: {
+        Shape.DECODE: Tiles(16, 64, 64, 4, 3),
+        Shape.NARROW: Tiles(64, 64, 32, 8, 3),
+        Shape.FEW: Tiles(64, 64, 32, 8, 3),
+        Shape.SQUARE: Tiles(64, 64, 32, 8, 3),
+        Shape.LARGE: Tiles(64, 64, 32, 8, 3),
+        Shape.TWIN: Tiles(64, 64, 32, 8, 3),
+        Shape.MANY: Tiles(32, 32, 32, 4, 3),
+    }
+    for capability in (80, 90)
+}
+"""fp32, in exact arithmetic without tensor cores."""
