@@ -219,7 +219,7 @@ class Products:
             assert step is None or step == moved, f"tiles of {load.name} differ along summed letters"
             step = moved
         assert step is not None, f"no tile of {load.name} holds what the job reads"
-        axes: frozenset[str] = frozenset().union(*(letters[x].axes for form in forms if form is not None for x in form[0]))
+        axes = w.axes(forms, here)
         mask = frame.masks[axis] if axis in axes and axis in frame.masks else ""
         return Block(w.assign(f"{load.name}_at", text), step, axes, mask)
 

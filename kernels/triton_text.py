@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import prod
 from typing import assert_never
 
 from einpage.einsum_front.dtype import DType
@@ -25,7 +26,7 @@ from einpage.kernels.torch_calls import fold, fold_call
 from einpage.kernels.triton_flat import Flat, offset, without_unread
 from einpage.kernels.triton_launch import Launch
 from einpage.kernels.triton_tiles import Tiles
-from einpage.kernels.triton_values import NONE, Val, arithmetic, logic, number, power_text, truth
+from einpage.kernels.triton_values import NONE, Axes, Val, arithmetic, logic, number, power_text, truth
 
 TL_DTYPE = {DType.FP32: "tl.float32", DType.BF16: "tl.bfloat16", DType.FP16: "tl.float16", DType.INT32: "tl.int32", DType.INT64: "tl.int64"}
 
@@ -234,10 +235,7 @@ class Writer:
         view = self.reads[operand]
         forms = [linear(i) for i in e.indices]
         looked_up = {d: self._index(i, frame) for d, (f, i) in enumerate(zip(forms, e.indices, strict=True)) if f is None}
-        axes = NONE.union(
-            *(frame.letters[x].axes if x in frame.letters else self._letter(x, frame).axes for f in forms if f is not None for x in f[0])
-        )
-        axes = axes.union(*(v.axes for v in looked_up.values()))
+        axes = self.axes(forms, frame).union(*(v.axes for v in looked_up.values()))
         text = ""
         for j, box in enumerate(view.boxes):
             conditions = self.conditions(view, box, forms, looked_up, frame)
@@ -252,6 +250,11 @@ class Writer:
         assert text, f"no tile of {e.name} holds what the job reads"
         frame.memo[key] = Val(self.assign(e.name, text), axes, "r")
         return frame.memo[key]
+
+    def axes(self, forms: Sequence[tuple[dict[Letter, int], int] | None], frame: Frame) -> Axes:
+        """The axes of a linear address; a letter of extent 1 moves none."""
+        vals = {x: self._letter(x, frame) for f in forms if f is not None for x in f[0]}
+        return NONE.union(*(v.axes for x, v in vals.items() if self.range_by_letter[x].extent > 1))
 
     def _index(self, e: Expr, frame: Frame) -> Val:
         val = self.value(e, frame, True)
@@ -309,8 +312,7 @@ class Writer:
         forms = [linear(i) for i in target]
         value = arithmetic(value, False)
         shape = ", ".join(SHAPE[a] for a in axes) + (", 1" if len(axes) == 1 else "")
-        spread = NONE.union(*(frame.letters[x].axes for f in forms if f is not None for x in f[0]))
-        across = [] if spread == frozenset(axes) else [f"tl.zeros(({shape}), tl.int{64 if self.wide else 32})"]
+        across = [] if self.axes(forms, frame) == frozenset(axes) else [f"tl.zeros(({shape}), tl.int{64 if self.wide else 32})"]
         where = " + ".join([self.out, *across, *self.address(box, forms, frame.letters)])
         text = f"tl.full((1, 1), {value.text}, tl.float32)" if value.axes == NONE else value.text
         text = text if value.axes == frozenset(axes) else f"tl.broadcast_to({text}, ({shape}))"
@@ -324,7 +326,8 @@ class Writer:
         for n, letter in reversed(list(enumerate(letters))):
             r = self.range_by_letter[letter]
             text = flat if inner == 1 else f"({flat} // {inner})"
-            text = text if n == 0 else f"{text} % {r.extent}"
+            outer = prod(self.range_by_letter[x].extent for x in letters[:n])
+            text = text if outer == 1 else f"{text} % {r.extent}"
             out[letter] = Val(self.assign(str(letter), text), frozenset(axes), "i")
             inner *= r.extent
         self.flats.append(Flat(flat, tuple((x, self.range_by_letter[x].extent) for x in letters), out))
