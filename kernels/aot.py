@@ -1,30 +1,32 @@
-"""Compile generated kernels for GPUs that are not here, and read what they would use: registers, stack, shared memory.
+"""What generated kernels would use on GPUs that are not here: registers, spills, shared memory, as the compiler for them says.
 
-In: jobs and a compute capability (80, 90). Out: a `Resources` per kernel. Compilation runs in another process with a time limit, because
-it does not work where Triton interprets, and because a bad tile can keep the assembler busy for minutes. Run as a module it reads
-requests from standard input.
+In: jobs and a compute capability (80, 90). Out: a `Resources` per kernel; kernels of equal text are compiled once. One process compiles
+several, each within a time limit; where one takes longer, the process is ended and the kernel counts as failed.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
+import selectors
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.job import GatherJob, Job
 from einpage.kernels.triton_jobs import launches_of
+from einpage.kernels.triton_launch import Launch
 from einpage.kernels.triton_target import Target
 
 SHARED_LIMIT = {80: 166_912, 90: 232_448}
 """Bytes of shared memory one program may have, by compute capability; the compiler does not refuse more."""
+START_S = 120.0
+"""How long the compiling process may take to start."""
 _TYPE = {DType.FP32: "*fp32", DType.BF16: "*bf16", DType.FP16: "*fp16", DType.INT32: "*i32", DType.INT64: "*i64"}
 
 
@@ -32,82 +34,95 @@ _TYPE = {DType.FP32: "*fp32", DType.BF16: "*bf16", DType.FP16: "*fp16", DType.IN
 class Resources:
     """What a compiled kernel uses, per program (shared) or thread (the rest)."""
 
-    name: str
+    job: Job
+    """The first that needs the kernel."""
+    launch: Launch
     capability: int
     registers: int
     stack_bytes: int
+    spills: int
+    """Instructions that write to or read from the stack."""
     shared_bytes: int
+    error: str
+    """Why it did not compile; empty where it did."""
 
     @property
     def fits(self) -> bool:
-        return self.shared_bytes <= SHARED_LIMIT[self.capability]
+        return not self.error and self.shared_bytes <= SHARED_LIMIT[self.capability]
 
 
-def resources(jobs: Sequence[Job], capability: int, timeout_s: float = 300.0) -> list[Resources]:
-    """Compile every kernel of `jobs` for sm_`capability`. Raises CalledProcessError or TimeoutExpired where that fails."""
-    requests = []
+def resources(jobs: Iterable[Job], target: Target, timeout_s: float = 60.0) -> list[Resources]:
+    """Compile every kernel of `jobs` for `target`, each within `timeout_s` seconds. Raises RuntimeError where no compiler starts."""
+    requests: dict[str, tuple[Job, Launch]] = {}
     for job in jobs:
-        if isinstance(job, GatherJob):
-            continue
-        for launch in launches_of(job, Target(capability)):
-            types = [_TYPE[job.reads[i].dtype] for i, _, _ in launch.pointers] + [_TYPE[job.result.dtype]] + ["i32"] * len(launch.starts)
-            requests.append(
-                {
-                    "name": job.result.name,
-                    "text": launch.text,
-                    "types": types,
-                    "warps": launch.tiles.warps,
-                    "stages": launch.tiles.stages,
-                    "capability": capability,
-                }
-            )
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "einpage.kernels.aot"],
-        input=json.dumps(requests),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        env=environment,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"the ahead-of-time compiler failed:\n{done.stderr[-4000:]}")
-    return [Resources(**r) for r in json.loads(done.stdout)]
+        if not isinstance(job, GatherJob):
+            for launch in launches_of(job, target):
+                requests.setdefault(json.dumps(_request(job, launch, target.capability)), (job, launch))
+    compiler = Compiler()
+    try:
+        return [Resources(*what, target.capability, **compiler.ask(request, timeout_s)) for request, what in requests.items()]
+    finally:
+        compiler.close()
 
 
-def _compile(request: dict[str, Any]) -> Resources:
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from einpage.kernels.triton_build import build
-
-    function = build(request["text"])
-    signature = dict(zip(function.arg_names, request["types"], strict=True))
-    aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind.startswith("*")}
-    compiled = triton.compile(
-        ASTSource(function, signature, {}, aligned),
-        target=GPUTarget("cuda", request["capability"], 32),
-        options={"num_warps": request["warps"], "num_stages": request["stages"]},
-    )
-    registers, stack = _usage(compiled.asm["cubin"])
-    return Resources(request["name"], request["capability"], registers, stack, compiled.metadata.shared)
+def _request(job: Job, launch: Launch, capability: int) -> dict[str, Any]:
+    types = [_TYPE[job.reads[i].dtype] for i, _, _ in launch.pointers] + [_TYPE[job.result.dtype]] + ["i32"] * len(launch.starts)
+    options = {"warps": launch.tiles.warps, "stages": launch.tiles.stages, "capability": capability}
+    return {"text": launch.text, "types": types, **options}
 
 
-def _usage(cubin: bytes) -> tuple[int, int]:
-    """(registers, bytes of stack) a thread, as cuobjdump reads them: what spilled, and 32 bytes for the long way round of sin and cos."""
-    import triton
+class Compiler:
+    """The compiling process, started when first asked."""
 
-    tool = next(Path(triton.__file__).parent.rglob("cuobjdump"))
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
-        f.write(cubin)
-        f.flush()
-        text = subprocess.run([str(tool), "-res-usage", f.name], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
-    assert found is not None, text
-    return int(found[1]), int(found[2])
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed in close)
 
+    def ask(self, request: str, timeout_s: float) -> dict[str, Any]:
+        process = self._process or self._start()
+        assert process.stdin is not None
+        process.stdin.write(request + "\n")
+        process.stdin.flush()
+        answer = self._read(process, timeout_s)
+        if answer is None:
+            self._end()
+            return {"registers": 0, "stack_bytes": 0, "spills": 0, "shared_bytes": 0, "error": f"no answer in {timeout_s:.0f} s"}
+        found: dict[str, Any] = json.loads(answer)
+        return found
 
-if __name__ == "__main__":
-    json.dump([asdict(_compile(request)) for request in json.load(sys.stdin)], sys.stdout)
+    def close(self) -> None:
+        self._end()
+        self._errors.close()
+
+    def _start(self) -> subprocess.Popen[str]:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "einpage.kernels.aot_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env={k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"},
+            start_new_session=True,
+        )
+        if self._read(self._process, START_S) != "ready\n":
+            self._errors.seek(0)
+            raise RuntimeError(f"the ahead-of-time compiler does not start:\n{self._errors.read()[-4000:]}")
+        return self._process
+
+    def _read(self, process: subprocess.Popen[str], timeout_s: float) -> str | None:
+        """The next line of output; None where none comes in time. Answers are one line to one question, so nothing waits in a buffer."""
+        assert process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            return process.stdout.readline() or None if selector.select(timeout_s) else None
+
+    def _end(self) -> None:
+        """End the process and the assembler it may have started."""
+        if self._process is not None:
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    pipe.close()
+            self._process = None

@@ -15,5 +15,7 @@ class Launch:
     """The operand, its tile and the element therein that each pointer points to."""
     starts: tuple[int, ...]
     """Numbers passed when it runs: where letters begin whose value the kernel needs. The text counts every letter from 0."""
+    block: tuple[tuple[str, int], ...]
+    """The constants of the text: how much one program takes along each axis."""
     programs: int
     tiles: Tiles

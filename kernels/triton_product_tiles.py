@@ -1,7 +1,7 @@
 """Tiles of matrix products, as a table: a pure function of dtype, shape class and architecture, no autotuning.
 
 A product's shape class says what limits it: the side that is small, how many programs there are, how many sums a program keeps.
-Entries were chosen by registers and shared memory; bench/gpu.sh times the alternatives.
+Entries were chosen by registers and shared memory; those after the first are for bench/gpu.sh to time.
 """
 
 from __future__ import annotations
@@ -60,46 +60,55 @@ def _tiles(p: Product, rows: int, columns: int) -> int:
 
 
 def product_tiles(p: Product, capability: int) -> Tiles:
-    """The tile of product `p` on sm_`capability`; its small side is the tile's."""
+    """The tile of product `p` on sm_`capability`."""
+    return variants(p, capability)[0]
+
+
+def variants(p: Product, capability: int) -> tuple[Tiles, ...]:
+    """The table's entry for `p`: the tile in use, then those worth timing against it. A small side of the product is the tile's."""
     shape = shape_of(p)
-    half = p.dtype is not DType.FP32
-    tiles = (_HALF if half else _FULL)[capability][shape]
+    found = (_FULL if p.dtype is DType.FP32 else _HALF)[capability][shape]
     if p.columns < p.rows and shape in (Shape.DECODE, Shape.NARROW):
-        return replace(tiles, rows=tiles.columns, columns=tiles.rows)
-    return tiles
+        return tuple(replace(t, rows=t.columns, columns=t.rows) for t in found)
+    return found
 
 
 _HALF = {
     80: {
-        Shape.DECODE: Tiles(16, 64, 128, 4, 4),
-        Shape.NARROW: Tiles(64, 128, 64, 4, 3),
-        Shape.FEW: Tiles(64, 64, 64, 4, 3),
-        Shape.SQUARE: Tiles(128, 128, 64, 8, 3),
-        Shape.LARGE: Tiles(128, 128, 64, 8, 3),
-        Shape.TWIN: Tiles(128, 128, 32, 8, 3),
-        Shape.MANY: Tiles(64, 64, 32, 4, 3),
+        Shape.DECODE: (Tiles(16, 64, 128, 4, 4), Tiles(16, 32, 256, 4, 3), Tiles(16, 128, 128, 8, 3)),
+        Shape.NARROW: (Tiles(64, 128, 64, 8, 3), Tiles(64, 64, 64, 4, 4)),
+        Shape.FEW: (Tiles(64, 64, 64, 4, 4), Tiles(128, 64, 64, 8, 3), Tiles(64, 64, 64, 8, 4)),
+        Shape.SQUARE: (Tiles(128, 128, 64, 8, 3), Tiles(128, 128, 32, 4, 4), Tiles(128, 128, 64, 8, 4)),
+        Shape.LARGE: (Tiles(128, 256, 64, 8, 3), Tiles(256, 128, 64, 8, 3), Tiles(128, 128, 64, 8, 3), Tiles(128, 128, 32, 4, 4)),
+        Shape.TWIN: (Tiles(128, 64, 64, 8, 3), Tiles(64, 128, 64, 8, 3), Tiles(128, 64, 32, 4, 4)),
+        Shape.MANY: (Tiles(64, 64, 32, 8, 3),),
     },
     90: {
-        Shape.DECODE: Tiles(16, 64, 128, 4, 4),
-        Shape.NARROW: Tiles(64, 128, 64, 4, 4),
-        Shape.FEW: Tiles(64, 64, 64, 4, 4),
-        Shape.SQUARE: Tiles(128, 128, 64, 8, 4),
-        Shape.LARGE: Tiles(128, 256, 64, 8, 3),
-        Shape.TWIN: Tiles(128, 128, 64, 8, 3),
-        Shape.MANY: Tiles(64, 64, 32, 4, 3),
+        Shape.DECODE: (Tiles(16, 64, 128, 4, 4), Tiles(16, 32, 256, 4, 4), Tiles(16, 128, 128, 8, 3)),
+        Shape.NARROW: (Tiles(64, 128, 64, 8, 4), Tiles(64, 128, 64, 8, 3), Tiles(64, 64, 64, 4, 4)),
+        Shape.FEW: (Tiles(64, 64, 64, 4, 4), Tiles(128, 64, 64, 8, 4), Tiles(64, 128, 64, 8, 4)),
+        Shape.SQUARE: (Tiles(128, 128, 64, 8, 4), Tiles(128, 128, 64, 8, 3), Tiles(128, 128, 64, 4, 4)),
+        Shape.LARGE: (
+            Tiles(128, 256, 64, 8, 4),
+            Tiles(128, 256, 64, 8, 3),
+            Tiles(256, 128, 64, 8, 3),
+            Tiles(256, 128, 64, 8, 4),
+            Tiles(128, 256, 64, 8, 4, group=16),
+            Tiles(128, 128, 64, 8, 4),
+        ),
+        Shape.TWIN: (Tiles(128, 128, 64, 8, 4), Tiles(128, 128, 64, 8, 3), Tiles(128, 64, 64, 4, 4)),
+        Shape.MANY: (Tiles(64, 64, 64, 4, 3),),
     },
 }
 """bf16 and fp16."""
-_FULL = {
-    capability: {
-        Shape.DECODE: Tiles(16, 64, 64, 4, 3),
-        Shape.NARROW: Tiles(64, 64, 32, 8, 3),
-        Shape.FEW: Tiles(64, 64, 32, 8, 3),
-        Shape.SQUARE: Tiles(64, 64, 32, 8, 3),
-        Shape.LARGE: Tiles(64, 64, 32, 8, 3),
-        Shape.TWIN: Tiles(64, 64, 32, 8, 3),
-        Shape.MANY: Tiles(32, 32, 32, 4, 3),
-    }
-    for capability in (80, 90)
+_FMA = {
+    Shape.DECODE: (Tiles(16, 64, 64, 4, 3), Tiles(16, 32, 64, 4, 3)),
+    Shape.NARROW: (Tiles(64, 64, 32, 8, 3), Tiles(64, 32, 32, 4, 3)),
+    Shape.FEW: (Tiles(64, 64, 32, 8, 3), Tiles(64, 32, 32, 4, 3)),
+    Shape.SQUARE: (Tiles(128, 128, 16, 8, 3), Tiles(128, 64, 16, 8, 3), Tiles(64, 64, 32, 8, 3)),
+    Shape.LARGE: (Tiles(128, 128, 16, 8, 3), Tiles(128, 64, 16, 8, 3)),
+    Shape.TWIN: (Tiles(64, 64, 16, 8, 3), Tiles(64, 64, 32, 8, 3)),
+    Shape.MANY: (Tiles(32, 32, 32, 4, 3),),
 }
+_FULL = {80: _FMA, 90: _FMA}
 """fp32, in exact arithmetic without tensor cores."""

@@ -391,4 +391,4 @@ def launch(name: str, what: str, writer: Writer, constants: Mapping[str, int], p
     head = [*imports, "", "", decorator, f"def {name}({', '.join(parameters)}):", f'    """{what}"""']
     text = "\n".join([*head, *(f"    {k}: tl.constexpr = {v}" for k, v in constants.items()), *lines, ""])
     numbers = tuple(writer.range_by_letter[letter].start for letter in writer.starts)
-    return Launch(text, tuple((*key, writer.first[key]) for key in writer.pointers), numbers, programs, tiles)
+    return Launch(text, tuple((*key, writer.first[key]) for key in writer.pointers), numbers, tuple(constants.items()), programs, tiles)

@@ -1,0 +1,201 @@
+"""The matrix product's loop in Triton's interpreter: cut where tiles end, addresses by one number or by letters, one loop for two sums."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from einpage.einsum_front.dtype import DType
+from einpage.einsum_front.expr import Acc
+from einpage.einsum_front.job import Contraction, ContractJob
+from kernels_build import fn, ld, letters, op, view
+from kernels_cases import CONTRACTS, contract, gated
+from kernels_naive import Case, assert_near, assert_right
+from kernels_strategies import contract_jobs
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.interpreter
+
+from einpage.kernels import triton_text  # noqa: E402
+from einpage.kernels.triton_jobs import kernel_sources, triton_kernel  # noqa: E402
+from einpage.kernels.triton_product_tiles import Product, Shape, product_tiles, shape_of, variants  # noqa: E402
+from einpage.kernels.triton_target import CAPABILITIES, Target  # noqa: E402
+from einpage.kernels.triton_tiles import Tiles  # noqa: E402
+
+SMALL = Target(product=Tiles(16, 16, 16, 4, 1, group=2))
+BF = DType.BF16
+
+
+def assert_product(case: Case, target: Target = SMALL) -> str:
+    """The case is right, and its source."""
+    out = case.poisoned()
+    triton_kernel(case.job, target)(case.operands(), out, None)
+    assert_right(case, out)
+    (text,) = kernel_sources(case.job, target)
+    return text
+
+
+def plain(
+    s: int, f: int, m: int, x: dict[int, list[int]] | None = None, y: dict[int, list[int]] | None = None, turned: bool = False
+) -> Case:
+    """h[s,m] against w[f,m], or w[m,f] where `turned`, cut in tiles at `x` and `y`."""
+    w, shape = (ld("w", *"mf"), (m, f)) if turned else (ld("w", *"fm"), (f, m))
+    return contract(ld("h", *"sm"), w, "m", "sf", {"s": s, "f": f, "m": m}, (view("h", s, m, cuts=x), view("w", *shape, cuts=y)))
+
+
+def two_inner(e: int, dtype: DType = DType.FP32) -> Case:
+    """k and e are two steps apart in h, so that they cannot be one index."""
+    return contract(
+        ld("h", *"kse"),
+        ld("w", *"fke"),
+        "ke",
+        "sf",
+        {"s": 20, "f": 18, "k": 3, "e": e},
+        (view("h", 3, 20, e, dtype=dtype), view("w", 18, 3, e, dtype=dtype)),
+        dtype=dtype,
+    )
+
+
+def test_nothing_is_masked_where_all_divides() -> None:
+    text = assert_product(plain(32, 48, 64))
+    assert "mask" not in text
+    assert text.count("for ") == 1
+
+
+def test_only_the_last_step_of_a_ragged_sum_is_masked() -> None:
+    text = assert_product(plain(32, 16, 56))
+    loop, after = text.split("for ")[1].split("acc0 = tl.dot", 1)
+    assert "mask" not in loop
+    assert after.count("mask=(tl.arange(0, INNER)") == 2
+
+
+def test_rows_apart_in_memory_are_held_inside_and_side_by_side_masked() -> None:
+    text = assert_product(plain(19, 21, 32, turned=True))
+    assert "row_inside = tl.minimum(row, 18)" in text
+    assert "mask=col_mask" in text.split("for ")[1].splitlines()[2]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(
+    ("x", "y"), [({1: [16, 40]}, None), (None, {0: [20], 1: [24]}), ({0: [7], 1: [32]}, {0: [16]}), ({1: [5]}, {1: [9]})]
+)
+def test_factors_in_several_tiles(x: dict[int, list[int]] | None, y: dict[int, list[int]] | None, turned: bool) -> None:
+    assert_product(plain(21, 30, 64, x, y, turned))
+
+
+def test_a_sum_over_tiles_is_one_loop_a_tile() -> None:
+    text = assert_product(plain(16, 16, 96, x={1: [32, 64]}))
+    assert text.count("for ") == 3
+    assert "tl.where" not in text
+
+
+def test_tiles_of_rows_are_chosen_once_before_the_loop() -> None:
+    text = assert_product(plain(40, 16, 64, x={0: [13, 30]}))
+    before, loop = text.split("for ")
+    assert before.count("tl.where") == 2
+    assert "tl.where" not in loop
+
+
+@pytest.mark.parametrize("dtype", [DType.FP32, BF])
+@pytest.mark.parametrize(("e", "by_letters"), [(16, False), (48, False), (20, True), (3, True)])
+def test_inner_letters_that_are_not_one_index(e: int, by_letters: bool, dtype: DType) -> None:
+    text = assert_product(two_inner(e, dtype))
+    assert ("lane" in text) == by_letters
+
+
+def test_two_sums_over_one_factor_load_it_once() -> None:
+    text = assert_product(gated(s=20, f=40))
+    assert text.count("tl.load(h_at") == 2, "one whole step, one for the ragged end"
+    assert text.count("tl.dot") == 4
+
+
+def test_a_shared_factor_on_the_right() -> None:
+    second = Contraction(ld("g", *"sm"), ld("w", *"fm"), letters("m"))
+    case = contract(
+        ld("h", *"sm"),
+        ld("w", *"fm"),
+        "m",
+        "sf",
+        {"s": 18, "f": 17, "m": 32},
+        (view("h", 18, 32), view("w", 17, 32), view("g", 18, 32)),
+        op("*", fn("tanh", Acc(0)), Acc(1)),
+        more=(second,),
+    )
+    text = assert_product(case)
+    assert text.count("for ") == 1
+    assert text.count("tl.load(w_at") == 1
+
+
+def test_sums_over_other_letters_have_loops_of_their_own() -> None:
+    second = Contraction(ld("g", *"sn"), ld("v", *"fn"), letters("n"))
+    case = contract(
+        ld("h", *"sm"),
+        ld("w", *"fm"),
+        "m",
+        "sf",
+        {"s": 18, "f": 17, "m": 40, "n": 33},
+        (view("h", 18, 40), view("w", 17, 40), view("g", 18, 33), view("v", 17, 33)),
+        op("+", Acc(0), Acc(1)),
+        more=(second,),
+    )
+    assert assert_product(case).count("for ") == 2
+
+
+def test_blocks_of_rows_that_no_band_divides() -> None:
+    assert "height" in assert_product(plain(75, 40, 20))
+
+
+@pytest.mark.parametrize("name", ["project", "tiled_factors", "gated", "unproject_bf16", "scattered"])
+def test_offsets_of_64_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_text, "MOST_IN_32_BITS", 0)
+    assert "tl.int64" in assert_product(CONTRACTS[name]())
+
+
+@given(contract_jobs())
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_random_products_in_small_blocks(case: Case) -> None:
+    out = case.poisoned()
+    triton_kernel(case.job, SMALL)(case.operands(), out, None)
+    assert_near(case, out)
+
+
+# the table
+
+
+@pytest.mark.parametrize(
+    ("product", "shape"),
+    [
+        (Product(BF, 1, 2048, 4096, 4096, 1), Shape.LARGE),
+        (Product(BF, 1, 2048, 11008, 4096, 2), Shape.TWIN),
+        (Product(BF, 1, 1, 32000, 4096, 1), Shape.DECODE),
+        (Product(BF, 1, 32000, 9, 4096, 1), Shape.DECODE),
+        (Product(BF, 1, 40, 4096, 4096, 1), Shape.NARROW),
+        (Product(BF, 1, 512, 576, 576, 1), Shape.FEW),
+        (Product(BF, 32, 200, 200, 128, 1), Shape.SQUARE),
+        (Product(BF, 1, 2048, 4096, 4096, 3), Shape.MANY),
+    ],
+)
+def test_shape_classes(product: Product, shape: Shape) -> None:
+    assert shape_of(product) is shape
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_big_products_of_half_precision_have_big_tiles(capability: int) -> None:
+    tiles = product_tiles(Product(BF, 1, 2048, 4096, 4096, 1), capability)
+    assert tiles.rows >= 128
+    assert tiles.columns >= 128
+    assert tiles.inner >= 64
+
+
+def test_a_small_side_of_columns_is_the_tiles_small_side() -> None:
+    tall = product_tiles(Product(BF, 1, 32000, 9, 4096, 1), 90)
+    assert (tall.rows, tall.columns) == (64, 16)
+
+
+def test_a_forced_tile_is_used() -> None:
+    job = plain(64, 64, 64).job
+    assert isinstance(job, ContractJob)
+    forced = variants(Product(DType.FP32, 1, 64, 64, 64, 1), 90)[-1]
+    (text,) = kernel_sources(job, Target(90, forced))
+    assert f"COLS: tl.constexpr = {forced.columns}" in text
+    assert text != kernel_sources(job, Target(90))[0]
