@@ -35,7 +35,7 @@ class EdgeList:
             self._key.append(((target << _NODE_BITS) | source) << 1 | _MEMORY)
 
     def finish(self) -> Edges:
-        key = np.unique(np.frombuffer(self._key, np.int64)) if self._key else np.empty(0, np.int64)
+        key = np.sort(np.frombuffer(self._key, np.int64)) if self._key else np.empty(0, np.int64)
         pair = key >> 1
         first = np.ones(len(key), bool)
         first[1:] = pair[1:] != pair[:-1]
