@@ -10,7 +10,8 @@ segments and holes tile [0, capacity) without overlap, no two holes touch, and e
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from array import array
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import TypeAlias
@@ -19,6 +20,10 @@ from einpage.memplan.memgraph import ALIGNMENT
 
 VIRGIN = -1
 """Stands for a node where bytes were never used."""
+MOST = (1 << 63) - 1
+"""An arena has no more bytes: an offset is an int64."""
+HOLE = -2
+"""Stands for an owner where there is none; owners are larger."""
 
 Piece: TypeAlias = tuple[int, int, int]
 """(start, stop, node): free bytes and the node that used them last."""
@@ -56,24 +61,22 @@ FIT_BY_POLICY: dict[FitPolicy, Fit] = {FitPolicy.BEST: best_fit, FitPolicy.FIRST
 
 
 class Arena:
-    """`capacity` bytes, rounded down to `alignment`. All sizes handed in are multiples of it, and positive."""
+    """`capacity` bytes, or MOST, rounded down to `alignment`. All sizes handed in are multiples of it, and positive."""
 
-    __slots__ = ("_hole_by_stop", "_holes", "_live", "_live_by_stop", "_pieces", "capacity", "changed_holes", "free_bytes", "high_water")
+    __slots__ = ("_holes", "_pieces", "bounds", "capacity", "free_bytes", "high_water", "owners")
 
     def __init__(self, capacity: int, alignment: int = ALIGNMENT) -> None:
-        self.capacity = max(capacity, 0) // alignment * alignment
+        self.capacity = min(max(capacity, 0), MOST) // alignment * alignment
         self.free_bytes = self.capacity
         self.high_water = 0
         """The largest offset ever in use."""
-        self._live: dict[int, tuple[int, int]] = {}
-        """start → (stop, owner)"""
-        self._live_by_stop: dict[int, int] = {}
+        self.bounds = array("q", [0, self.capacity] if self.capacity else [0])
+        """[segment] where it starts, by offset; then the capacity."""
+        self.owners = array("q", [HOLE] if self.capacity else [])
+        """[segment] whose it is, or HOLE."""
         self._pieces: dict[int, list[Piece]] = {}
         """start of a hole → its pieces, by offset"""
-        self._hole_by_stop: dict[int, int] = {}
         self._holes: list[Hole] = []
-        self.changed_holes: set[int] = set()
-        """Starts of holes that are new, or whose neighbours are, or were touched, until somebody clears it; some may be gone again."""
         if self.capacity:
             self._add_hole([(0, self.capacity, VIRGIN)])
 
@@ -89,15 +92,16 @@ class Arena:
         while n < len(pieces) and pieces[n][1] <= stop:
             n += 1
         taken, rest = pieces[:n], pieces[n:]
+        i = self._index(start)
         if rest:
             if rest[0][0] < stop:
                 a, b, node = rest[0]
                 taken.append((a, stop, node))
                 rest[0] = (stop, b, node)
             self._add_hole(rest)
+            self._split(i, stop)
         assert taken[-1][1] == stop, f"the hole at {start} has fewer than {nbytes} bytes"
-        self._live[start] = (stop, owner)
-        self._live_by_stop[stop] = start
+        self.owners[i] = owner
         self.free_bytes -= nbytes
         self.high_water = max(self.high_water, stop)
         return taken
@@ -109,97 +113,67 @@ class Arena:
             pieces = self._remove_hole(hole)
             self._add_hole([(a, min(b, start), node) for a, b, node in pieces if a < start])
             self._add_hole([(max(a, start), b, node) for a, b, node in pieces if b > start])
+            self._split(self._index(hole), start)
         return self.take(start, nbytes, owner)
 
     def release(self, start: int, node: int) -> None:
         """End the live segment at `start`; whoever takes these bytes next comes after `node`."""
-        stop, _ = self._live[start]
-        self.give_back([(start, stop, node)])
+        self.give_back([(start, self.bounds[self._index(start) + 1], node)])
 
     def give_back(self, pieces: list[Piece]) -> None:
         """Undo the `take` that answered these pieces: as if its bytes had never been asked for."""
         start, stop = pieces[0][0], pieces[-1][1]
-        assert self._live.pop(start)[0] == stop, f"the segment at {start} does not end at {stop}"
-        del self._live_by_stop[stop]
+        i = self._index(start)
+        assert self.bounds[i + 1] == stop and self.owners[i] != HOLE, f"no segment from {start} to {stop}"
+        self.owners[i] = HOLE
         self.free_bytes += stop - start
-        left = self._hole_by_stop.get(start)
-        if left is not None:
-            pieces = self._remove_hole(left) + pieces
         if stop in self._pieces:
-            pieces += self._remove_hole(stop)
+            pieces = pieces + self._remove_hole(stop)
+            self._join(i + 1)
+        if i and self.owners[i - 1] == HOLE:
+            pieces = self._remove_hole(self.bounds[i - 1]) + pieces
+            self._join(i)
         self._add_hole(pieces)
 
     def rename(self, start: int, owner: int) -> None:
         """The live segment at `start` now belongs to `owner`."""
-        self._live[start] = (self._live[start][0], owner)
+        self.owners[self._index(start)] = owner
 
     def hole_at(self, offset: int) -> int:
         """Where the hole starts that contains `offset`."""
-        for _, start in self._holes:
-            if start <= offset < self._pieces[start][-1][1]:
-                return start
-        raise AssertionError(f"no hole at {offset}")
+        i = bisect_right(self.bounds, offset) - 1
+        assert i < len(self.owners) and self.owners[i] == HOLE, f"no hole at {offset}"
+        return self.bounds[i]
 
     def largest_hole(self) -> int:
         return self._holes[-1][0] if self._holes else 0
 
-    def is_hole(self, start: int) -> bool:
-        """Whether a hole starts there."""
-        return start in self._pieces
+    def segments(self) -> Iterator[Segment]:
+        """All, by offset."""
+        for i, owner in enumerate(self.owners):
+            yield self.bounds[i], self.bounds[i + 1], None if owner == HOLE else owner
 
-    def owners_beside(self, hole: int) -> list[int]:
-        """Of the live segments to the left and right of the hole at `hole`."""
-        owners = []
-        if (left := self._live_by_stop.get(hole)) is not None:
-            owners.append(self._live[left][1])
-        if (right := self._live.get(self._pieces[hole][-1][1])) is not None:
-            owners.append(right[1])
-        return owners
+    def _index(self, start: int) -> int:
+        """Of the segment that starts there."""
+        i = bisect_left(self.bounds, start)
+        assert self.bounds[i] == start, f"no segment starts at {start}"
+        return i
 
-    def touch(self, start: int) -> None:
-        """Something about the live segment at `start` has changed that matters to the holes beside it."""
-        if start in self._hole_by_stop:
-            self.changed_holes.add(self._hole_by_stop[start])
-        if self._live[start][0] in self._pieces:
-            self.changed_holes.add(self._live[start][0])
+    def _split(self, i: int, offset: int) -> None:
+        """What is right of `offset` becomes a segment of its own, a hole."""
+        self.bounds.insert(i + 1, offset)
+        self.owners.insert(i + 1, HOLE)
 
-    def segments(self, start: int = 0) -> Iterator[Segment]:
-        """All from the one that starts at `start`, by offset."""
-        while start < self.capacity:
-            live = self._live.get(start)
-            if live is not None:
-                stop, owner = live
-                yield start, stop, owner
-            else:
-                stop = self._pieces[start][-1][1]
-                yield start, stop, None
-            start = stop
-
-    def segments_before(self, stop: int) -> Iterator[Segment]:
-        """All up to the one that stops at `stop`, from there down."""
-        while stop > 0:
-            start = self._live_by_stop.get(stop)
-            if start is not None:
-                yield start, stop, self._live[start][1]
-            else:
-                start = self._hole_by_stop[stop]
-                yield start, stop, None
-            stop = start
-
-    def __len__(self) -> int:
-        """How many segments there are."""
-        return len(self._live) + len(self._holes)
+    def _join(self, i: int) -> None:
+        """Segment i becomes part of the one before it."""
+        del self.bounds[i], self.owners[i]
 
     def _add_hole(self, pieces: list[Piece]) -> None:
-        start, stop = pieces[0][0], pieces[-1][1]
+        start = pieces[0][0]
         self._pieces[start] = pieces
-        self._hole_by_stop[stop] = start
-        insort(self._holes, (stop - start, start))
-        self.changed_holes.add(start)
+        insort(self._holes, (pieces[-1][1] - start, start))
 
     def _remove_hole(self, start: int) -> list[Piece]:
         pieces = self._pieces.pop(start)
-        stop = pieces[-1][1]
-        del self._hole_by_stop[stop]
-        del self._holes[bisect_left(self._holes, (stop - start, start))]
+        del self._holes[bisect_left(self._holes, (pieces[-1][1] - start, start))]
         return pieces

@@ -6,14 +6,13 @@ leave first; `sim_malloc_force_reload` lays a whole task out afresh, whatever it
 
 from __future__ import annotations
 
-from itertools import takewhile
+import numpy as np
 
 from einpage.einsum_front.taskgraph import TensorId
-from einpage.memplan.arena import Fit, Segment
+from einpage.memplan.arena import HOLE, Fit
 from einpage.memplan.memory import NOWHERE, WORKSPACE, Memory, Reservation
 from einpage.memplan.record import NO_RESIDENCY
-from einpage.memplan.row import RowFinder, cheapest_row
-from einpage.memplan.victim import FALL_WITH_DISTANCE, PINNED, Price
+from einpage.memplan.victim import LARGE, PINNED, Column, Price, cheapest_window
 
 
 class Allocator:
@@ -21,7 +20,7 @@ class Allocator:
 
     def __init__(self, memory: Memory, fit: Fit, price: Price) -> None:
         self.memory, self.fit, self.price = memory, fit, price
-        self._rows = RowFinder(memory.device)
+        self._size = np.array(memory.size, object if memory.device.capacity >= LARGE else np.int64)
 
     def sim_malloc(self, it: Reservation, want: TensorId) -> bool:
         """Find bytes without moving anything out; False where no hole is large enough."""
@@ -37,11 +36,11 @@ class Allocator:
 
         False, and nothing has left, where pinned neighbours leave no such row.
         """
-        memory, horizon = self.memory, it.step + farther_than
+        memory = self.memory
         nbytes = memory.size_of(it, want)
         if memory.loose_bytes + memory.device.free_bytes < nbytes:
             return False
-        return self._clear(it, self._row(it, nbytes, horizon)) is not None and self.sim_malloc(it, want)
+        return self._clear(it, self._loose_row(it, nbytes, it.step + farther_than)) is not None and self.sim_malloc(it, want)
 
     def sim_malloc_force_reload(self, it: Reservation) -> None:
         """The horizons have met and the task's own operands are in the way: clear one window for all it touches and fill it in order.
@@ -52,10 +51,9 @@ class Allocator:
         memory.withdraw(it)
         if memory.footprint(it) > memory.room:
             self._take_early(it)
-        row = cheapest_row(memory.device, memory.footprint(it), lambda owner: self._price(owner, it))
-        window = self._clear(it, row)
-        assert window is not None, f"task {it.task.name} has a footprint above the arena's {memory.room} bytes"
-        start = memory.device.hole_at(window)
+        cleared = self._clear(it, self._any_row(it, memory.footprint(it)))
+        assert cleared is not None, f"task {it.task.name} has a footprint above the arena's {memory.room} bytes"
+        start = memory.device.hole_at(cleared)
         for want in memory.wants(it):
             memory.promise(it, want, start)
             start += memory.size_of(it, want)
@@ -67,41 +65,41 @@ class Allocator:
             self.memory.spill(taken, it)
         it.taken, it.runs_at_once = taken, True
 
-    def _row(self, it: Reservation, nbytes: int, horizon: int) -> list[Segment] | None:
+    def _loose_row(self, it: Reservation, nbytes: int, horizon: int) -> range | None:
         """The cheapest neighbours of `nbytes` that no task between the horizons touches and that are needed after step `horizon`."""
-        memory, price, step = self.memory, self.price, it.step
-        pins, next_use, size, copy = memory.pins, memory.reuse.next_use, memory.size, memory.host.copy
-
-        def price_of(owner: int) -> int:
-            t = TensorId(owner)
-            return PINNED if t == WORKSPACE or pins[t] else price(size[t], max(next_use(t) - step, 1), copy[t] == NO_RESIDENCY)
-
-        def leaving(owner: int) -> int:
-            t = TensorId(owner)
-            if t == WORKSPACE or pins[t] or (use := next_use(t)) <= horizon:
-                return PINNED
-            return price(size[t], use - step, copy[t] == NO_RESIDENCY)
-
-        if price not in FALL_WITH_DISTANCE:
-            return cheapest_row(memory.device, nbytes, leaving)
-        far = takewhile(lambda t: next_use(t) > horizon, memory.loose_from_farthest())
-        candidates = ((memory.at[t], price(nbytes, next_use(t) - step, False)) for t in far)
-        return self._rows.cheapest(nbytes, leaving, price_of, candidates)
-
-    def _clear(self, it: Reservation, row: list[Segment] | None) -> int | None:
-        """Make one hole by letting a row of neighbours leave; answers an offset inside the hole."""
         memory = self.memory
+        owners = np.frombuffer(memory.device.owners, np.int64)
+        until = memory.loose_until.take(owners)
+        leaving = (until > horizon).nonzero()[0]
+        tensors = owners[leaving]
+        return self._row(nbytes, leaving, tensors, until[leaving] - it.step, memory.is_dirty.take(tensors))
+
+    def _any_row(self, it: Reservation, nbytes: int) -> range | None:
+        """The cheapest neighbours of `nbytes`, whoever touches them, but for residents."""
+        memory = self.memory
+        segments = [(i, TensorId(t)) for i, t in enumerate(memory.device.owners) if t not in (HOLE, WORKSPACE) and t not in memory.held]
+        leaving, tensors = np.array(segments, np.int64).reshape(-1, 2).T
+        distance = [max(memory.reuse.next_use(t) - it.step, 1) for _, t in segments]
+        dirty = [memory.host.copy[t] == NO_RESIDENCY for _, t in segments]
+        return self._row(nbytes, leaving, tensors, np.array(distance, np.int64), np.array(dirty, bool))
+
+    def _row(self, nbytes: int, leaving: Column, tensors: Column, distance: Column, dirty: Column) -> range | None:
+        """The cheapest row of the segments `leaving`, which `tensors` own, and of holes; as segments of the arena."""
+        arena = self.memory.device
+        cost = self.price(self._size.take(tensors), distance, dirty)
+        prices = np.where(np.frombuffer(arena.owners, np.int64) == HOLE, 0, PINNED).astype(cost.dtype, copy=False)
+        prices[leaving] = cost
+        window = cheapest_window(np.frombuffer(arena.bounds, np.int64), prices, nbytes)
+        return None if window is None else range(*window)
+
+    def _clear(self, it: Reservation, row: range | None) -> int | None:
+        """Make one hole by letting a row of neighbours leave; answers an offset inside the hole."""
+        memory, arena = self.memory, self.memory.device
         if row is None:
             return None
-        for _, _, owner in row:
-            if owner is not None:
+        start, owners = arena.bounds[row.start], arena.owners[row.start : row.stop]
+        for owner in owners:
+            if owner != HOLE:
                 memory.spill(TensorId(owner), it)
                 memory.leave(TensorId(owner))
-        return row[0][0]
-
-    def _price(self, owner: int, it: Reservation) -> int:
-        memory, t = self.memory, TensorId(owner)
-        if t == WORKSPACE or t in memory.held:
-            return PINNED
-        distance = max(memory.reuse.next_use(t) - it.step, 1)
-        return self.price(memory.size[t], distance, memory.host.copy[t] == NO_RESIDENCY)
+        return start

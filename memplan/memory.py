@@ -7,12 +7,13 @@ without a copy.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from einpage.einsum_front.taskgraph import Kind, Task, TaskGraph, TensorId
-from einpage.memplan.arena import Arena, Piece
+from einpage.memplan.arena import HOLE, Arena, Piece
 from einpage.memplan.host import Host
 from einpage.memplan.machine import Machine
 from einpage.memplan.memgraph import ALIGNMENT, DEVICE, NodeId, ResidencyId, aligned
@@ -24,6 +25,8 @@ NOWHERE = -1
 """Stands for an offset."""
 WORKSPACE = TensorId(-1)
 """Stands for the workspace where a tensor is wanted."""
+NO_STEP = -1
+"""Stands for a step."""
 
 
 @dataclass(slots=True)
@@ -67,8 +70,10 @@ class Memory:
         """How many tasks between the horizons touch the tensor."""
         self.loose_bytes = 0
         """On the device and not pinned."""
-        self._loose: list[int] = []
-        """Tensors on the device that are not pinned, sorted by next use: next use * tensors + tensor."""
+        self.loose_until: NDArray[np.int64] = np.full(n - HOLE, NO_STEP)
+        """[tensor] the next use of what may leave, NO_STEP of the rest; WORKSPACE and HOLE count from the end."""
+        self.is_dirty: NDArray[np.bool_] = np.zeros(n - HOLE, bool)
+        """[tensor] of what may leave, whether the host has no copy."""
         self.held: set[TensorId] = set()
         """Residents that are still there: each has a pin of its own."""
         self.room = self.device.capacity
@@ -161,10 +166,6 @@ class Memory:
         """Have a copy on the host, made in the name of `it` if there is none."""
         self.host.spill(t, self.on_device[t], it.task.name)
 
-    def loose_from_farthest(self) -> Iterator[TensorId]:
-        """Tensors on the device that are not pinned, the one needed last first."""
-        return (TensorId(key % len(self.at)) for key in reversed(self._loose))
-
     def leave(self, t: TensorId) -> None:
         """Free the device's copy of what is not dead."""
         if not self.pins[t]:
@@ -178,12 +179,12 @@ class Memory:
     def _hold(self, t: TensorId) -> None:
         """`t`, which is loose, is about to be pinned or to leave."""
         self.loose_bytes -= self.size[t]
-        del self._loose[bisect_left(self._loose, self.reuse.next_use(t) * len(self.at) + t)]
+        self.loose_until[t] = NO_STEP
 
     def _let_loose(self, t: TensorId) -> None:
         self.loose_bytes += self.size[t]
-        insort(self._loose, self.reuse.next_use(t) * len(self.at) + t)
-        self.device.touch(self.at[t])
+        self.loose_until[t] = self.reuse.next_use(t)
+        self.is_dirty[t] = self.host.copy[t] == NO_RESIDENCY
 
     def _gone(self, t: TensorId) -> None:
         self.on_device[t] = NO_RESIDENCY

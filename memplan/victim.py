@@ -1,6 +1,6 @@
 """Who leaves the arena when bytes are wanted: a price for each tensor, and the cheapest row of neighbours that makes one hole.
 
-In: candidates as (bytes, reuse distance, dirtiness). Out: whole prices, so that sums are exact and plans are the same everywhere.
+In: candidates as columns of bytes, reuse distance, dirtiness. Out: whole prices, so that sums are exact and plans are the same everywhere.
 Reuse distance is Belady's rule (1966); it is optimal for equal clean sizes only, hence the weights and the windows.
 
     segments   | x pinned | a: price 4 | hole | b: price 9 | c: price 2 |      wanted: a hole of two segments
@@ -9,16 +9,23 @@ Reuse distance is Belady's rule (1966); it is optimal for equal clean sizes only
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum
 from random import Random
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-Price: TypeAlias = Callable[[int, int, bool], int]
-"""price(nbytes, distance in steps, dirty) > 0: what it costs to have this tensor leave. Lower leaves first."""
+import numpy as np
+from numpy.typing import NDArray
+
+Column: TypeAlias = NDArray[Any]
+"""[candidate] or [segment], by offset; of int64, or of Python's ints where those are too short."""
+Price: TypeAlias = Callable[[Column, Column, Column], Column]
+"""price(nbytes, distance in steps, dirty) > 0: what it costs to have each tensor leave. Lower leaves first."""
 
 PINNED = -1
 """The price of a segment that may not leave."""
+LARGE = 1 << 37
+"""In an arena this large sizes reach a Price as Python's ints; in a smaller one no sum of `weighted` comes to half of what int64 holds."""
 _ONE = 1 << 24
 """Prices are whole multiples of 1 / _ONE byte a step."""
 
@@ -32,18 +39,15 @@ class VictimPolicy(Enum):
     """Any, drawn from the seed: for tests."""
 
 
-def weighted(nbytes: int, distance: int, dirty: bool) -> int:
+def weighted(nbytes: Column, distance: Column, dirty: Column) -> Column:
     """A clean tensor costs its reload; a dirty one its offload too. Gained is the room until the next use."""
-    return nbytes * (2 if dirty else 1) * _ONE // distance + 1
+    prices: Column = nbytes * (1 + dirty) * _ONE // distance + 1
+    return prices
 
 
-def farthest(nbytes: int, distance: int, dirty: bool) -> int:
-    """So steep in the distance that the nearest next use of a window decides."""
-    return (1 << 200) // distance**8 + 1
-
-
-FALL_WITH_DISTANCE: frozenset[Price] = frozenset((weighted, farthest))
-"""Of these a row of at least n bytes, all needed within d steps, costs no less in sum than one clean tensor of n bytes needed in d."""
+def farthest(nbytes: Column, distance: Column, dirty: Column) -> Column:
+    """So steep in the distance that the nearest next use of a window decides; too steep for int64."""
+    return (1 << 200) // distance.astype(object) ** 8 + 1
 
 
 def price_of(policy: VictimPolicy, seed: int) -> Price:
@@ -55,27 +59,27 @@ def price_of(policy: VictimPolicy, seed: int) -> Price:
             return farthest
         case VictimPolicy.RANDOM:
             random = Random(seed)
-            return lambda nbytes, distance, dirty: random.randrange(1, _ONE)
+            return lambda nbytes, distance, dirty: np.array([random.randrange(1, _ONE) for _ in distance], np.int64)
 
 
-def cheapest_window(sizes: Sequence[int], prices: Sequence[int], wanted: int) -> tuple[int, int] | None:
+def cheapest_window(bounds: Column, prices: Column, wanted: int) -> tuple[int, int] | None:
     """The half-open range of neighbours, none PINNED, of at least `wanted` bytes whose prices sum to least; a hole's price is 0.
 
-    Of equal sums the leftmost wins. None where pinned segments leave no such range. O(n).
+    Segment i is [bounds[i], bounds[i + 1]). Of equal sums the leftmost wins. None where pinned segments leave no such range. O(n).
     """
-    best: tuple[int, int] | None = None
-    least = -1
-    left = nbytes = total = 0
-    for right, (size, price) in enumerate(zip(sizes, prices, strict=True)):
-        if price == PINNED:
-            left, nbytes, total = right + 1, 0, 0
-            continue
-        nbytes += size
-        total += price
-        while nbytes - sizes[left] >= wanted:
-            nbytes -= sizes[left]
-            total -= prices[left]
-            left += 1
-        if nbytes >= wanted and (best is None or total < least):
-            best, least = (left, right + 1), total
-    return best
+    before = bounds.searchsorted(bounds[1:] - wanted, "right")  # [segment] how many begin soon enough for a range that ends with it
+    total, pinned = _running(prices), _running(prices == PINNED)
+    pinned[0] = -1
+    last = (pinned[2:] == pinned[before]).nonzero()[0]
+    if not len(last):
+        return None
+    first = before[last]
+    best = (total[last + 2] - total[first]).argmin()
+    return int(first[best]) - 1, int(last[best]) + 1
+
+
+def _running(column: Column) -> Column:
+    """[n + 1] the sum of the first n, after a 0 that no sum is."""
+    sums = np.zeros(len(column) + 2, column.dtype if column.dtype != bool else np.int64)
+    column.cumsum(out=sums[2:])
+    return sums

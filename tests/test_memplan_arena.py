@@ -99,13 +99,6 @@ class ArenaMachine(RuleBasedStateMachine):
         assert self.arena.high_water == self.top
         owner_by_block = {b: owner for start, stop, owner in self.arena.segments() for b in range(start // self.unit, stop // self.unit)}
         assert owner_by_block == self.owner
-        segments = list(self.arena.segments())
-        assert list(self.arena.segments_before(self.arena.capacity)) == segments[::-1]
-        assert len(self.arena) == len(segments)
-        beside = {
-            b: [x for _, _, x in segments[max(i - 1, 0) : i + 2] if x is not None] for i, (b, _, x) in enumerate(segments) if x is None
-        }
-        assert {b: self.arena.owners_beside(b) for b in beside} == beside
         for n, first in runs:
             assert self.arena.hole_at((first + n - 1) * self.unit) == first * self.unit
 

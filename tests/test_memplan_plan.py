@@ -20,8 +20,10 @@ from einpage.memplan.footprint import largest_footprint
 from einpage.memplan.machine import Machine
 from einpage.memplan.malloc import Allocator
 from einpage.memplan.memgraph import DEVICE, Compute, MemGraph, Move, NodeId, Queue, aligned
+from einpage.memplan.memory import NO_STEP
 from einpage.memplan.order import OrderPolicy, as_written
 from einpage.memplan.plan import Horizons, PlanOptions, plan
+from einpage.memplan.record import NO_RESIDENCY
 from einpage.memplan.reuse import Step
 from einpage.memplan.validate import judge
 from einpage.memplan.victim import VictimPolicy
@@ -157,8 +159,9 @@ def test_the_simulation_counts_what_it_may_evict(graph: TaskGraph, options: Plan
         horizons.allocate(Step(step), task)
         loose = [t.id for t in graph.tensors if memory.at[t.id] >= 0 and not memory.pins[t.id]]
         assert memory.loose_bytes == sum(memory.size[t] for t in loose)
-        farthest = list(memory.loose_from_farthest())
-        assert farthest == sorted(loose, key=lambda t: (memory.reuse.next_use(t), t), reverse=True)
+        until = {t: use for t, use in enumerate(memory.loose_until.tolist()) if use != NO_STEP}
+        assert until == {t: memory.reuse.next_use(t) for t in loose}
+        assert {t for t in loose if memory.is_dirty[t]} == {t for t in loose if memory.host.copy[t] == NO_RESIDENCY}
         assert horizons.ahead_bytes == sum(it.ahead_bytes for it in horizons.between)
         assert not any(memory.reuse.is_dead(t) for t in loose)
         if horizons.between[-1].runs_at_once or options.prefetch is False:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,45 +15,49 @@ from einpage.memplan.memgraph import ALIGNMENT, EdgeKind, aligned
 from einpage.memplan.order import as_written, random_topological
 from einpage.memplan.record import AT_START, Recorder
 from einpage.memplan.reuse import Reuse, Step
-from einpage.memplan.victim import PINNED, VictimPolicy, cheapest_window, farthest, price_of, weighted
+from einpage.memplan.victim import LARGE, PINNED, Price, VictimPolicy, cheapest_window, farthest, price_of, weighted
 from strategies import a_machine, random_graph, task_graphs
 
 segments = st.lists(st.tuples(st.integers(1, 6), st.sampled_from([PINNED, 0, 1, 2, 3, 9])), max_size=9)
 
 
-@given(segments, st.integers(1, 12))
-def test_the_cheapest_window_is_what_brute_force_finds(tiling: list[tuple[int, int]], wanted: int) -> None:
+@given(segments, st.integers(1, 12), st.sampled_from([np.int64, object]))
+def test_the_cheapest_window_is_what_brute_force_finds(tiling: list[tuple[int, int]], wanted: int, dtype: type) -> None:
     sizes, prices = [s for s, _ in tiling], [p for _, p in tiling]
     ranges = [(a, b) for a in range(len(tiling)) for b in range(a + 1, len(tiling) + 1)]
     possible = [(a, b) for a, b in ranges if PINNED not in prices[a:b] and sum(sizes[a:b]) >= wanted]
-    found = cheapest_window(sizes, prices, wanted)
-    if found is None:
-        assert not possible
-        return
-    assert found in possible
-    assert sum(prices[slice(*found)]) == min(sum(prices[a:b]) for a, b in possible)
+    leftmost = min(possible, key=lambda ab: (sum(prices[slice(*ab)]), ab[1], -ab[0]), default=None)
+    assert cheapest_window(np.cumsum([0, *sizes]), np.array(prices, dtype), wanted) == leftmost
+
+
+def one(price: Price, nbytes: int, distance: int, dirty: bool) -> int:
+    return int(price(np.array([nbytes]), np.array([distance]), np.array([dirty]))[0])
 
 
 @pytest.mark.parametrize("price", [weighted, farthest])
-def test_farther_is_cheaper(price: object) -> None:
-    assert callable(price)
-    assert price(1024, 100, False) < price(1024, 10, False)
+def test_farther_is_cheaper(price: Price) -> None:
+    assert one(price, 1024, 100, False) < one(price, 1024, 10, False)
 
 
 def test_weighted_prefers_clean_and_small() -> None:
-    assert weighted(1024, 10, False) < weighted(1024, 10, True)
-    assert weighted(1024, 10, False) < weighted(2048, 10, False)
-    assert weighted(1024, 10, True) > weighted(1024, 15, False), "a clean tensor leaves before a dirty one of comparable distance"
+    assert one(weighted, 1024, 10, False) < one(weighted, 1024, 10, True)
+    assert one(weighted, 1024, 10, False) < one(weighted, 2048, 10, False)
+    assert one(weighted, 1024, 10, True) > one(weighted, 1024, 15, False), "a clean tensor leaves before a dirty one of comparable distance"
+
+
+def test_prices_of_an_arena_that_is_not_large_are_exact() -> None:
+    """What costs most: as many bytes as there are, dirty, wanted at once."""
+    assert one(weighted, LARGE - 1, 1, True) == int(weighted(np.array([LARGE - 1], object), np.array([1]), np.array([True]))[0]) > LARGE
 
 
 def test_farthest_looks_at_the_nearest_of_a_window_only() -> None:
-    assert farthest(1, 50, False) > 3 * farthest(1, 100, False)
+    assert one(farthest, 1, 50, False) > 3 * one(farthest, 1, 100, False)
 
 
 def test_random_prices_repeat_with_their_seed() -> None:
     def draw(seed: int) -> list[int]:
         price = price_of(VictimPolicy.RANDOM, seed)
-        return [price(1, 1, False) for _ in range(20)]
+        return [one(price, 1, 1, False) for _ in range(20)]
 
     assert draw(3) == draw(3) != draw(4)
     assert min(draw(3)) > 0

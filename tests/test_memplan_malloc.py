@@ -1,0 +1,98 @@
+"""The row that leaves, found by columns of int64 or of Python's ints, is what a plain sweep over the arena finds: at every call."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from einpage.einsum_front.job import Box
+from einpage.einsum_front.taskgraph import Nbytes, TaskGraph
+from einpage.memplan import malloc
+from einpage.memplan.footprint import largest_footprint
+from einpage.memplan.malloc import Allocator
+from einpage.memplan.memgraph import ALIGNMENT, NodeId, Queue
+from einpage.memplan.memory import NOWHERE, Reservation
+from einpage.memplan.plan import PlanOptions, plan
+from einpage.memplan.record import NO_RESIDENCY
+from einpage.memplan.victim import LARGE, VictimPolicy
+from strategies import a_machine, random_graph
+
+
+def plain_row(self: Allocator, it: Reservation, nbytes: int, horizon: int) -> list[tuple[int, int, int | None]]:
+    """The neighbours that may leave, of at least `nbytes`, whose prices sum to least: the leftmost of equals, none at its ends needless."""
+    memory = self.memory
+    price_by_tensor = {}
+    for t in range(len(memory.at)):
+        use = None if memory.at[t] == NOWHERE or memory.pins[t] else memory.reuse.next_use(t)
+        if use is not None and use > horizon:
+            columns = np.array([memory.size[t]], object), np.array([use - it.step]), np.array([memory.host.copy[t] == NO_RESIDENCY])
+            price_by_tensor[t] = int(self.price(*columns)[0])
+    segments = list(memory.device.segments())
+    best: tuple[int, int, list[tuple[int, int, int | None]]] | None = None
+    for first in range(len(segments)):
+        total = 0
+        for n, (_, stop, owner) in enumerate(segments[first:], 1):
+            if owner is not None and owner not in price_by_tensor:
+                break
+            total += 0 if owner is None else price_by_tensor[owner]
+            if stop - segments[first][0] >= nbytes:
+                if best is None or (total, stop) <= best[:2]:
+                    best = total, stop, segments[first : first + n]
+                break
+    return best[2] if best else []
+
+
+@pytest.mark.parametrize("large", [0, LARGE])
+def test_the_row_that_leaves_is_what_a_plain_sweep_finds(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random graphs, aligned or not, in arenas from tight to roomy."""
+    monkeypatch.setattr(malloc, "LARGE", large)
+    search = Allocator._loose_row
+    calls = nothing = 0
+
+    def both(self: Allocator, it: Reservation, nbytes: int, horizon: int) -> range | None:
+        nonlocal calls, nothing
+        swept = plain_row(self, it, nbytes, horizon)
+        found = search(self, it, nbytes, horizon)
+        segments = list(self.memory.device.segments())
+        assert [segments[i] for i in found or ()] == swept
+        calls, nothing = calls + 1, nothing + (found is None)
+        return found
+
+    monkeypatch.setattr(Allocator, "_loose_row", both)
+    for seed in range(40):
+        graph = random_graph(seed, most_ops=14, largest_extent=30, most_pieces=5)
+        alignment = (ALIGNMENT, 1)[seed % 2]
+        least = largest_footprint(graph, alignment)[1]
+        victim = (VictimPolicy.WEIGHTED, VictimPolicy.FARTHEST)[seed // 2 % 2]
+        for extra in (0, 4, 16, 64):
+            plan(graph, a_machine(), least + extra * (ALIGNMENT if alignment > 1 else 64), PlanOptions(victim=victim, alignment=alignment))
+    assert calls > 500
+    assert nothing > 5
+
+
+UNIT = 1 << 34
+
+
+def of_units(graph: TaskGraph) -> TaskGraph:
+    """`graph` with a UNIT of bytes for each byte."""
+    return replace(
+        graph,
+        tensors=tuple(replace(t, box=Box((0,), (t.box.size * UNIT,))) for t in graph.tensors),
+        tasks=tuple(replace(task, workspace_bytes=Nbytes(task.workspace_bytes * UNIT)) for task in graph.tasks),
+    )
+
+
+def test_an_arena_of_petabytes_has_the_plan_of_a_small_one() -> None:
+    """Prices of that many bytes fit no int64."""
+    left = 0
+    for seed in range(20):
+        graph = random_graph(seed, most_ops=14)
+        budget = largest_footprint(graph, 1)[1]
+        small = plan(graph, a_machine(), budget, PlanOptions(alignment=1))
+        large = plan(of_units(graph), a_machine(host_bytes=2**80), budget * UNIT, PlanOptions(alignment=UNIT))
+        places = [(r.tensor, r.place, r.extents[0].offset * UNIT) for r in small.residencies]
+        assert [(r.tensor, r.place, r.extents[0].offset) for r in large.residencies] == places
+        left += sum(small.queue(NodeId(n)) is Queue.D2H for n in range(len(small.nodes)))
+    assert left > 100
