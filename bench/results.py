@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 from pathlib import Path
@@ -22,7 +23,9 @@ def write(folder: Path, name: str, command: str, rows: list[dict[str, Any]], **s
 
 
 def commit() -> str:
-    """The commit the figures belong to, marked where the tree differs from it."""
+    """The commit the figures belong to, marked where the tree differs from it; $EINPAGE_COMMIT where the tree is no checkout."""
+    if named := os.environ.get("EINPAGE_COMMIT"):
+        return named
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -1,0 +1,92 @@
+"""All parts in a row, each in a process of its own and cut at its own limit: `python -m bench.gpu --out DIR [--dry-run]` (bench/gpu.sh).
+
+What one part leaves of its time the later ones may use; the whole ends in time whatever a part does. Results are on disk after every row.
+Exit status 0 only if every part that was asked for finished with all gates green; in a dry run a part without its files may be absent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from time import perf_counter
+
+from bench.gpu import summary
+from bench.gpu.one import PARTS
+from bench.results import ROOT
+
+LIMIT_S = {"links": 30.0, "compile": 70.0, "kernels": 90.0, "tests": 75.0, "smollm2": 35.0, "models": 165.0, "peers": 105.0}
+TOTAL_S = 575.0
+GRACE_S = 5.0
+"""Between a part's own deadline and its end by force."""
+
+
+def main(words: list[str] | None = None) -> int:
+    began = perf_counter()
+    asked = arguments(words)
+    parts = tuple(part for part in PARTS if part in asked.parts)
+    asked.out.mkdir(parents=True, exist_ok=True)
+    for part in parts:  # what an earlier run left here is not this run's
+        (asked.out / f"{part}.json").unlink(missing_ok=True)
+    spare = 0.0
+    for i, part in enumerate(parts):
+        left = asked.seconds - (perf_counter() - began)
+        later = sum(LIMIT_S[other] for other in parts[i + 1 :])
+        seconds = min(left - GRACE_S, max(LIMIT_S[part] + spare, left - later))
+        if seconds < GRACE_S:
+            print(f"[{part}] not started: {left:.0f} s are left", flush=True)
+            continue
+        started = perf_counter()
+        _run(part, asked, seconds)
+        spare = max(0.0, spare + LIMIT_S[part] - (perf_counter() - started))
+    found = summary.read(asked.out, parts)
+    seconds = perf_counter() - began
+    command = "bench/gpu.sh " + " ".join(sys.argv[1:] if words is None else words)
+    path = summary.write(asked.out, command, found, seconds, asked.dry_run)
+    print("", *summary.lines(found), f"{seconds:.0f} s in all; {path}", sep="\n", flush=True)
+    allowed = {"green", "absent"} if asked.dry_run else {"green"}
+    return 0 if found and all(summary.word(part) in allowed for part in found.values()) else 1
+
+
+def _run(part: str, asked: argparse.Namespace, seconds: float) -> None:
+    """One part; ended by force where it does not end by itself."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)}
+    process = subprocess.Popen(part_command(part, asked, seconds), cwd=ROOT, env=environment, start_new_session=True)
+    try:
+        process.wait(seconds + GRACE_S)
+    except subprocess.TimeoutExpired:
+        print(f"[{part}] cut after {seconds + GRACE_S:.0f} s", flush=True)
+    finally:
+        with suppress(ProcessLookupError):  # nothing it started outlives it
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def part_command(part: str, asked: argparse.Namespace, seconds: float) -> list[str]:
+    words = [sys.executable, "-m", "bench.gpu.one", part, "--out", str(asked.out), "--seconds", f"{seconds:.1f}"]
+    words += ["--dry-run"] if asked.dry_run else []
+    return words + (["--model", str(asked.model)] if asked.model else [])
+
+
+def arguments(words: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench/gpu.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    out = Path(os.environ.get("OUT") or ROOT / "bench" / "results" / "gpu")
+    parser.add_argument("--out", type=Path, default=out, help="folder for the results (default: $OUT, else bench/results/gpu)")
+    parser.add_argument("--dry-run", action="store_true", help="the whole script on the CPU with tiny sizes: measures nothing")
+    parser.add_argument("--parts", type=lambda text: text.split(","), default=list(PARTS), help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--seconds", type=float, default=TOTAL_S, help="for everything (default %(default).0f)")
+    parser.add_argument("--model", type=Path, help="SmolLM2's GGUF file (default: the one in .cache)")
+    asked = parser.parse_args(words)
+    unknown = sorted(set(asked.parts) - set(PARTS))
+    if unknown:
+        parser.error(f"--parts {','.join(unknown)}: there are {', '.join(PARTS)}")
+    asked.out = asked.out.resolve()
+    return asked
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""Every kernel that later parts time is compiled here, by several processes at once, into Triton's cache on disk.
+
+Gate: each compiles, runs, and writes no NaN from ones. A row is a job with the seconds of its first call. Compiling them one after the
+other would take longer than measuring them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import TimeoutError as PoolTimeout
+from dataclasses import dataclass
+from math import nan
+from multiprocessing import get_context
+from time import perf_counter
+
+import torch
+
+from bench.gpu.kernels import Square, real, tiny
+from bench.gpu.models import CELLS, DRY_CELLS, SIZES, TINY
+from bench.gpu.report import Report
+from bench.results import ROOT
+from einpage.einsum_front.dtype import DType
+from einpage.einsum_front.job import GatherJob, Job
+from einpage.exec.build import build_graph, open_model
+from einpage.exec.measure import cores
+from einpage.kernels.access import TORCH_DTYPE
+from einpage.kernels.dispatch import Backend, prepare
+
+MOST_PROCESSES = 12
+SPARE_S = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A job, and what it is called."""
+
+    title: str
+    job: Job
+
+
+def measure(report: Report) -> None:
+    setting = report.setting
+    jobs = [*wanted(setting.dry)]
+    processes = 1 if setting.dry else min(MOST_PROCESSES, cores())
+    pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
+    futures = {pool.submit(compiled, w.job, setting.dry): w.title for w in jobs}
+    try:
+        for future in as_completed(futures, timeout=max(1.0, setting.left_s() - SPARE_S)):
+            seconds, fault = future.result()
+            key = {"job": futures[future]}
+            report.row(futures[future], fault is None, fault or "runs, no NaN", key, {"first_call_s": seconds}, f"{seconds:.1f} s")
+    except PoolTimeout:
+        left = [title for future, title in futures.items() if not future.done()]
+        report.leave_out(f"{len(left)} of {len(jobs)} jobs, {left[0]} among them")
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # whoever started this part ends what is still compiling
+
+
+def wanted(dry: bool) -> Iterator[Wanted]:
+    """Distinct jobs: those that are timed by themselves, then those of the models' layers; the products of one size once."""
+    seen: set[Job] = set()
+    for title, job in _all(dry):
+        if job not in seen and not isinstance(job, GatherJob):
+            seen.add(job)
+            yield Wanted(title, job)
+
+
+def _all(dry: bool) -> Iterator[tuple[str, Job]]:
+    for group in tiny() if dry else real():
+        if isinstance(group, Square):
+            yield group.title, group.job()
+        else:
+            yield from group.jobs()
+    for model, seq in dict.fromkeys((cell.model, cell.seq) for cell in (DRY_CELLS if dry else CELLS)):
+        sizes = {**(TINY if dry else SIZES)[model], "layers": 1, "seq": seq}
+        graph = build_graph(open_model(ROOT / "specs/llama.yaml", sizes).program, DType.FP16, 1 << 60, ("logits",)).graph
+        for task in graph.tasks:
+            assert task.job is not None
+            yield f"{model} {seq} {task.name.partition('[')[0]}", task.job
+
+
+def compiled(job: Job, dry: bool) -> tuple[float, str | None]:
+    """Seconds of the job's first call, and what was wrong with it. Runs in a process of its own."""
+    torch.set_num_threads(1)
+    device = torch.device("cpu" if dry else "cuda")
+    began = perf_counter()
+    try:
+        operands = tuple(
+            tuple(torch.ones(box.shape, dtype=TORCH_DTYPE[view.dtype], device=device) for box in view.boxes) for view in job.reads
+        )
+        result = torch.full(job.result.boxes[0].shape, nan, dtype=TORCH_DTYPE[job.result.dtype], device=device)
+        began = perf_counter()
+        prepare(job, Backend.TORCH if dry else Backend.TRITON)(operands, result, None)
+        fault = "a result is NaN" if bool(result.isnan().any()) else None
+        return perf_counter() - began, fault
+    except Exception as error:
+        return perf_counter() - began, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -1,0 +1,178 @@
+"""What this machine can do at best: both links alone and together, copies inside the device, products, launches; and a profile of it.
+
+Gate: what was copied arrives. Rates are of pinned memory in blocks of LARGE bytes, the best of several samples, as a bound needs rates that
+nothing here beats; the latency of a copy comes from small ones. Writes machine.yaml in the format of specs/machines, which later parts
+predict with. In a dry run the CPU device's own measurement stands in, and what only a GPU has is absent.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from bench.gpu.here import machine_line
+from bench.gpu.report import Report
+from bench.gpu.timing import timed_event
+from einpage.einsum_front.dtype import RUN_DTYPES
+from einpage.exec.measure import cores, measure_cpu
+from einpage.kernels.access import TORCH_DTYPE
+from einpage.memplan.machine import Machine, load_machine, machine_text
+
+PROFILE = "machine.yaml"
+LARGE, SMALL, TINY = 1 << 30, 1 << 20, 4 << 10
+SAMPLES = 5
+CHAIN = 400
+"""Copies or launches in a row, of which each is a share."""
+SIDE = 8192
+"""Of the products."""
+
+
+def profile(out: Path, dry: bool) -> Machine:
+    """The machine that `links` measured, else the shipped profile nearest to it."""
+    path = out / PROFILE
+    if path.is_file():
+        return load_machine(path)
+    return measure_cpu(0.3) if dry else load_machine("h100")
+
+
+def measure(report: Report) -> None:
+    machine = _cpu(report) if report.setting.dry else _cuda(report)
+    path = report.setting.out / PROFILE
+    path.write_text(machine_text(machine), encoding="utf-8")
+    assert load_machine(path) == machine
+
+
+def _cpu(report: Report) -> Machine:
+    for what in ("pinned host to device", "device to host", "both at once", "copy inside the device"):
+        report.lacks(what, "dry run on the CPU")
+    machine = measure_cpu(0.3)
+    report.check("profile", machine.h2d_bytes_per_s > 0, f"the CPU device's links, {machine.h2d_bytes_per_s / 1e9:.1f} GB/s")
+    return machine
+
+
+def _cuda(report: Report) -> Machine:
+    device = torch.device("cuda")
+    pair = torch.empty(2, LARGE, dtype=torch.uint8, pin_memory=True)
+    into, out_of = pair
+    into.view(torch.int64).random_()
+    near, other = torch.empty(2, LARGE, dtype=torch.uint8, device=device)
+    up, down = new_stream(), new_stream()
+
+    def h2d(nbytes: int = LARGE) -> None:
+        with torch.cuda.stream(up):
+            near[:nbytes].copy_(into[:nbytes], non_blocking=True)
+
+    def d2h(nbytes: int = LARGE) -> None:
+        with torch.cuda.stream(down):
+            out_of[:nbytes].copy_(other[:nbytes], non_blocking=True)
+
+    def both() -> None:
+        h2d()
+        d2h()
+
+    h2d()
+    torch.cuda.synchronize()
+    other.copy_(near)
+    torch.cuda.synchronize()
+    d2h()
+    torch.cuda.synchronize()
+    arrived = torch.equal(into, out_of)
+    products = {dtype: _product(TORCH_DTYPE[dtype]) for dtype in RUN_DTYPES}
+    torch.cuda.synchronize()
+    up_s, down_s, both_s = best(h2d), best(d2h), best(both)
+    small_s, tiny_s = (best(partial(in_a_row, partial(h2d, nbytes))) / CHAIN for nbytes in (SMALL, TINY))
+    inside_s = best(lambda: other.copy_(near))
+    number = torch.zeros(32, device=device)
+    launch_s = best(partial(in_a_row, partial(number.add_, 1))) / CHAIN
+    busy_s = _while_busy(up, h2d)
+    figures = {
+        "h2d_bytes_per_s": LARGE / up_s,
+        "d2h_bytes_per_s": LARGE / down_s,
+        "both_bytes_per_s_each": LARGE / both_s,
+        "h2d_beside_products_bytes_per_s": LARGE / busy_s,
+        "h2d_1mib_bytes_per_s": SMALL / small_s,
+        "copy_latency_s": max(0.0, tiny_s - TINY * up_s / LARGE),
+        "launch_latency_s": launch_s,
+        "device_copy_bytes_per_s": 2 * LARGE / inside_s,
+        "flops_per_s": {dtype.value: rate for dtype, rate in products.items()},
+    }
+    gb = {name: f"{value / 1e9:.1f} GB/s" for name, value in figures.items() if isinstance(value, float)}
+    line = f"in {gb['h2d_bytes_per_s']}, out {gb['d2h_bytes_per_s']}, both at once {gb['both_bytes_per_s_each']} each way"
+    line += f", beside products {gb['h2d_beside_products_bytes_per_s']}, inside {gb['device_copy_bytes_per_s']}"
+    report.row("links", arrived, "a gigabyte there and back is the same", {"bytes": LARGE}, figures, line)
+    assert arrived, "copies do not arrive: nothing can be measured here"
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    return replace(
+        load_machine("h100"),
+        name=torch.cuda.get_device_name().lower().replace(" ", "-"),
+        device_bytes=free + 2 * LARGE,
+        host_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        flops_per_s=tuple((dtype, _rounded(rate)) for dtype, rate in products.items()),
+        device_bytes_per_s=_rounded(2 * LARGE / inside_s),
+        h2d_bytes_per_s=_rounded(LARGE / up_s),
+        d2h_bytes_per_s=_rounded(LARGE / down_s),
+        copy_latency_s=_rounded(tiny_s),
+        launch_latency_s=_rounded(launch_s),
+        about=f"Measured by bench/gpu.sh, each engine alone, at its best. {machine_line()}; {cores()} cores.",
+    )
+
+
+def best(call: Callable[[], object], samples: int = SAMPLES) -> float:
+    """Seconds of the fastest of `samples` calls, each with the device idle before and after; the first does not count."""
+    found = []
+    for _ in range(samples + 1):
+        torch.cuda.synchronize()
+        began = perf_counter()
+        call()
+        torch.cuda.synchronize()
+        found.append(perf_counter() - began)
+    return min(found[1:])
+
+
+def in_a_row(call: Callable[[], object]) -> None:
+    """CHAIN calls."""
+    for _ in range(CHAIN):
+        call()
+
+
+def new_stream() -> torch.cuda.Stream:
+    stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    return stream
+
+
+def _product(dtype: torch.dtype) -> float:
+    """FLOP/s of a square product."""
+    side = SIDE // 2 if dtype is torch.float32 else SIDE
+    x, y = (torch.randn(side, side, device="cuda").to(dtype) for _ in range(2))
+    out = torch.empty_like(x)
+    return 2 * side**3 / best(lambda: torch.mm(x, y, out=out))
+
+
+def _while_busy(stream: torch.cuda.Stream, copy: Callable[[], None]) -> float:
+    """Seconds of a copy on `stream` while products keep the processors busy on another."""
+    x = torch.randn(SIDE, SIDE, device="cuda", dtype=torch.bfloat16)
+    out = torch.empty_like(x)
+    found = []
+    for _ in range(SAMPLES):
+        start, stop = timed_event(), timed_event()
+        torch.cuda.synchronize()
+        for _ in range(40):  # some 60 ms, three times what the copy takes
+            torch.mm(x, x, out=out)
+        start.record(stream)
+        copy()
+        stop.record(stream)
+        torch.cuda.synchronize()
+        found.append(float(start.elapsed_time(stop)) / 1e3)
+    return min(found)
+
+
+def _rounded(rate: float) -> float:
+    """Three digits: more would be noise."""
+    return float(f"{rate:.3g}")

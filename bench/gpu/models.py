@@ -1,0 +1,202 @@
+"""How near the floor are whole models? LLaMA-7B and a 24-layer 65B, seeded random fp16 weights, in arenas of 4, 8 and 16 GiB.
+
+Floor = max(compute alone, bytes ÷ link): compute alone is a pass of the same model with everything resident, where it fits, else the time
+that kernels kept the device in the serial run; the bytes are the fewest that any plan must bring in, the link is the measured one. Gates:
+static, dynamic and serial give the same logits to the bit; those of the resident run are within 2e-2 of them; bytes moved are the plan's
+(the engines assert it); the device's memory beyond the arena stays under a GiB. What the time does not allow is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+from bench.gpu.formulas import relative
+from bench.gpu.held import Held, hold
+from bench.gpu.links import profile
+from bench.gpu.report import Report
+from bench.gpu.runs import Runs, Watched, forget_memory, opened, prepared, repeat
+from bench.plan_quality import MODELS
+from einpage.exec.build import Model
+from einpage.exec.run import Dispatch, Prepared, available_bytes
+from einpage.memplan.machine import Machine
+from einpage.memplan.units import format_bytes
+
+GIB = 1 << 30
+TOLERANCE = 2e-2
+MOST_OUTSIDE = GIB
+"""Of device memory beyond the arena."""
+MOST_GATHERED = 0.1
+"""Of everything: what a pass with everything resident may still bring in, the rows of the embedding."""
+TARGET = 0.93
+"""Of floor ÷ measured."""
+SIZES = {"7B": MODELS["7B"], "65B/24": {**MODELS["65B"], "layers": 24}}
+TINY = {"tiny": {"model": 64, "layers": 2, "heads": 4, "kv_heads": 4, "ffn": 96, "vocab": 128}}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    model: str
+    seq: int
+    budget: int
+
+
+CELLS = (
+    Cell("7B", 512, 8 * GIB),
+    Cell("7B", 16384, 8 * GIB),
+    Cell("7B", 2048, 8 * GIB),
+    Cell("7B", 512, 4 * GIB),
+    Cell("7B", 16384, 4 * GIB),
+    Cell("7B", 512, 16 * GIB),
+    Cell("65B/24", 2048, 16 * GIB),
+    Cell("65B/24", 512, 8 * GIB),
+    Cell("65B/24", 16384, 16 * GIB),
+    Cell("65B/24", 2048, 4 * GIB),
+    Cell("7B", 16384, 16 * GIB),
+    Cell("7B", 2048, 4 * GIB),
+    Cell("7B", 2048, 16 * GIB),
+)
+"""Most important first; the larger model comes once and its neighbours with it."""
+DRY_CELLS = (Cell("tiny", 48, 96 << 10), Cell("tiny", 96, 160 << 10))
+LEAST_LEFT_S = {"7B": 20.0, "65B/24": 45.0, "tiny": 0.0}
+"""What a cell takes at most, with its weights to load and its kernels to compile."""
+
+
+@dataclass(slots=True)
+class Bench:
+    """What cells share: one model's weights, compute alone by (model, length)."""
+
+    report: Report
+    machine: Machine
+    held_name: str = ""
+    held: Held | None = None
+
+    def model(self, cell: Cell) -> Model:
+        """The cell's model over the weights that are held, made now where they are of another model."""
+        setting = self.report.setting
+        model = opened((TINY if setting.dry else SIZES)[cell.model], cell.seq)
+        if self.held is None or self.held_name != cell.model:
+            self.held = None
+            forget_memory(setting)
+            began = perf_counter()
+            self.held, self.held_name = hold(model), cell.model
+            self.report.say(f"weights of {cell.model} made in {perf_counter() - began:.1f} s")
+        return self.held.put(model)
+
+
+def measure(report: Report) -> None:
+    setting = report.setting
+    bench = Bench(report, profile(setting.out, setting.dry))
+    alone: dict[tuple[str, int], Runs] = {}
+    for cell in DRY_CELLS if setting.dry else CELLS:
+        name = f"{cell.model} {cell.seq} in {format_bytes(cell.budget)}"
+        if not setting.dry and setting.left_s() < LEAST_LEFT_S[cell.model]:
+            report.leave_out(name)
+            continue
+        try:
+            _measure(bench, cell, name, alone)
+        except Exception as error:
+            report.failed(name, error)
+        forget_memory(setting)
+
+
+def _measure(bench: Bench, cell: Cell, name: str, alone: dict[tuple[str, int], Runs]) -> None:
+    setting = bench.report.setting
+    model = bench.model(cell)
+    began = perf_counter()
+    ready = prepared(setting, model, bench.machine, cell.budget)
+    load_s = perf_counter() - began
+    with Watched(setting) as watched:
+        repeat(ready, Dispatch.STATIC, 1)
+    times = {Dispatch.STATIC: 3, Dispatch.DYNAMIC: 3, Dispatch.SERIAL: 1}
+    runs = {dispatch: repeat(ready, dispatch, 1 if setting.dry else n) for dispatch, n in times.items()}
+    row = _figures(bench, ready, runs, watched)
+    ready_report = ready.planned.report
+    del ready
+    forget_memory(setting)
+    _compute_alone(bench, cell, model, alone)
+    _report(bench, cell, name, runs, alone.get((cell.model, cell.seq)), {**row, "load_s": load_s}, ready_report)
+
+
+def _figures(bench: Bench, ready: Prepared, runs: dict[Dispatch, Runs], watched: Watched) -> dict[str, object]:
+    peak = watched.peak_bytes
+    outside = None if peak is None else peak - ready.device.arena_bytes
+    return {
+        "wall_s": {dispatch.value: run.wall_s for dispatch, run in runs.items()},
+        "walls_s": {dispatch.value: run.walls_s for dispatch, run in runs.items()},
+        "predicted_s": ready.planned.predicted_s,
+        "measured_ratio": runs[Dispatch.STATIC].wall_s / ready.planned.predicted_s,
+        "kernels_s": runs[Dispatch.SERIAL].measured.compute_s,
+        "h2d_bytes": runs[Dispatch.STATIC].measured.measured_h2d_bytes,
+        "d2h_bytes": runs[Dispatch.STATIC].measured.measured_d2h_bytes,
+        "arena_bytes": ready.device.arena_bytes,
+        "outside_arena_bytes": ready.device.outside_arena_bytes,
+        "driver_outside_arena_bytes": outside,
+        "device": ready.device.name,
+    }
+
+
+def _compute_alone(bench: Bench, cell: Cell, model: Model, alone: dict[tuple[str, int], Runs]) -> None:
+    """A steady pass with everything resident, once a model and length, where device, host and time allow."""
+    setting = bench.report.setting
+    key = (cell.model, cell.seq)
+    need = _resident_bytes(model)
+    room = setting.dry or (cell.model == "7B" and setting.left_s() > LEAST_LEFT_S[cell.model])
+    if key in alone or not room or need > bench.machine.device_bytes or need > (available_bytes() or need):
+        return
+    ready = prepared(setting, model, bench.machine, need, passes=3)
+    repeat(ready, Dispatch.STATIC, 1)
+    found = repeat(ready, Dispatch.STATIC, 1)
+    if found.measured.measured_h2d_bytes < MOST_GATHERED * need:
+        alone[key] = found
+
+
+def _resident_bytes(model: Model) -> int:
+    """Room for all weights, in fp16, and twenty activations as wide as the model or the largest of its layers."""
+    sizes = model.program.sizes
+    weights = sum(2 * torch.Size(w.shape).numel() for w in model.program.weights)
+    return weights + 40 * sizes["seq"] * max(sizes["model"], sizes["ffn"]) + (64 << 20)
+
+
+def _report(
+    bench: Bench, cell: Cell, name: str, runs: dict[Dispatch, Runs], alone: Runs | None, row: dict[str, object], plan: dict[str, object]
+) -> None:
+    report, static = bench.report, runs[Dispatch.STATIC]
+    same = all(torch.equal(static.logits, run.logits) for run in runs.values()) and bool(static.logits.isfinite().all())
+    report.check(f"{name}: bits", same, "static, dynamic and serial are equal" if same else "dispatchers differ, or a logit is not finite")
+    error = None if alone is None else relative(static.logits, alone.logits)
+    if error is not None:
+        report.check(f"{name}: resident", error <= TOLERANCE, f"logits within {error:.1e} of those with everything resident")
+    outside = row["driver_outside_arena_bytes"]
+    if isinstance(outside, int):
+        report.check(f"{name}: memory", outside < MOST_OUTSIDE, f"{outside / 2**20:.0f} MiB of device memory beyond the arena")
+    compute_s = static_kernels_s(runs) if alone is None else alone.wall_s
+    least_bytes = plan["bytes_bound_h2d"]
+    assert isinstance(least_bytes, int)
+    link_s = least_bytes / bench.machine.h2d_bytes_per_s
+    floor_s = max(compute_s, link_s)
+    found = {
+        "compute_alone_s": compute_s,
+        "compute_alone_by": "kernels of the serial run" if alone is None else "a pass with everything resident",
+        "link_s": link_s,
+        "floor_s": floor_s,
+        "floor_ratio": static.wall_s / floor_s,
+        "bound_ratio": plan["bound_ratio"],
+        "bytes_bound_h2d": least_bytes,
+        "target": TARGET,
+        "meets": floor_s / static.wall_s >= TARGET,
+    }
+    key = {"model": cell.model, "seq": cell.seq, "budget_bytes": cell.budget, "tasks": plan["tasks"], "split": plan["split"]}
+    walls = ", ".join(f"{dispatch.value} {run.wall_s:.3f}" for dispatch, run in runs.items())
+    bound_by = "link" if link_s >= compute_s else "compute"
+    line = f"{walls} s; floor {floor_s:.3f} s ({bound_by}), measured ÷ floor {static.wall_s / floor_s:.3f}"
+    line += f", ÷ predicted {row['measured_ratio']:.3f}"
+    ok = same and (error is None or error <= TOLERANCE)
+    report.row(name, ok, "bits equal" + ("" if error is None else f", resident within {error:.1e}"), key, {**row, **found}, line)
+
+
+def static_kernels_s(runs: dict[Dispatch, Runs]) -> float:
+    """Seconds that kernels kept the compute engine, one after the other."""
+    return runs[Dispatch.SERIAL].measured.compute_s

@@ -1,0 +1,140 @@
+"""The peers: transformers' LLaMA over the held weights, with everything resident, under accelerate, DeepSpeed and the hand-written ring.
+
+Each maker gives a call that runs one prefill and returns the last position's logits, or raises Missing where the peer is not installed. All
+share one set of host weights; none may take more device memory than its cap (the caller enforces it).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from bench.gpu.held import Held
+from bench.ring import Ring
+
+Prefill = Callable[[Tensor], Tensor]
+"""Token ids [1, seq] on the device → logits [vocab]."""
+
+
+class Missing(Exception):
+    """A peer that cannot be tried here, and why."""
+
+
+def transformer(sizes: dict[str, int], held: Held) -> Any:
+    """LlamaForCausalLM whose parameters are the held tensors themselves, on the host."""
+    if find_spec("transformers") is None:
+        raise Missing("transformers is not installed")
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    make_config, make_model = cast(Any, LlamaConfig), cast(Any, LlamaForCausalLM)
+    config = make_config(
+        hidden_size=sizes["model"],
+        intermediate_size=sizes["ffn"],
+        num_hidden_layers=sizes["layers"],
+        num_attention_heads=sizes["heads"],
+        num_key_value_heads=sizes["kv_heads"],
+        vocab_size=sizes["vocab"],
+        max_position_embeddings=1 << 15,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=False,
+        attn_implementation="sdpa",
+        dtype=torch.float16,
+    )
+    assert config.rope_parameters["rope_theta"] == 10000.0
+    with torch.device("meta"):
+        model = make_model(config)
+    model.load_state_dict(dict(held.values), assign=True, strict=True)
+    rotary = type(model.model.rotary_emb)(config)  # its table is no weight, and was made on no device
+    model.model.rotary_emb = rotary
+    return model.eval().requires_grad_(False)
+
+
+def resident(model: Any, device: torch.device) -> Prefill:
+    """Everything on the device, before the first call."""
+    return _whole(model.to(device))
+
+
+def accelerate_offload(model: Any, device: torch.device) -> Prefill:
+    """accelerate.cpu_offload: every module's weights come when it is called, and go after."""
+    accelerate = _import("accelerate")
+    return _whole(accelerate.cpu_offload(model, execution_device=device))
+
+
+def accelerate_map(model: Any, device: torch.device, most_bytes: int) -> Prefill:
+    """accelerate.dispatch_model: as many layers resident as fit, the others offloaded."""
+    accelerate = _import("accelerate")
+    if device.type != "cuda":
+        raise Missing("a device map needs a device besides the CPU")
+    limits = {0: most_bytes, "cpu": 1 << 40}
+    places = accelerate.infer_auto_device_map(model, max_memory=limits, no_split_module_classes=["LlamaDecoderLayer"])
+    return _whole(accelerate.dispatch_model(model, device_map=places, main_device=0))
+
+
+def deepspeed_zero3(model: Any, device: torch.device) -> Prefill:
+    """ZeRO-3 inference: parameters in pinned host memory, gathered a layer ahead."""
+    deepspeed = _import("deepspeed")
+    if device.type != "cuda":
+        raise Missing("ZeRO-3 with offload needs a GPU")
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
+        os.environ.setdefault(name, value)
+    config = {
+        "fp16": {"enabled": True},
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu", "pin_memory": True}},
+    }
+    engine, *_ = deepspeed.initialize(model=model, config=config)
+    engine.module.eval()
+    return _whole(engine.module)
+
+
+def ring_layers(model: Any) -> list[nn.Module]:
+    """What goes through the slots: the layers, and the head as one more."""
+    return [*model.model.layers, nn.Sequential(model.model.norm, model.lm_head)]
+
+
+def ring(model: Any, host: Sequence[Tensor], device: torch.device, kept: int) -> Prefill:
+    """Two slots for all layers but `kept`, whose weights are in `host`; the embedding is looked up there too."""
+    inner = model.model
+    run = Ring(ring_layers(model), host, device, kept)
+    rotary = inner.rotary_emb.to(device)
+
+    def prefill(tokens: Tensor) -> Tensor:
+        with torch.inference_mode():
+            x = inner.embed_tokens(tokens.cpu()).to(device, non_blocking=True)
+            positions = torch.arange(tokens.shape[1], device=device)[None]
+            angles = rotary(x, positions)
+
+            def call(layer: nn.Module, x: Tensor) -> Tensor:
+                if isinstance(layer, nn.Sequential):
+                    found: Tensor = layer(x[:, -1:])
+                else:
+                    found = layer(x, position_ids=positions, position_embeddings=angles)
+                return found
+
+            return run(x, call)[0, -1]
+
+    return prefill
+
+
+def _whole(model: Any) -> Prefill:
+    def prefill(tokens: Tensor) -> Tensor:
+        with torch.inference_mode():
+            logits: Tensor = model(tokens, logits_to_keep=1, use_cache=False).logits[0, -1]
+        return logits
+
+    return prefill
+
+
+def _import(name: str) -> Any:
+    if find_spec(name) is None:
+        raise Missing(f"{name} is not installed")
+    try:
+        return import_module(name)
+    except Exception as error:
+        raise Missing(f"{name} does not import: {error}") from error

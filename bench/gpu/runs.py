@@ -1,0 +1,107 @@
+"""Runs of the real system for the parts that measure them: models opened with held weights, runs repeated, device memory watched.
+
+In: sizes of LLaMA, a budget, a dispatcher. Out: wall seconds of each repetition, the logits, and how much device memory the driver saw in
+use while a run was going on.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from bench.gpu.here import device_used_before
+from bench.gpu.report import Setting
+from bench.results import ROOT
+from einpage.einsum_front.dtype import DType
+from einpage.exec.build import Model, open_model
+from einpage.exec.engine import Measured
+from einpage.exec.inputs import TokenLists
+from einpage.exec.run import Dispatch, Prepared, RunOptions, prepare_run
+from einpage.memplan.machine import Machine
+
+SPEC = ROOT / "specs" / "llama.yaml"
+POLL_S = 0.005
+
+
+def opened(sizes: dict[str, int], seq: int, weights: str = "random:0") -> Model:
+    """LLaMA of `sizes` over one sequence of `seq` seeded token ids."""
+    tokens = TokenLists((tuple(opened_tokens(sizes["vocab"], seq)),), "the bench's tokens")
+    return open_model(SPEC, dict(sizes), weights, tokens)
+
+
+def opened_tokens(vocab: int, seq: int) -> list[int]:
+    """The token ids that `opened` takes."""
+    tokens: list[int] = torch.randint(0, vocab, (seq,), generator=torch.Generator().manual_seed(seq)).tolist()
+    return tokens
+
+
+def prepared(setting: Setting, model: Model, machine: Machine, budget: int, passes: int | None = None) -> Prepared:
+    """Planned and loaded in fp16 on the setting's device, its own kernels."""
+    kernels = "torch" if setting.dry else "triton"
+    options = RunOptions(
+        dtype=DType.FP16, budget_bytes=budget, outputs=("logits",), device=setting.device_word, kernels=kernels, passes=passes
+    )
+    return prepare_run(model, machine, options)
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Repetitions under one dispatcher."""
+
+    walls_s: tuple[float, ...]
+    measured: Measured
+    """Of the last."""
+    logits: Tensor
+
+    @property
+    def wall_s(self) -> float:
+        return median(self.walls_s)
+
+
+def repeat(ready: Prepared, dispatch: Dispatch, times: int) -> Runs:
+    """Run so often; of several passes each counts but the first, which may find the device colder than it leaves it."""
+    walls: list[float] = []
+    for _ in range(times):
+        passes = ready.run(dispatch)
+        walls += [m.wall_s for m in passes[1:] or passes]
+    return Runs(tuple(walls), passes[-1], ready.outputs()["logits"])
+
+
+class Watched:
+    """The most device memory in use by this process while a block of code runs, as the driver counts it; None where nobody knows."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.peak_bytes: int | None = None
+        self._before = None if setting.dry else device_used_before()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Watched:
+        if self._before is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._before is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        assert self._before is not None
+        while True:
+            free, total = torch.cuda.mem_get_info()
+            self.peak_bytes = max(self.peak_bytes or 0, total - free - self._before)
+            if self._stop.wait(POLL_S):
+                return
+
+
+def forget_memory(setting: Setting) -> None:
+    """Give back what nobody holds any more."""
+    gc.collect()
+    if setting.device.type == "cuda":
+        torch.cuda.empty_cache()

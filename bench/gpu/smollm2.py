@@ -1,0 +1,71 @@
+"""SmolLM2 with its real weights in fp16 inside 64 MiB: are the answers right, and the same to the bit under every dispatcher?
+
+Gates: the five best next tokens and the eight published logits of each prompt of tests/data/smollm2_reference.json (transformers, fp32, the
+same weights), within 2e-2 of the largest; static, dynamic and serial dispatch equal to the bit.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.gpu.links import profile
+from bench.gpu.report import Report, Setting
+from bench.gpu.runs import SPEC, forget_memory, prepared, repeat
+from bench.results import ROOT
+from einpage.exec.build import open_model
+from einpage.exec.inputs import TokenLists
+from einpage.exec.run import Dispatch
+
+MODEL = ROOT / ".cache" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+REFERENCE = ROOT / "tests" / "data" / "smollm2_reference.json"
+TOLERANCE = 2e-2
+BUDGET = 64 << 20
+TOP = 5
+REPEATS = 5
+LEAST_LEFT_S = 10.0
+
+
+def measure(report: Report) -> None:
+    setting = report.setting
+    path = setting.model or MODEL
+    if not path.is_file():
+        report.lacks("SmolLM2", f"{path.name} is neither in .cache nor named by --model: no answer was checked")
+        return
+    prompts = json.loads(REFERENCE.read_text(encoding="utf-8"))["prompts"]
+    for prompt in prompts[:1] if setting.dry else prompts:
+        if not setting.dry and setting.left_s() < LEAST_LEFT_S:
+            report.leave_out(prompt["text"])
+            continue
+        _measure(report, setting, path, prompt)
+        forget_memory(setting)
+
+
+def _measure(report: Report, setting: Setting, path: Path, prompt: dict[str, Any]) -> None:
+    model = open_model(SPEC, {}, str(path), TokenLists((tuple(prompt["ids"]),), prompt["text"]))
+    ready = prepared(setting, model, profile(setting.out, setting.dry), BUDGET)
+    repeat(ready, Dispatch.STATIC, 1)
+    runs = {dispatch: repeat(ready, dispatch, 1 if setting.dry else REPEATS) for dispatch in Dispatch}
+    (logits,) = runs[Dispatch.STATIC].logits.float()
+    wanted = torch.tensor([value for _, value in prompt["top8"]])
+    found = logits[[token for token, _ in prompt["top8"]]]
+    error = float((found - wanted).abs().max() / wanted.abs().max())
+    best = torch.topk(logits, TOP).indices.tolist()
+    right = best == [token for token, _ in prompt["top8"]][:TOP]
+    same = all(torch.equal(runs[Dispatch.SERIAL].logits, run.logits) for run in runs.values())
+    text = prompt["text"]
+    report.check(f"{text!r}: bits", same, "static, dynamic and serial are equal" if same else "dispatchers differ")
+    figures = {
+        "wall_s": {dispatch.value: run.wall_s for dispatch, run in runs.items()},
+        "predicted_s": ready.planned.predicted_s,
+        "measured_ratio": runs[Dispatch.STATIC].wall_s / ready.planned.predicted_s,
+        "h2d_bytes": runs[Dispatch.STATIC].measured.measured_h2d_bytes,
+        "outside_arena_bytes": ready.device.outside_arena_bytes,
+    }
+    key = {"prompt": text, "budget_bytes": BUDGET, "top": best, "device": ready.device.name}
+    walls = ", ".join(f"{dispatch.value} {1e3 * run.wall_s:.1f} ms" for dispatch, run in runs.items())
+    said = f"five best {'right' if right else 'wrong'}, logits off by {error:.1e}"
+    report.row(f"{text!r}", right and error <= TOLERANCE, said, key, figures, f"{said}; {walls}")

@@ -1,0 +1,146 @@
+"""The generated kernels compiled and run on a GPU: the cases of the interpreter's tests, large ragged sizes, random jobs.
+
+Small cases are judged by the naive fp64 definition, large ones by the plain-torch twin on the CPU; results are poisoned first. Needs a CUDA
+device, and Triton compiling: run with TRITON_INTERPRET=0 (`bench/gpu.sh --parts tests` does).
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from einpage.einsum_front.dtype import DType
+from einpage.einsum_front.job import GatherJob
+from einpage.kernels.dispatch import Backend, prepare
+from einpage.kernels.errors import Unsupported
+from kernels_build import ld, view
+from kernels_cases import ATTENTIONS, CONTRACTS, attention, contract, gated, project
+from kernels_maps import MAPS, rms_norm, rotation
+from kernels_naive import TOLERANCE, Case, assert_near, assert_right
+from kernels_strategies import contract_jobs, map_jobs
+
+pytest.importorskip("triton")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1", reason="needs a CUDA device and TRITON_INTERPRET=0"
+    ),
+]
+
+F, BF, HF = DType.FP32, DType.BF16, DType.FP16
+HALVES = (BF, HF)
+REFUSED = {"row_extremes"}
+"""What the Triton backend says it cannot do (test_kernels_triton.py)."""
+SMALL = {name: make for name, make in {**MAPS, **CONTRACTS, **ATTENTIONS}.items() if name not in REFUSED}
+RAGGED = ((1, 1, 1), (17, 129, 65), (128, 128, 64), (1, 4097, 96), (333, 517, 1029), (129, 255, 2048), (1000, 72, 7))
+"""Rows, columns, inner."""
+
+
+def on_gpu(case: Case) -> torch.Tensor:
+    """The compiled kernel's result, brought back. Raises Unsupported."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kernel = prepare(case.job, Backend.TRITON)
+    operands = tuple(tuple(t.to(device) for t in tiles) for tiles in case.operands())
+    out = case.poisoned().to(device)
+    kernel(operands, out, None)
+    return out.cpu()
+
+
+def assert_like_twin(case: Case, got: torch.Tensor) -> None:
+    wanted = case.poisoned()
+    prepare(case.job, Backend.TORCH)(case.operands(), wanted, None)
+    assert torch.equal(got.isnan(), wanted.isnan()), f"{case.job.result.name}: NaN in the wrong places"
+    worst = (got.double() - wanted.double()).abs().max() / wanted.double().abs().max()
+    limit = TOLERANCE[case.job.result.dtype]
+    assert worst <= limit, f"{case.job.result.name}: relative error {float(worst):.2e} over {limit:.0e}"
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_equals_the_naive_definition(name: str) -> None:
+    case = SMALL[name]()
+    assert not isinstance(case.job, GatherJob)
+    assert_right(case, on_gpu(case), f" ({name})")
+
+
+@pytest.mark.parametrize("dtype", [F, BF, HF], ids=lambda d: d.value)
+@pytest.mark.parametrize("shape", RAGGED, ids=lambda s: "x".join(map(str, s)))
+def test_ragged_products(shape: tuple[int, int, int], dtype: DType) -> None:
+    """Weights as checkpoints hold them, [columns, inner]."""
+    rows, columns, inner = shape
+    case = contract(
+        ld("x", *"sm"),
+        ld("w", *"fm"),
+        "m",
+        "sf",
+        {"s": rows, "f": columns, "m": inner},
+        (view("x", rows, inner, dtype=dtype), view("w", columns, inner, dtype=dtype)),
+        dtype=dtype,
+    )
+    assert_like_twin(case, on_gpu(case))
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=lambda d: d.value)
+@pytest.mark.parametrize("shape", RAGGED, ids=lambda s: "x".join(map(str, s)))
+def test_ragged_products_of_other_strides(shape: tuple[int, int, int], dtype: DType) -> None:
+    """Both factors with the summed letter outermost."""
+    rows, columns, inner = shape
+    case = contract(
+        ld("x", *"ms"),
+        ld("w", *"mf"),
+        "m",
+        "sf",
+        {"s": rows, "f": columns, "m": inner},
+        (view("x", inner, rows, dtype=dtype), view("w", inner, columns, dtype=dtype)),
+        dtype=dtype,
+    )
+    assert_like_twin(case, on_gpu(case))
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=lambda d: d.value)
+@pytest.mark.parametrize(("s", "f"), [(1, 200), (130, 300), (517, 128)])
+def test_ragged_twins(s: int, f: int, dtype: DType) -> None:
+    case = gated(dtype, s, f)
+    assert_like_twin(case, on_gpu(case))
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=lambda d: d.value)
+def test_projections_of_many_rows(dtype: DType) -> None:
+    case = project(dtype, s=515, m=257)
+    assert_like_twin(case, on_gpu(case))
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=lambda d: d.value)
+@pytest.mark.parametrize("e", [16, 32, 64, 128])
+@pytest.mark.parametrize("s", [1, 17, 129, 515])
+def test_ragged_attention(s: int, e: int, dtype: DType) -> None:
+    """Heads of 2 e, grouped, causal; keys in two boxes where there are enough."""
+    case = attention(dtype, s=(0, s), e=e, b=1, cuts=[s // 2] if s > 100 else None)
+    assert_like_twin(case, on_gpu(case))
+
+
+@pytest.mark.parametrize("dtype", [F, BF, HF], ids=lambda d: d.value)
+@pytest.mark.parametrize(("s", "m"), [(1, 1), (3, 4096), (2, 5001), (700, 576), (5, 11008)])
+def test_ragged_rows(s: int, m: int, dtype: DType) -> None:
+    case = rms_norm(dtype, s, m)
+    assert_like_twin(case, on_gpu(case))
+
+
+@pytest.mark.parametrize("dtype", [F, BF, HF], ids=lambda d: d.value)
+def test_rotations(dtype: DType) -> None:
+    case = rotation(dtype, s0=1)
+    assert_right(case, on_gpu(case))
+
+
+@given(st.one_of(map_jobs(), contract_jobs()))
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_random_jobs(case: Case) -> None:
+    try:
+        found = on_gpu(case)
+    except Unsupported:
+        assume(False)
+        return
+    assert_near(case, found)
