@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that is to be measured on a GPU, in one call of under ten minutes; results as JSON in $OUT, --out DIR, or bench/results/gpu.
+# Everything that is to be measured on a GPU, in one call of under ten minutes; results as JSON in --out DIR, $OUT, or bench/results/gpu.
 #
 #   bench/gpu.sh                    all parts, most important first; exit status 0 only if every gate was green
 #   bench/gpu.sh --dry-run          the same script on the CPU with tiny sizes, under three minutes: measures nothing

@@ -74,8 +74,7 @@ def part_command(part: str, asked: argparse.Namespace, seconds: float) -> list[s
 
 def arguments(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench/gpu.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    out = Path(os.environ.get("OUT") or ROOT / "bench" / "results" / "gpu")
-    parser.add_argument("--out", type=Path, default=out, help="folder for the results (default: $OUT, else bench/results/gpu)")
+    parser.add_argument("--out", type=Path, help="folder for the results (default: $OUT, else bench/results/gpu; of a dry run local/gpu)")
     parser.add_argument("--dry-run", action="store_true", help="the whole script on the CPU with tiny sizes: measures nothing")
     parser.add_argument("--parts", type=lambda text: text.split(","), default=list(PARTS), help=f"some of {','.join(PARTS)}")
     parser.add_argument("--seconds", type=float, default=TOTAL_S, help="for everything (default %(default).0f)")
@@ -84,7 +83,8 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
     unknown = sorted(set(asked.parts) - set(PARTS))
     if unknown:
         parser.error(f"--parts {','.join(unknown)}: there are {', '.join(PARTS)}")
-    asked.out = asked.out.resolve()
+    folder = ROOT / "bench" / "results" / ("local/gpu" if asked.dry_run else "gpu")
+    asked.out = (asked.out or Path(os.environ.get("OUT") or folder)).resolve()
     return asked
 
 

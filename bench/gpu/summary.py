@@ -79,10 +79,14 @@ def headline(name: str, rows: list[dict[str, Any]]) -> str:
 
 
 def write(out: Path, command: str, parts: dict[str, dict[str, Any]], seconds: float, dry: bool) -> Path:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"part": name, "word": word(part), "seconds": part["seconds"], "absent": part["absent"], "left_out": part["left_out"]}
         for name, part in parts.items()
     ]
     first: dict[str, Any] = next((part for part in parts.values() if "machine" in part), {})
+    for row in rows:
+        if row["part"] == "compile":  # of interest only beside the rest: it has no file of its own in the end
+            row["rows"] = parts["compile"]["rows"]
+            (out / "compile.json").unlink(missing_ok=True)
     facts = {"machine": first.get("machine"), "versions": first.get("versions"), "dry_run": dry, "seconds": round(seconds, 1)}
     return results.write(out, "summary", command, rows, **facts, table=list(lines(parts)))
