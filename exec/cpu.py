@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.job import Job
-from einpage.einsum_front.taskgraph import TaskId
+from einpage.einsum_front.taskgraph import Nbytes, TaskId
 from einpage.exec.engine import nothing
 from einpage.exec.host import Arena, HostArena, residency_view
 from einpage.kernels.dispatch import Backend, Kernel, prepare
-from einpage.memplan.memgraph import DEVICE, Compute, Extent, Free, HostGather, MemGraph, Move, NodeId, Place, PlaceKind, Residency
+from einpage.memplan.flat import Nodes, Residencies
+from einpage.memplan.memgraph import DEVICE, Compute, Extent, Free, HostGather, MemGraph, Move, NodeId, Offset, Place, PlaceKind
 
 
 class CpuDevice:
@@ -41,6 +42,8 @@ class CpuDevice:
         self._host = host
         if poison:
             self._device.poison()
+        self._nodes, self._residencies = Nodes.of(memgraph.nodes), Residencies.of(memgraph.residencies)
+        self._on_device = self._residencies.on_device
         self._gathered: dict[NodeId, int] = {}
         self.arena_bytes: int = memgraph.budget_bytes
         calls = _Calls(memgraph, self._arena, self._backend)
@@ -57,13 +60,11 @@ class CpuDevice:
         self.d2h_bytes = 0
 
     def bring(self) -> None:
-        masters = {r.tensor: r for r in self._at_start() if r.place.kind is PlaceKind.HOST}
-        for r in self._at_start():
-            if r.place.kind is PlaceKind.DEVICE:
-                np.copyto(self._bytes(r), self._bytes(masters[r.tensor]))
-
-    def _at_start(self) -> list[Residency]:
-        return [self._memgraph.residencies[r] for r in self._memgraph.start]
+        tensor, start = self._residencies.tensor, self._memgraph.start
+        master_by_tensor = {int(tensor[r]): r for r in start if not self._on_device[r]}
+        for r in start:
+            if self._on_device[r]:
+                np.copyto(self._bytes(r), self._bytes(master_by_tensor[int(tensor[r])]))
 
     def compute(self, node: NodeId) -> None:
         self._calls[node]()
@@ -74,14 +75,13 @@ class CpuDevice:
                 self._device.poison(ran.workspace)
 
     def copy(self, node: NodeId) -> None:
-        move, residencies = self._memgraph.nodes[node], self._memgraph.residencies
-        assert isinstance(move, Move)
-        target = self._bytes(residencies[move.target])
-        np.copyto(target, self._bytes(residencies[move.source]))
-        if residencies[move.target].place.kind is PlaceKind.DEVICE:
-            self.h2d_bytes += target.nbytes
+        source, target = self._nodes.subject[node], self._nodes.result[node]
+        copied = self._bytes(target)
+        np.copyto(copied, self._bytes(source))
+        if self._on_device[target]:
+            self.h2d_bytes += copied.nbytes
         else:
-            self.d2h_bytes += target.nbytes
+            self.d2h_bytes += copied.nbytes
 
     def gather(self, node: NodeId) -> None:
         self._calls[node]()
@@ -105,9 +105,10 @@ class CpuDevice:
             case Move() | Free():
                 return nothing
 
-    def _bytes(self, residency: Residency) -> NDArray[np.uint8]:
-        (extent,) = residency.extents
-        return self._arena(residency.place).bytes(extent)
+    def _bytes(self, residency: int) -> NDArray[np.uint8]:
+        found, at = self._residencies, self._residencies.extent_row[residency]
+        extent = Extent(Offset(int(found.offset[at])), Nbytes(int(found.nbytes[at])))
+        return (self._device if self._on_device[residency] else self._host).bytes(extent)
 
     def _arena(self, place: Place) -> Arena:
         match place.kind:

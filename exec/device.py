@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-from einpage.memplan.memgraph import Compute, Free, HostGather, MemGraph, Move, NodeId
+from einpage.memplan.flat import COMPUTE, FREE, GATHER, MOVE, Nodes
+from einpage.memplan.memgraph import MemGraph, NodeId
 
 Action: TypeAlias = Callable[[NodeId], None]
 
@@ -56,5 +57,5 @@ class Device(Protocol):
 
 def actions(memgraph: MemGraph, device: Device) -> list[Action]:
     """For each node, the method of `device` that runs it."""
-    by_kind: dict[type, Action] = {Compute: device.compute, Move: device.copy, HostGather: device.gather, Free: device.free}
-    return [by_kind[type(node)] for node in memgraph.nodes]
+    by_kind: dict[int, Action] = {COMPUTE: device.compute, MOVE: device.copy, GATHER: device.gather, FREE: device.free}
+    return [by_kind[kind] for kind in Nodes.of(memgraph.nodes).kind.tolist()]

@@ -14,6 +14,7 @@ from einpage.exec.device import Device
 from einpage.exec.engine import Measured, Run, predecessors, successors, supervise
 from einpage.exec.watch import ENGINES, SILENT, Hooks
 from einpage.memplan.memgraph import MemGraph, NodeId, Queue
+from einpage.memplan.simulate import QUEUES, queue_numbers
 
 
 def run_dynamic(memgraph: MemGraph, device: Device, hooks: Hooks = SILENT) -> Measured:
@@ -27,10 +28,11 @@ class _Dynamic:
     def __init__(self, run: Run) -> None:
         memgraph = run.memgraph
         self._run = run
-        self._queue = [memgraph.queue(NodeId(i)) for i in range(len(memgraph.nodes))]
+        self._queue = queue_numbers(memgraph).tolist()
+        """[node] a position in QUEUES"""
         self._after = successors(memgraph)
         self._waits = predecessors(memgraph).counts()
-        self._left: dict[Queue, int] = {queue: self._queue.count(queue) for queue in ENGINES}
+        self._left: dict[Queue, int] = {queue: self._queue.count(QUEUES.index(queue)) for queue in ENGINES}
         self._ready: dict[Queue, list[NodeId]] = {queue: [] for queue in ENGINES}
         self._pushed: dict[Queue, threading.Condition] = {queue: run.condition() for queue in ENGINES}
         with run.lock:
@@ -71,7 +73,7 @@ class _Dynamic:
 
     def _push(self, node: NodeId) -> list[NodeId]:
         """Make a node ready on its engine; a Free has none, and is given back."""
-        queue = self._queue[node]
+        queue = QUEUES[self._queue[node]]
         if queue is Queue.NONE:
             return [node]
         heappush(self._ready[queue], node)

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from einpage.exec.device import Device, actions
 from einpage.exec.errors import CountMismatch, NodeError
 from einpage.exec.watch import ENGINES, Hooks, Watch, describe, plan_bytes
-from einpage.memplan.memgraph import MemGraph, NodeId, Queue
+from einpage.memplan.memgraph import MemGraph, NodeId
+from einpage.memplan.simulate import QUEUES, queue_numbers
 
 STOP_S = 2.0
 """How long a stopping run waits for engines that are in the middle of a node."""
@@ -177,8 +178,6 @@ def _measured(run: Run, wall_s: float) -> Measured:
     moved, planned = (run.device.h2d_bytes, run.device.d2h_bytes), plan_bytes(run.memgraph)
     if moved != planned:
         raise CountMismatch(f"the engines moved {moved} bytes (host to device, device to host), the plan says {planned}")
-    busy = dict.fromkeys(Queue, 0.0)
-    for i, seconds in enumerate((finish_s - start_s).tolist()):
-        busy[run.memgraph.queue(NodeId(i))] += seconds
-    compute_s, h2d_s, d2h_s = (busy[queue] for queue in ENGINES)
+    busy = np.bincount(queue_numbers(run.memgraph), weights=finish_s - start_s, minlength=len(QUEUES)).tolist()
+    compute_s, h2d_s, d2h_s = (busy[QUEUES.index(queue)] for queue in ENGINES)
     return Measured(start_s, finish_s, wall_s, moved[0], moved[1], compute_s, h2d_s, d2h_s)

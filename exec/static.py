@@ -19,6 +19,7 @@ from einpage.exec.device import Device
 from einpage.exec.engine import Measured, Run, predecessors, supervise
 from einpage.exec.watch import ENGINES, SILENT, Hooks
 from einpage.memplan.memgraph import MemGraph, NodeId, Queue
+from einpage.memplan.simulate import QUEUES, queue_numbers
 
 Clock: TypeAlias = "tuple[int, ...]"
 """Per engine: how many of its items are done."""
@@ -58,9 +59,10 @@ def schedule(memgraph: MemGraph) -> Schedule:
     arrivals = [0] * len(memgraph.nodes)
     needs: list[Clock] = []
     """Per node: what to wait for so that it is done."""
+    queues = queue_numbers(memgraph)
     for node in map(NodeId, range(len(memgraph.nodes))):
         need = _needed(_latest(needs[p] for p in before[node]), known)
-        queue = memgraph.queue(node)
+        queue = QUEUES[queues[node]]
         if queue is Queue.NONE:
             attached = [issued[e][count - 1] for e, count in enumerate(need) if count]
             for item in attached:

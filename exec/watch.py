@@ -12,8 +12,13 @@ from dataclasses import dataclass
 from math import isnan
 from typing import assert_never
 
+import numpy as np
+
 from einpage.exec.device import Device
+from einpage.memplan.flat import GATHER, Nodes
 from einpage.memplan.memgraph import Compute, Free, HostGather, MemGraph, Move, NodeId, Queue
+from einpage.memplan.report import moved_bytes
+from einpage.memplan.simulate import QUEUES, queue_numbers
 
 ENGINES = (Queue.COMPUTE, Queue.H2D, Queue.D2H)
 
@@ -89,9 +94,9 @@ def describe(memgraph: MemGraph, node: NodeId) -> str:
 def heads(memgraph: MemGraph, started: Sequence[float], finished: Sequence[float]) -> tuple[Head, ...]:
     """The head of every engine that has one. Times are NaN for what has not happened."""
     first: dict[Queue, NodeId] = {}
-    for i, end in enumerate(finished):
-        if isnan(end):
-            first.setdefault(memgraph.queue(NodeId(i)), NodeId(i))
+    queues = queue_numbers(memgraph)
+    for i in np.flatnonzero(np.isnan(finished)).tolist():
+        first.setdefault(QUEUES[queues[i]], NodeId(i))
     return tuple(_head(memgraph, engine, first[engine], started, finished) for engine in ENGINES if engine in first)
 
 
@@ -104,10 +109,7 @@ def _head(memgraph: MemGraph, engine: Queue, node: NodeId, started: Sequence[flo
 
 def plan_bytes(memgraph: MemGraph) -> tuple[int, int]:
     """(host → device, device → host) bytes of the whole plan."""
-    total = dict.fromkeys(Queue, 0)
-    for i in range(len(memgraph.nodes)):
-        total[memgraph.queue(NodeId(i))] += memgraph.moved_bytes(NodeId(i))
-    return total[Queue.H2D], total[Queue.D2H]
+    return moved_bytes(memgraph, Queue.H2D), moved_bytes(memgraph, Queue.D2H)
 
 
 class Watch:
@@ -116,7 +118,7 @@ class Watch:
     def __init__(self, memgraph: MemGraph, device: Device, hooks: Hooks, started: Sequence[float], finished: Sequence[float]) -> None:
         self._memgraph, self._device, self._hooks = memgraph, device, hooks
         self._started, self._finished = started, finished
-        self._tasks = [i for i, node in enumerate(memgraph.nodes) if isinstance(node, (Compute, HostGather))]
+        self._tasks = np.flatnonzero(Nodes.of(memgraph.nodes).kind <= GATHER)
         self._plan_bytes = plan_bytes(memgraph)
         self._done = 0
         self._since = 0.0
@@ -124,7 +126,7 @@ class Watch:
 
     def poll(self, seconds: float) -> None:
         self.progress(seconds)
-        done = sum(not isnan(end) for end in self._finished)
+        done = len(self._finished) - int(np.isnan(self._finished).sum())
         if done != self._done:
             self._done, self._since = done, seconds
         elif seconds - self._since >= self._hooks.stuck_after_s:
@@ -136,7 +138,7 @@ class Watch:
         """Tell the progress hook how far the run is."""
         if self._hooks.progress is None:
             return
-        done = sum(not isnan(self._finished[i]) for i in self._tasks)
+        done = len(self._tasks) - int(np.isnan(np.asarray(self._finished)[self._tasks]).sum())
         h2d, d2h = self._plan_bytes
         moved = Progress(seconds, done, len(self._tasks), self._device.h2d_bytes, h2d, self._device.d2h_bytes, d2h)
         self._hooks.progress(moved)

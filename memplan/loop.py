@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from einpage.einsum_front.taskgraph import Nbytes, TaskGraph, TensorId
+from einpage.memplan.flat import Nodes, Residencies
 from einpage.memplan.memgraph import (
     DEVICE,
     Compute,
@@ -58,8 +59,8 @@ def with_residents(plan: MemGraph, graph: TaskGraph, residents: Residents, budge
         plan,
         graph=graph,
         budget_bytes=Nbytes(budget_bytes),
-        residencies=(*plan.residencies, *settled),
-        nodes=tuple(_reading(node, graph, residency_by_tensor) for node in plan.nodes),
+        residencies=Residencies.of((*plan.residencies, *settled)),
+        nodes=Nodes.of(tuple(_reading(node, graph, residency_by_tensor) for node in plan.nodes)),
         start=(*plan.start, *residency_by_tensor.values()),
         end=(*plan.end, *residency_by_tensor.values()),
         loops=True,

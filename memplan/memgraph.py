@@ -13,6 +13,7 @@ edges is correct.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import NewType, TypeAlias
@@ -149,8 +150,9 @@ class MemGraph:
     """Size of the device arena."""
     host_bytes: Nbytes
     """Size of the host arena: masters, inputs, spill slots and outputs, at the planned offsets."""
-    residencies: tuple[Residency, ...]
-    nodes: tuple[Node, ...]
+    residencies: Sequence[Residency]
+    nodes: Sequence[Node]
+    """Immutable, both: tuples, or the columns of flat.py, which a large graph wants."""
     edges: Edges
     start: tuple[ResidencyId, ...]
     """What is there before the first node: host masters and inputs (and, for a warm plan, device residencies)."""

@@ -25,11 +25,12 @@ from einpage.memplan.footprint import largest_footprint
 from einpage.memplan.loop import room_below, with_residents, without
 from einpage.memplan.machine import Machine
 from einpage.memplan.malloc import Allocator
-from einpage.memplan.memgraph import ALIGNMENT, MemGraph, NodeId, aligned
+from einpage.memplan.memgraph import ALIGNMENT, MemGraph, Queue, aligned
 from einpage.memplan.memory import Memory, Reservation
 from einpage.memplan.order import FREE_ORDERS, ORDER_BY_POLICY, OrderPolicy
 from einpage.memplan.policies import Policy, static_plans
 from einpage.memplan.record import Recorder
+from einpage.memplan.report import moved_bytes
 from einpage.memplan.residents import NOBODY, Residents, Start, resident_sets
 from einpage.memplan.reuse import Reuse, Step
 from einpage.memplan.simulate import simulate
@@ -179,7 +180,7 @@ def _bound_s(found: MemGraph, machine: Machine, order: Sequence[TaskId]) -> floa
 
 
 def _moved_bytes(found: MemGraph) -> int:
-    return sum(found.moved_bytes(NodeId(n)) for n in range(len(found.nodes)))
+    return moved_bytes(found, Queue.H2D) + moved_bytes(found, Queue.D2H)
 
 
 def _by_horizons(
@@ -192,8 +193,8 @@ def _by_horizons(
         graph=graph,
         budget_bytes=Nbytes(budget_bytes),
         host_bytes=memory.host.nbytes,
-        residencies=tuple(recorder.residencies),
-        nodes=tuple(recorder.nodes),
+        residencies=recorder.residencies.finish(),
+        nodes=recorder.nodes.finish(),
         edges=recorder.edges.finish(),
         start=memory.start,
         end=memory.end(),

@@ -24,6 +24,7 @@ from einpage.einsum_front.expr import Letter
 from einpage.einsum_front.job import Box
 from einpage.einsum_front.program import Source
 from einpage.einsum_front.taskgraph import Kind, Nbytes, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
+from einpage.memplan.flat import Nodes, Residencies
 from einpage.memplan.memgraph import (
     Compute,
     Edges,
@@ -246,7 +247,7 @@ def _task_in(i: int, row: Sequence[Any], tensors: int) -> Task:
 
 
 def _plan_in(raw: Mapping[str, Any], graph: TaskGraph) -> MemGraph:
-    residencies = tuple(_residency_in(i, row) for i, row in enumerate(raw["residencies"]))
+    residencies = Residencies.of(tuple(_residency_in(i, row) for i, row in enumerate(raw["residencies"])))
     edges = Edges(
         np.array(_ints(raw["edge_sources"]), np.int32),
         np.array(_ints(raw["edge_targets"]), np.int32),
@@ -257,7 +258,7 @@ def _plan_in(raw: Mapping[str, Any], graph: TaskGraph) -> MemGraph:
         budget_bytes=Nbytes(_int(raw["arenas"]["budget_bytes"])),
         host_bytes=Nbytes(_int(raw["arenas"]["host_bytes"])),
         residencies=residencies,
-        nodes=tuple(_node_in(row) for row in raw["nodes"]),
+        nodes=Nodes.of(tuple(_node_in(row) for row in raw["nodes"])),
         edges=edges,
         start=tuple(ResidencyId(r) for r in _ints(raw["start"])),
         end=tuple(ResidencyId(r) for r in _ints(raw["end"])),

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from einpage.einsum_front.taskgraph import Nbytes, TaskGraph, TaskId, TensorId
+from einpage.einsum_front.taskgraph import TaskGraph, TaskId, TensorId
 from einpage.memplan.arena import Piece
 from einpage.memplan.edges import EdgeList
-from einpage.memplan.memgraph import Compute, Extent, Free, HostGather, Move, Node, NodeId, Offset, Place, Residency, ResidencyId
+from einpage.memplan.flat import NodeList, ResidencyList
+from einpage.memplan.memgraph import NodeId, Place, ResidencyId
 
 AT_START = NodeId(-1)
 """Stands for the creator of what is there before the first node."""
@@ -22,32 +23,26 @@ NO_RESIDENCY = ResidencyId(-1)
 
 
 class Recorder:
-    __slots__ = ("_creator", "_extents", "_nbytes", "_readers", "edges", "nodes", "residencies")
+    __slots__ = ("_creator", "_nbytes", "_readers", "edges", "nodes", "residencies")
 
     def __init__(self, graph: TaskGraph) -> None:
-        self.nodes: list[Node] = []
-        self.residencies: list[Residency] = []
+        self.nodes, self.residencies = NodeList(), ResidencyList()
         self.edges = EdgeList()
         self._nbytes = [t.nbytes for t in graph.tensors]
-        self._extents: dict[Extent, tuple[Extent, ...]] = {}
-        """One object for all equal ones: a small arena hands out the same few places again and again."""
         self._creator: list[NodeId] = []
         self._readers: list[list[NodeId]] = []
 
     def residency(self, t: TensorId, place: Place, offset: int, creator: NodeId = AT_START) -> ResidencyId:
         """A new residency; without a creator it is there at the start."""
-        r = ResidencyId(len(self.residencies))
-        extent = Extent(Offset(offset), self._nbytes[t])
-        self.residencies.append(Residency(r, t, place, self._extents.setdefault(extent, (extent,))))
         self._creator.append(creator)
         self._readers.append([])
-        return r
+        return self.residencies.append_one(t, place, offset, self._nbytes[t])
 
     def move(self, source: ResidencyId, place: Place, offset: int, after: Iterable[Piece]) -> ResidencyId:
         """Copy `source` to bytes that the pieces `after` describe; answers the copy."""
         node = NodeId(len(self.nodes))
-        target = self.residency(self.residencies[source].tensor, place, offset, node)
-        self.nodes.append(Move(source, target))
+        target = self.residency(TensorId(self.residencies.tensor[source]), place, offset, node)
+        self.nodes.move(source, target)
         self._read(source, node)
         self._write(after, node)
         return target
@@ -58,7 +53,7 @@ class Recorder:
         """Run a gathering task into `t`."""
         node = NodeId(len(self.nodes))
         created = self.residency(t, place, offset, node)
-        self.nodes.append(HostGather(task, operands, created))
+        self.nodes.gather(task, operands, created)
         for operand in operands:
             for r in operand:
                 self._read(r, node)
@@ -79,8 +74,7 @@ class Recorder:
         """Run a task into `t`, over the bytes of the operand `taken` if there is one; `workspace` is (offset, bytes)."""
         node = NodeId(len(self.nodes))
         created = self.residency(t, place, offset, node)
-        extent = None if workspace is None else Extent(Offset(workspace[0]), Nbytes(workspace[1]))
-        self.nodes.append(Compute(task, operands, created, extent))
+        self.nodes.compute(task, operands, created, workspace)
         if taken is not None:
             for other in self._readers[taken]:
                 self.edges.memory(other, node)
@@ -93,7 +87,7 @@ class Recorder:
     def free(self, r: ResidencyId) -> NodeId:
         """The contents of `r` end here."""
         node = NodeId(len(self.nodes))
-        self.nodes.append(Free(r))
+        self.nodes.free(r)
         readers: Sequence[NodeId] = self._readers[r] or (self._creator[r],)
         for reader in readers:
             self.edges.data(reader, node)

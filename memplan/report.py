@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from einpage.einsum_front.taskgraph import HOST_AT_START, Kind, TaskId
+from einpage.einsum_front.taskgraph import HOST_AT_START, Kind, TaskId, TensorId
 from einpage.memplan.bounds import Bounds
+from einpage.memplan.flat import COMPUTE, GATHER, MOVE, Nodes, Residencies
 from einpage.memplan.footprint import largest_footprint
 from einpage.memplan.machine import Machine
-from einpage.memplan.memgraph import Compute, HostGather, MemGraph, Move, NodeId, PlaceKind, Queue, aligned
+from einpage.memplan.memgraph import MemGraph, Queue, aligned
 from einpage.memplan.simulate import QUEUES, Timeline, queue_numbers
 from einpage.memplan.units import format_bytes, format_rate, format_seconds
 
@@ -26,32 +27,37 @@ AGAIN_TOO_MUCH = 1.02
 
 def tasks_in_order(memgraph: MemGraph) -> tuple[TaskId, ...]:
     """Tasks and gathers in the order of their nodes: what the window bound wants to know."""
-    return tuple(n.task for n in memgraph.nodes if isinstance(n, Compute | HostGather))
+    nodes = Nodes.of(memgraph.nodes)
+    return tuple(nodes.subject[nodes.kind <= GATHER].tolist())
 
 
 def in_written_order(memgraph: MemGraph) -> bool:
     """Whether the tasks on the device run in the graph's own order; gathers go wherever their rows are wanted."""
-    order = [n.task for n in memgraph.nodes if isinstance(n, Compute)]
-    return order == sorted(order)
+    nodes = Nodes.of(memgraph.nodes)
+    return bool((np.diff(nodes.subject[nodes.kind == COMPUTE]) >= 0).all())
 
 
 def peak_bytes(memgraph: MemGraph) -> int:
     """The smallest arena these very offsets would fit: the highest byte ever used, rounded up to the alignment."""
-    tops = [r.extents[0].stop for r in memgraph.residencies if r.place.kind is PlaceKind.DEVICE]
-    tops += [n.workspace.stop for n in memgraph.nodes if isinstance(n, Compute) and n.workspace is not None]
-    return min(aligned(max(tops, default=0), memgraph.alignment), memgraph.budget_bytes)
+    nodes, residencies = Nodes.of(memgraph.nodes), Residencies.of(memgraph.residencies)
+    extents = np.repeat(residencies.on_device, np.diff(residencies.extent_row))
+    tops = (residencies.offset + residencies.nbytes)[extents], nodes.scratch_offset + nodes.scratch_nbytes
+    return min(aligned(max(int(top.max(initial=0)) for top in tops), memgraph.alignment), memgraph.budget_bytes)
 
 
 def moved_bytes(memgraph: MemGraph, queue: Queue) -> int:
     """Bytes that cross a link, Queue.H2D or Queue.D2H, in the whole plan."""
-    nodes = np.flatnonzero(queue_numbers(memgraph) == QUEUES.index(queue)).tolist()
-    return sum(memgraph.moved_bytes(NodeId(n)) for n in nodes)
+    made = Nodes.of(memgraph.nodes).result[queue_numbers(memgraph) == QUEUES.index(queue)]
+    tensors = memgraph.graph.tensors
+    moved: list[TensorId] = Residencies.of(memgraph.residencies).tensor[made].tolist()
+    return sum((tensors[t].nbytes for t in moved), 0)
 
 
 def once_bytes(memgraph: MemGraph) -> int:
     """What this plan would move if every tensor that comes from the host came once, gathered rows too, and only outputs went back."""
-    came = {memgraph.residencies[n.source].tensor for n in memgraph.nodes if isinstance(n, Move)}
-    gathered = {memgraph.residencies[n.creates].tensor for n in memgraph.nodes if isinstance(n, HostGather)}
+    nodes, tensor = Nodes.of(memgraph.nodes), Residencies.of(memgraph.residencies).tensor
+    came: set[TensorId] = set(tensor[nodes.subject[nodes.kind == MOVE]].tolist())
+    gathered: set[TensorId] = set(tensor[nodes.result[nodes.kind == GATHER]].tolist())
     tensors = memgraph.graph.tensors
     first = {t for t in came if tensors[t].kind in HOST_AT_START or tensors[t].kind is Kind.OUTPUT}
     return sum(tensors[t].nbytes for t in first) + sum(tensors[t].nbytes for t in gathered)

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from einpage.memplan.flat import COMPUTE, FREE, GATHER, MOVE, Nodes, Residencies
 from einpage.memplan.machine import Machine, task_seconds
-from einpage.memplan.memgraph import Compute, Free, HostGather, MemGraph, Move, PlaceKind, Queue
+from einpage.memplan.memgraph import MemGraph, Queue
 
 QUEUES = (Queue.COMPUTE, Queue.H2D, Queue.D2H, Queue.NONE)
 """A queue's position here is its number in flat arrays."""
@@ -39,18 +40,11 @@ class Timeline:
 def queue_numbers(memgraph: MemGraph) -> NDArray[np.int8]:
     """[node] the engine of each node, as a position in QUEUES."""
     compute, h2d, d2h, none = range(4)
-    on_host = [r.place.kind is PlaceKind.HOST for r in memgraph.residencies]
-    numbers = np.empty(len(memgraph.nodes), np.int8)
-    for n, node in enumerate(memgraph.nodes):
-        match node:
-            case Compute():
-                numbers[n] = compute
-            case HostGather():
-                numbers[n] = h2d
-            case Move():
-                numbers[n] = h2d if on_host[node.source] else d2h
-            case Free():
-                numbers[n] = none
+    nodes, residencies = Nodes.of(memgraph.nodes), Residencies.of(memgraph.residencies)
+    by_kind = {COMPUTE: compute, GATHER: h2d, MOVE: h2d, FREE: none}
+    numbers = np.array([by_kind[kind] for kind in range(len(by_kind))], np.int8)[nodes.kind]
+    moves = np.flatnonzero(nodes.kind == MOVE)
+    numbers[moves[residencies.on_device[nodes.subject[moves]]]] = d2h
     return numbers
 
 
@@ -58,18 +52,16 @@ def durations(memgraph: MemGraph, machine: Machine) -> NDArray[np.float64]:
     """[node] seconds each node keeps its engine."""
     graph = memgraph.graph
     seconds_by_task = [task_seconds(machine, graph, task) for task in graph.tasks]
-    nbytes_by_tensor = [t.nbytes for t in graph.tensors]
-    nbytes = [nbytes_by_tensor[r.tensor] for r in memgraph.residencies]
-    on_host = [r.place.kind is PlaceKind.HOST for r in memgraph.residencies]
-    seconds = np.zeros(len(memgraph.nodes))
-    for n, node in enumerate(memgraph.nodes):
-        match node:
-            case Compute() | HostGather():
-                seconds[n] = seconds_by_task[node.task]
-            case Move():
-                seconds[n] = (machine.h2d_seconds if on_host[node.source] else machine.d2h_seconds)(nbytes[node.target])
-            case Free():
-                pass
+    nodes, residencies = Nodes.of(memgraph.nodes), Residencies.of(memgraph.residencies)
+    seconds = np.zeros(len(nodes))
+    runs = nodes.kind <= GATHER
+    seconds[runs] = np.array(seconds_by_task)[nodes.subject[runs]]
+    moves = np.flatnonzero(nodes.kind == MOVE)
+    tensors = residencies.tensor[nodes.subject[moves]]
+    stores = residencies.on_device[nodes.subject[moves]]
+    nbytes = [t.nbytes for t in graph.tensors]
+    for copy_seconds, which in ((machine.h2d_seconds, ~stores), (machine.d2h_seconds, stores)):
+        seconds[moves[which]] = [copy_seconds(nbytes[t]) for t in tensors[which].tolist()]
     return seconds
 
 

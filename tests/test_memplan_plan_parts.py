@@ -11,7 +11,7 @@ from einpage.einsum_front.taskgraph import HOST_AT_START, Kind, TaskGraph
 from einpage.memplan.edges import EdgeList
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.host import Host
-from einpage.memplan.memgraph import ALIGNMENT, EdgeKind, aligned
+from einpage.memplan.memgraph import ALIGNMENT, HOST, EdgeKind, aligned
 from einpage.memplan.order import as_written, random_topological
 from einpage.memplan.record import AT_START, Recorder
 from einpage.memplan.reuse import Reuse, Step
@@ -154,7 +154,7 @@ def test_a_spill_slot_is_used_again_and_a_full_host_says_who_is_there(unit: int)
     a, b = [t.id for t in graph.tensors if t.kind is Kind.ACTIVATION][:2]
     room = max(aligned(graph.tensors[t].nbytes, unit) for t in (a, b))
     host, recorder, graph = _host(_staying_bytes(graph, unit) + room, unit)
-    from_a, from_b = (recorder.residency(t, recorder.residencies[0].place, 0, AT_START) for t in (a, b))
+    from_a, from_b = (recorder.residency(t, HOST, 0, AT_START) for t in (a, b))
     host.spill(a, from_a, "t")
     host.spill(a, from_a, "t")
     assert len(recorder.nodes) == 1, "a second spill of the same tensor copies nothing"
@@ -163,9 +163,9 @@ def test_a_spill_slot_is_used_again_and_a_full_host_says_who_is_there(unit: int)
     misfit = refused.value.misfit
     assert (misfit.task, misfit.place, misfit.smallest_budget) == ("some task", "host", None)
     assert (graph.tensors[a].name, aligned(graph.tensors[a].nbytes, unit)) in misfit.pinned
-    slot = recorder.residencies[host.copy[a]].extents[0].offset
+    slot = recorder.residencies.finish()[host.copy[a]].extents[0].offset
     host.drop(a)
     host.spill(b, from_b, "t")
-    assert recorder.residencies[host.copy[b]].extents[0].offset == slot
+    assert recorder.residencies.finish()[host.copy[b]].extents[0].offset == slot
     after = recorder.edges.finish()
     assert (after.source[-1], after.target[-1], after.kind[-1]) == (1, 2, EdgeKind.MEMORY), "the slot's Free comes before its next use"

@@ -1,0 +1,63 @@
+"""Sequences whose entries are made when they are read: to a reader a tuple of frozen values, in memory a few flat arrays.
+
+As objects a node takes 150 bytes and more, scattered among what planning needed for a moment, and each scattered object keeps the
+pages around it; as columns it takes 20, in a few blocks. Loops over all of a large graph may read the arrays themselves.
+
+    entry  0 1 2 3 4                      row     0   2     5 6      entries of a ragged column: those from row[i] to row[i + 1]
+    kind   m m c f m      one a entry     reads   4 7 3 3 1 8
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias, TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+T = TypeVar("T")
+
+Int32s: TypeAlias = NDArray[np.int32]
+Int64s: TypeAlias = NDArray[np.int64]
+UInt8s: TypeAlias = NDArray[np.uint8]
+
+AT_ONCE = 4096
+"""So many entries are decoded in a row: iterating over a hundred thousand holds no list of them."""
+
+
+class Columns(Sequence[T]):
+    """Immutable; equal to another Columns, or to a tuple, with equal entries."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def entries(self, start: int, stop: int) -> Iterator[T]:
+        """Those at start ≤ i < stop, where 0 ≤ start ≤ stop ≤ len(self)."""
+
+    @overload
+    def __getitem__(self, at: int) -> T: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> tuple[T, ...]: ...
+
+    def __getitem__(self, at: int | slice) -> T | tuple[T, ...]:
+        if isinstance(at, slice):
+            start, stop, step = at.indices(len(self))
+            return tuple(self.entries(start, max(start, stop))) if step == 1 else tuple(self[i] for i in range(start, stop, step))
+        i = at + len(self) if at < 0 else at
+        if not 0 <= i < len(self):
+            raise IndexError(f"entry {at} of {len(self)}")
+        return next(self.entries(i, i + 1))
+
+    def __iter__(self) -> Iterator[T]:
+        for start in range(0, len(self), AT_ONCE):
+            yield from self.entries(start, min(start + AT_ONCE, len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Columns | tuple):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
