@@ -20,7 +20,9 @@ from bench.gpu.report import Report
 from bench.gpu.runs import Runs, Watched, forget_memory, opened, prepared, repeat
 from bench.plan_quality import MODELS
 from einpage.exec.build import Model
-from einpage.exec.run import Dispatch, Prepared, available_bytes
+from einpage.exec.choose import Dispatch
+from einpage.exec.resident import available_bytes
+from einpage.exec.run import Prepared
 from einpage.memplan.machine import Machine
 from einpage.memplan.units import format_bytes
 
@@ -106,14 +108,14 @@ def _measure(bench: Bench, cell: Cell, name: str, alone: dict[tuple[str, int], R
     setting = bench.report.setting
     model = bench.model(cell)
     began = perf_counter()
-    ready = prepared(setting, model, bench.machine, cell.budget)
-    load_s = perf_counter() - began
-    with Watched(setting) as watched:
-        repeat(ready, Dispatch.STATIC, 1)
-    times = {Dispatch.STATIC: 3, Dispatch.DYNAMIC: 3, Dispatch.SERIAL: 1}
-    runs = {dispatch: repeat(ready, dispatch, 1 if setting.dry else n) for dispatch, n in times.items()}
-    row = _figures(bench, ready, runs, watched)
-    ready_report = ready.planned.report
+    with prepared(setting, model, bench.machine, cell.budget) as ready:
+        load_s = perf_counter() - began
+        with Watched(setting) as watched:
+            repeat(ready, Dispatch.STATIC, 1)
+        times = {Dispatch.STATIC: 3, Dispatch.DYNAMIC: 3, Dispatch.SERIAL: 1}
+        runs = {dispatch: repeat(ready, dispatch, 1 if setting.dry else n) for dispatch, n in times.items()}
+        row = _figures(bench, ready, runs, watched)
+        ready_report = ready.planned.report
     del ready
     forget_memory(setting)
     _compute_alone(bench, cell, model, alone)
@@ -146,9 +148,9 @@ def _compute_alone(bench: Bench, cell: Cell, model: Model, alone: dict[tuple[str
     room = setting.dry or (cell.model == "7B" and setting.left_s() > LEAST_LEFT_S[cell.model])
     if key in alone or not room or need > bench.machine.device_bytes or need > (available_bytes() or need):
         return
-    ready = prepared(setting, model, bench.machine, need, passes=3)
-    repeat(ready, Dispatch.STATIC, 1)
-    found = repeat(ready, Dispatch.STATIC, 1)
+    with prepared(setting, model, bench.machine, need, passes=3) as ready:
+        repeat(ready, Dispatch.STATIC, 1)
+        found = repeat(ready, Dispatch.STATIC, 1)
     if found.measured.measured_h2d_bytes < MOST_GATHERED * need:
         alone[key] = found
 

@@ -26,7 +26,7 @@ from bench.gpu.rivals import Missing, Prefill
 from bench.gpu.runs import forget_memory, opened, opened_tokens, prepared, repeat
 from bench.plan_quality import MODELS
 from bench.ring import SLOTS, flat_parameters
-from einpage.exec.run import Dispatch
+from einpage.exec.choose import Dispatch
 
 GIB = 1 << 30
 TOLERANCE = 2e-2
@@ -171,19 +171,20 @@ def _ours(shared: Shared, seq: int, wanted: Tensor) -> dict[str, float]:
     for regime, passes in (("cold", None), ("steady", 3)):
         what = f"einpage {regime}, {seq} tokens"
         try:
-            ready = prepared(setting, shared.held.put(opened(shared.sizes, seq)), machine, budget, passes)
-            repeat(ready, Dispatch.STATIC, 1)
-            run = repeat(ready, Dispatch.STATIC, REPEATS if passes is None and not setting.dry else 1)
+            with prepared(setting, shared.held.put(opened(shared.sizes, seq)), machine, budget, passes) as ready:
+                repeat(ready, Dispatch.STATIC, 1)
+                run = repeat(ready, Dispatch.STATIC, REPEATS if passes is None and not setting.dry else 1)
+                predicted_s = ready.planned.predicted_s
+            del ready
         except Exception as error:
             report.failed(what, error)
             continue
         distance = relative(run.logits[0], wanted)
         key = {"peer": "einpage", "regime": regime, "seq": seq, "cap_bytes": budget}
-        figures = {"wall_s": run.wall_s, "walls_s": run.walls_s, "predicted_s": ready.planned.predicted_s}
+        figures = {"wall_s": run.wall_s, "walls_s": run.walls_s, "predicted_s": predicted_s}
         said = f"logits within {distance:.1e}"
         report.row(what, distance <= TOLERANCE, said, key, figures, f"{run.wall_s:.4f} s, {said}")
         if distance <= TOLERANCE:
             found[regime] = run.wall_s
-        del ready
         forget_memory(setting)
     return found

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 
@@ -19,9 +21,10 @@ from bench.gpu.report import Setting
 from bench.results import ROOT
 from einpage.einsum_front.dtype import DType
 from einpage.exec.build import Model, open_model
+from einpage.exec.choose import DeviceKind, Dispatch
 from einpage.exec.engine import Measured
 from einpage.exec.inputs import TokenLists
-from einpage.exec.run import Dispatch, Prepared, RunOptions, prepare_run
+from einpage.exec.run import Prepared, RunOptions, prepare_run
 from einpage.memplan.machine import Machine
 
 SPEC = ROOT / "specs" / "llama.yaml"
@@ -40,13 +43,18 @@ def opened_tokens(vocab: int, seq: int) -> list[int]:
     return tokens
 
 
-def prepared(setting: Setting, model: Model, machine: Machine, budget: int, passes: int | None = None) -> Prepared:
-    """Planned and loaded in fp16 on the setting's device, its own kernels."""
+@contextmanager
+def prepared(setting: Setting, model: Model, machine: Machine, budget: int, passes: int | None = None) -> Iterator[Prepared]:
+    """Planned and loaded in fp16 on the setting's device, its own kernels; all memory is given back at the end."""
     kernels = "torch" if setting.dry else "triton"
     options = RunOptions(
-        dtype=DType.FP16, budget_bytes=budget, outputs=("logits",), device=setting.device_word, kernels=kernels, passes=passes
+        dtype=DType.FP16, budget_bytes=budget, outputs=("logits",), device=DeviceKind(setting.device_word), kernels=kernels, passes=passes
     )
-    return prepare_run(model, machine, options)
+    ready = prepare_run(model, machine, options)
+    try:
+        yield ready
+    finally:
+        ready.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,9 @@ from bench.gpu.report import Report, Setting
 from bench.gpu.runs import SPEC, forget_memory, prepared, repeat
 from bench.results import ROOT
 from einpage.exec.build import open_model
+from einpage.exec.choose import Dispatch
 from einpage.exec.inputs import TokenLists
-from einpage.exec.run import Dispatch
+from einpage.exec.run import Prepared
 
 MODEL = ROOT / ".cache" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 REFERENCE = ROOT / "tests" / "data" / "smollm2_reference.json"
@@ -46,7 +47,11 @@ def measure(report: Report) -> None:
 
 def _measure(report: Report, setting: Setting, path: Path, prompt: dict[str, Any]) -> None:
     model = open_model(SPEC, {}, str(path), TokenLists((tuple(prompt["ids"]),), prompt["text"]))
-    ready = prepared(setting, model, profile(setting.out, setting.dry), BUDGET)
+    with prepared(setting, model, profile(setting.out, setting.dry), BUDGET) as ready:
+        _judge(report, setting, ready, prompt)
+
+
+def _judge(report: Report, setting: Setting, ready: Prepared, prompt: dict[str, Any]) -> None:
     repeat(ready, Dispatch.STATIC, 1)
     runs = {dispatch: repeat(ready, dispatch, 1 if setting.dry else REPEATS) for dispatch in Dispatch}
     (logits,) = runs[Dispatch.STATIC].logits.float()
