@@ -26,6 +26,8 @@ PINNED = -1
 """The price of a segment that may not leave."""
 LARGE = 1 << 37
 """In an arena this large sizes reach a Price as Python's ints; in a smaller one no sum of `weighted` comes to half of what int64 holds."""
+FEW = 300
+"""Of so few segments it is as fast to look at all."""
 _ONE = 1 << 24
 """Prices are whole multiples of 1 / _ONE byte a step."""
 
@@ -65,21 +67,24 @@ def price_of(policy: VictimPolicy, seed: int) -> Price:
 def cheapest_window(bounds: Column, prices: Column, wanted: int) -> tuple[int, int] | None:
     """The half-open range of neighbours, none PINNED, of at least `wanted` bytes whose prices sum to least; a hole's price is 0.
 
-    Segment i is [bounds[i], bounds[i + 1]). Of equal sums the leftmost wins. None where pinned segments leave no such range. O(n).
+    Segment i is [bounds[i], bounds[i + 1]). Of equal sums the leftmost wins. None where pinned segments leave no such range. O(n log n).
     """
-    before = bounds.searchsorted(bounds[1:] - wanted, "right")  # [segment] how many begin soon enough for a range that ends with it
-    total, pinned = _running(prices), _running(prices == PINNED)
-    pinned[0] = -1
-    last = (pinned[2:] == pinned[before]).nonzero()[0]
+    may = prices != PINNED
+    if len(prices) > FEW:
+        alone = prices[may & (bounds[1:] - bounds[:-1] >= wanted)]
+        if len(alone):
+            may &= prices <= alone.min()  # what is dearer than one that is enough alone is in no cheapest range
+    there = may.nonzero()[0]
+    run = _after(-1, there - np.arange(len(there)))  # neighbours have the same
+    # The shortest range that ends with each begins with the last that starts so many bytes before.
+    begun = bounds[there].searchsorted(bounds[there + 1] - wanted, "right")
+    last = (run[1:] == run[begun]).nonzero()[0]
     if not len(last):
         return None
-    first = before[last]
-    best = (total[last + 2] - total[first]).argmin()
-    return int(first[best]) - 1, int(last[best]) + 1
+    first, total = begun[last] - 1, _after(0, prices[there].cumsum())
+    best = (total[last + 1] - total[first]).argmin()
+    return int(there[first[best]]), int(there[last[best]]) + 1
 
 
-def _running(column: Column) -> Column:
-    """[n + 1] the sum of the first n, after a 0 that no sum is."""
-    sums = np.zeros(len(column) + 2, column.dtype if column.dtype != bool else np.int64)
-    column.cumsum(out=sums[2:])
-    return sums
+def _after(first: int, column: Column) -> Column:
+    return np.concatenate((np.array([first], column.dtype), column))

@@ -9,14 +9,14 @@ import pytest
 
 from einpage.einsum_front.job import Box
 from einpage.einsum_front.taskgraph import Nbytes, TaskGraph
-from einpage.memplan import malloc
+from einpage.memplan import malloc, victim
 from einpage.memplan.footprint import largest_footprint
 from einpage.memplan.malloc import Allocator
 from einpage.memplan.memgraph import ALIGNMENT, NodeId, Queue
 from einpage.memplan.memory import NOWHERE, Reservation
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.record import NO_RESIDENCY
-from einpage.memplan.victim import LARGE, VictimPolicy
+from einpage.memplan.victim import FEW, LARGE, VictimPolicy
 from strategies import a_machine, random_graph
 
 
@@ -44,10 +44,11 @@ def plain_row(self: Allocator, it: Reservation, nbytes: int, horizon: int) -> li
     return best[2] if best else []
 
 
-@pytest.mark.parametrize("large", [0, LARGE])
-def test_the_row_that_leaves_is_what_a_plain_sweep_finds(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("large", "few"), [(0, FEW), (LARGE, FEW), (LARGE, 0)])
+def test_the_row_that_leaves_is_what_a_plain_sweep_finds(large: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random graphs, aligned or not, in arenas from tight to roomy."""
     monkeypatch.setattr(malloc, "LARGE", large)
+    monkeypatch.setattr(victim, "FEW", few)
     search = Allocator._loose_row
     calls = nothing = 0
 
@@ -65,9 +66,9 @@ def test_the_row_that_leaves_is_what_a_plain_sweep_finds(large: int, monkeypatch
         graph = random_graph(seed, most_ops=14, largest_extent=30, most_pieces=5)
         alignment = (ALIGNMENT, 1)[seed % 2]
         least = largest_footprint(graph, alignment)[1]
-        victim = (VictimPolicy.WEIGHTED, VictimPolicy.FARTHEST)[seed // 2 % 2]
+        policy = (VictimPolicy.WEIGHTED, VictimPolicy.FARTHEST)[seed // 2 % 2]
         for extra in (0, 4, 16, 64):
-            plan(graph, a_machine(), least + extra * (ALIGNMENT if alignment > 1 else 64), PlanOptions(victim=victim, alignment=alignment))
+            plan(graph, a_machine(), least + extra * (ALIGNMENT if alignment > 1 else 64), PlanOptions(victim=policy, alignment=alignment))
     assert calls > 500
     assert nothing > 5
 

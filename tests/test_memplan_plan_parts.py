@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from einpage.einsum_front.taskgraph import HOST_AT_START, Kind, TaskGraph
+from einpage.memplan import victim
 from einpage.memplan.edges import EdgeList
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.host import Host
@@ -15,19 +16,21 @@ from einpage.memplan.memgraph import ALIGNMENT, HOST, EdgeKind, aligned
 from einpage.memplan.order import as_written, random_topological
 from einpage.memplan.record import AT_START, Recorder
 from einpage.memplan.reuse import Reuse, Step
-from einpage.memplan.victim import LARGE, PINNED, Price, VictimPolicy, cheapest_window, farthest, price_of, weighted
+from einpage.memplan.victim import FEW, LARGE, PINNED, Price, VictimPolicy, cheapest_window, farthest, price_of, weighted
 from strategies import a_machine, random_graph, task_graphs
 
 segments = st.lists(st.tuples(st.integers(1, 6), st.sampled_from([PINNED, 0, 1, 2, 3, 9])), max_size=9)
 
 
-@given(segments, st.integers(1, 12), st.sampled_from([np.int64, object]))
-def test_the_cheapest_window_is_what_brute_force_finds(tiling: list[tuple[int, int]], wanted: int, dtype: type) -> None:
+@given(segments, st.integers(1, 12), st.sampled_from([np.int64, object]), st.sampled_from([0, FEW]))
+def test_the_cheapest_window_is_what_brute_force_finds(tiling: list[tuple[int, int]], wanted: int, dtype: type, few: int) -> None:
     sizes, prices = [s for s, _ in tiling], [p for _, p in tiling]
     ranges = [(a, b) for a in range(len(tiling)) for b in range(a + 1, len(tiling) + 1)]
     possible = [(a, b) for a, b in ranges if PINNED not in prices[a:b] and sum(sizes[a:b]) >= wanted]
     leftmost = min(possible, key=lambda ab: (sum(prices[slice(*ab)]), ab[1], -ab[0]), default=None)
-    assert cheapest_window(np.cumsum([0, *sizes]), np.array(prices, dtype), wanted) == leftmost
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(victim, "FEW", few)
+        assert cheapest_window(np.cumsum([0, *sizes]), np.array(prices, dtype), wanted) == leftmost
 
 
 def one(price: Price, nbytes: int, distance: int, dirty: bool) -> int:
