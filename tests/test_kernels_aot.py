@@ -1,55 +1,78 @@
-"""Generated kernels compiled for GPUs that are not here: what each kind needs fits, and nothing spills."""
+"""Generated kernels compiled for GPUs that are not here: what each kind needs fits, and no product and no attention spills."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 
 from einpage.einsum_front.dtype import DType
-from kernels_build import ld, view
-from kernels_cases import attention, contract, gated
-from kernels_maps import rms_norm, rotation
+from einpage.einsum_front.job import ContractJob
+from kernels_cases import gated
+from kernels_maps import rms_norm
 
 pytest.importorskip("triton")
 
-from einpage.kernels.aot import SHARED_LIMIT, resources
+from bench.aot_table import MODELS, Model, faults, jobs_of, main
+from einpage.kernels import aot
+from einpage.kernels.aot import Compiler, resources
+from einpage.kernels.triton_jobs import launches_of
 from einpage.kernels.triton_launch import Launch
-from einpage.kernels.triton_tiles import POINTWISE
-
-SIN_COS_STACK = 32
-
-
-def wide(dtype: DType) -> object:
-    """A projection of real size, so that the table's largest tile is used."""
-    return contract(
-        ld("h", *"sm"),
-        ld("w", *"fm"),
-        "m",
-        "sf",
-        {"s": 256, "f": 512, "m": 256},
-        (view("h", 256, 256, dtype=dtype), view("w", 512, 256, dtype=dtype)),
-        dtype=dtype,
-    ).job
+from einpage.kernels.triton_target import CAPABILITIES, Target
+from einpage.kernels.triton_tiles import POINTWISE, Tiles
 
 
-@pytest.mark.parametrize("capability", sorted(SHARED_LIMIT))
-def test_kernels_compile_and_fit(capability: int) -> None:
-    jobs = [
-        rms_norm(m=576).job,
-        rotation().job,
-        gated(s=70, f=90).job,
-        wide(DType.FP32),
-        wide(DType.BF16),
-        attention(DType.BF16, s=(0, 100), e=32).job,
-    ]
-    for r in resources(jobs, capability):  # type: ignore[arg-type]
-        assert r.fits, f"{r.name} wants {r.shared_bytes} bytes of shared memory on sm_{capability}"
-        assert r.stack_bytes <= SIN_COS_STACK, f"{r.name} spills: {r.stack_bytes} bytes of stack, {r.registers} registers"
+def model(title: str, dtype: DType) -> Model:
+    return next(m for m in MODELS if (m.title, m.dtype) == (title, dtype))
 
 
-def test_what_does_not_compile_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    from einpage.kernels import aot
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_kernels_of_llama_compile_and_fit(capability: int) -> None:
+    """One of each kind at LLaMA-7B's real sizes, and fp32 products of SmolLM2; the whole table is `make kernels`."""
+    names = jobs_of(model("LLaMA-7B", DType.FP16))
+    names |= {j: t for j, t in jobs_of(model("SmolLM2", DType.FP32)).items() if isinstance(j, ContractJob) and len(j.contractions) == 2}
+    kinds = {(type(j), len(j.reads), j.result.boxes[0].shape[:2], j.result.dtype): j for j in names}
+    found = resources(kinds.values(), Target(capability))
+    assert len(found) == 8, "norm, product, rotation, attention, product and sum, twin, last row's product, twin in fp32"
+    for r in found:
+        assert not faults(r), f"{names[r.job]} on sm_{capability}: {'; '.join(faults(r))} ({r.registers} registers)"
 
+
+def test_a_tile_too_large_is_found() -> None:
+    products = [j for j in jobs_of(model("LLaMA-7B", DType.FP16)) if isinstance(j, ContractJob)]
+    (r,) = resources([next(j for j in products if len(j.contractions) == 2)], Target(80, Tiles(128, 128, 32, 8, 3)))
+    assert [f.split(" ", 1)[1] for f in faults(r)] == ["spills"]
+    (r,) = resources([products[0]], Target(90, Tiles(128, 128, 64, 8, 9)))
+    assert "shared memory, over 232448" in faults(r)[0]
+
+
+def test_what_does_not_compile_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = "import triton\n\n\n@triton.jit\ndef map_kernel(x_ptr, w_ptr, out_ptr):\n    nowhere + 1\n"
-    monkeypatch.setattr(aot, "launches_of", lambda job, target: [Launch(broken, ((0, 0, 0), (1, 0, 0)), (), 1, POINTWISE)])
-    with pytest.raises(RuntimeError, match="nowhere"):
-        resources([rms_norm().job], 90)
+    monkeypatch.setattr(aot, "launches_of", lambda job, target: [Launch(broken, ((0, 0, 0), (1, 0, 0)), (), (), 1, POINTWISE)])
+    (r,) = resources([rms_norm().job], Target(90))
+    assert "nowhere is not defined" in r.error
+    assert not r.fits
+
+
+def test_a_kernel_that_takes_too_long_is_given_up_and_the_next_compiles() -> None:
+    job = gated(s=70, f=90).job
+    assert isinstance(job, ContractJob)
+    (launch,) = launches_of(job, Target(90))
+    request = json.dumps(aot._request(job, launch, 90))
+    compiler = Compiler()
+    try:
+        assert compiler.ask(request, 0.0)["error"] == "no answer in 0 s"
+        assert not compiler.ask(request, 60.0)["error"]
+    finally:
+        compiler.close()
+
+
+def test_equal_sources_are_compiled_once() -> None:
+    job = rms_norm().job
+    assert len(resources([job, job], Target(90))) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_whole_table_and_every_tile_it_offers() -> None:
+    assert main(["--variants"]) == 0
