@@ -1,8 +1,8 @@
 """From a job to Triton kernels that are ready to launch.
 
 In: a job. Out: a kernel whose call checks its tensors, allocates nothing and launches. A gather from the host is no kernel on any
-backend: it is handed to the host gather. Indices that depend on data are checked by the torch definition of the index expressions first,
-as no kernel can raise.
+backend: it is handed to the host gather. No kernel can raise, so indices that depend on data are checked beforehand by the torch
+definition of the index expressions: by the call itself where the tensors are on the CPU, by the device from host copies elsewhere.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from einpage.einsum_front.expr import Expr
 from einpage.einsum_front.job import AttentionJob, ContractJob, GatherJob, Job, MapJob, View
 from einpage.kernels.access import TORCH_DTYPE
 from einpage.kernels.gather import HostGather, prepare_gather
-from einpage.kernels.index_check import index_checks
+from einpage.kernels.index_check import IndexCheck, index_checks
 from einpage.kernels.program import Operands
 from einpage.kernels.triton_attention import attention_launches
 from einpage.kernels.triton_build import build
@@ -33,17 +33,39 @@ class TritonKernel:
     result: View
     launches: tuple[tuple[Any, Launch], ...]
     """(function, its launch)."""
-    check: Callable[[Operands], None] | None
-    """Raises IndexOutOfRange before anything is launched."""
+    check: IndexCheck | None
+    """For a device to call with host copies once its inputs are known, before what uses them runs; None where nothing is to check."""
     scratch_bytes: int = 0
 
     def __call__(self, operands: Operands, result: Tensor, workspace: Tensor | None = None) -> None:
-        self._verify(operands, result)
-        if self.check is not None:
+        """Launch. On the CPU indices are checked first; elsewhere that would wait for the device, so it is for the device to have done."""
+        if self.check is not None and result.device.type == "cpu":
             self.check(operands)
+        self.bind(operands, result)()
+
+    def bind(self, operands: Operands, result: Tensor) -> Callable[[], None]:
+        """The launches for these tensors, which are looked at now and not again; no index is checked."""
+        self._verify(operands, result)
+        calls = [(function[(launch.programs,)], *self._arguments(launch, operands, result)) for function, launch in self.launches]
+
+        def launch_all() -> None:
+            for call, arguments, options in calls:
+                call(*arguments, **options)
+
+        return launch_all
+
+    def warm(self, operands: Operands, result: Tensor) -> None:
+        """Compile for such tensors and load the code onto their device, without running anything; nothing where Triton interprets."""
+        self._verify(operands, result)
         for function, launch in self.launches:
-            pointers = (operands[i][j].view(-1)[first:] if first else operands[i][j] for i, j, first in launch.pointers)
-            function[(launch.programs,)](*pointers, result, *launch.starts, num_warps=launch.tiles.warps, num_stages=launch.tiles.stages)
+            arguments, options = self._arguments(launch, operands, result)
+            compiled = function.warmup(*arguments, grid=(launch.programs,), **options)
+            if compiled is not None:
+                _ = compiled.run  # loads the code, which a recorded graph or a timed launch must not have to do
+
+    def _arguments(self, launch: Launch, operands: Operands, result: Tensor) -> tuple[tuple[object, ...], dict[str, int]]:
+        pointers = [operands[i][j].view(-1)[first:] if first else operands[i][j] for i, j, first in launch.pointers]
+        return (*pointers, result, *launch.starts), {"num_warps": launch.tiles.warps, "num_stages": launch.tiles.stages}
 
     def _verify(self, operands: Operands, result: Tensor) -> None:
         """Our own contract: packed tiles of the boxes' shapes and dtypes, on one device."""

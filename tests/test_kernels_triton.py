@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from einpage.einsum_front.dtype import DType
 from einpage.kernels.dispatch import Backend, prepare
-from einpage.kernels.errors import IndexOutOfRange
+from einpage.kernels.errors import IndexOutOfRange, Unsupported
 from kernels_cases import ATTENTIONS, CONTRACTS, GATHERS
 from kernels_maps import MAPS, last_token
 from kernels_naive import Case, assert_right
@@ -63,6 +65,69 @@ def test_an_index_outside_is_found_before_the_launch() -> None:
     with pytest.raises(IndexOutOfRange, match="index 9 is outside dimension 1 of x, which has 9"):
         prepare(case.job, Backend.TRITON)(case.operands(), out, None)
     assert out.isnan().all()
+
+
+def index_kernel(case: Case) -> triton_jobs.TritonKernel:
+    kernel = triton_jobs.triton_kernel(case.job)
+    assert isinstance(kernel, triton_jobs.TritonKernel)
+    return kernel
+
+
+def test_indices_are_checked_from_host_copies_of_what_they_are_made_of() -> None:
+    case = last_token()
+    kernel = index_kernel(case)
+    assert kernel.check is not None
+    assert kernel.check.reads == (1,)
+    kernel.check((None, case.operands()[1]))
+    with pytest.raises(IndexOutOfRange, match="index 11 is outside dimension 1 of x"):
+        kernel.check((None, (torch.tensor([12, 1, 1], dtype=torch.int32),)))
+
+
+def test_an_index_that_the_device_computes_cannot_be_checked() -> None:
+    case = last_token()
+    kernel = index_kernel(case)
+    assert kernel.check is not None
+    with pytest.raises(Unsupported, match="an index made of lengths, which is computed on the device"):
+        kernel.check((case.operands()[0], None))
+
+
+def test_launches_that_are_bound_once_run_again() -> None:
+    case = MAPS["rms_norm"]()
+    operands, out = case.operands(), case.poisoned()
+    run = index_kernel(case).bind(operands, out)
+    run()
+    assert_right(case, out)
+    out.fill_(float("nan"))
+    run()
+    assert_right(case, out, " (again)")
+
+
+def test_warming_compiles_for_what_a_launch_would_pass_and_runs_nothing() -> None:
+    """No GPU: a stand-in for the compiled function says what it was asked."""
+    asked, loaded = [], []
+
+    class Compiled:
+        @property
+        def run(self) -> None:
+            loaded.append(True)
+
+    class Function:
+        def warmup(self, *arguments: object, **options: object) -> Compiled:
+            asked.append((arguments, options))
+            return Compiled()
+
+    case = MAPS["rotation"]()
+    operands, out = case.operands(), case.poisoned()
+    kernel = index_kernel(case)
+    kernel.warm(operands, out)
+    assert out.isnan().all()
+    (launch,) = [launch for _, launch in kernel.launches]
+    replace(kernel, launches=((Function(), launch),)).warm(operands, out)
+    ((arguments, options),) = asked
+    assert options == {"grid": (launch.programs,), "num_warps": launch.tiles.warps, "num_stages": launch.tiles.stages}
+    assert arguments[-1 - len(launch.starts)] is out
+    assert arguments[-len(launch.starts) :] == launch.starts
+    assert loaded == [True]
 
 
 def test_a_tile_of_another_shape_is_our_bug() -> None:
