@@ -21,8 +21,8 @@ from bench.gpu.runs import Runs, Watched, forget_memory, opened, prepared, repea
 from bench.plan_quality import MODELS
 from einpage.exec.build import Model
 from einpage.exec.choose import Dispatch
-from einpage.exec.resident import available_bytes
 from einpage.exec.run import Prepared
+from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.machine import Machine
 from einpage.memplan.units import format_bytes
 
@@ -146,11 +146,14 @@ def _compute_alone(bench: Bench, cell: Cell, model: Model, alone: dict[tuple[str
     key = (cell.model, cell.seq)
     need = _resident_bytes(model)
     room = setting.dry or (cell.model == "7B" and setting.left_s() > LEAST_LEFT_S[cell.model])
-    if key in alone or not room or need > bench.machine.device_bytes or need > (available_bytes() or need):
+    if key in alone or not room or need > bench.machine.device_bytes:
         return
-    with prepared(setting, model, bench.machine, need, passes=3) as ready:
-        repeat(ready, Dispatch.STATIC, 1)
-        found = repeat(ready, Dispatch.STATIC, 1)
+    try:
+        with prepared(setting, model, bench.machine, need, passes=3) as ready:
+            repeat(ready, Dispatch.STATIC, 1)
+            found = repeat(ready, Dispatch.STATIC, 1)
+    except DoesNotFit:  # the host has no room for it
+        return
     if found.measured.measured_h2d_bytes < MOST_GATHERED * need:
         alone[key] = found
 
