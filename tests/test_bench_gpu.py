@@ -184,7 +184,7 @@ def parts_of(monkeypatch: pytest.MonkeyPatch) -> Any:
         whole = {"gates": [], "rows": [], "absent": {}, "left_out": [], "seconds": 0.1, **facts}
         program = WRITE.format(repr(whole), seconds)
         monkeypatch.setattr(
-            everything, "part_command", lambda part, asked, s: [sys.executable, "-c", program, str(asked.out / f"{part}.json")]
+            everything, "part_command", lambda part, asked, s, resume: [sys.executable, "-c", program, str(asked.out / f"{part}.json")]
         )
 
     monkeypatch.setattr(everything, "GRACE_S", 0.5)
@@ -223,7 +223,7 @@ def test_what_an_earlier_run_left_is_not_this_runs(parts_of: Any, tmp_path: Path
     (tmp_path / "links.json").write_text(
         '{"state": "finished", "green": true, "gates": [], "rows": [], "absent": {}, "left_out": [], "seconds": 1}'
     )
-    monkeypatch.setattr(everything, "part_command", lambda part, asked, s: [sys.executable, "-c", ""])
+    monkeypatch.setattr(everything, "part_command", lambda part, asked, s, resume: [sys.executable, "-c", ""])
     assert everything.main(["--out", str(tmp_path), "--parts", "links"]) == 1
 
 

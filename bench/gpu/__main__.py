@@ -16,7 +16,7 @@ from pathlib import Path
 from time import perf_counter
 
 from bench.gpu import summary
-from bench.gpu.one import PARTS
+from bench.gpu.one import GO_ON, PARTS
 from bench.results import ROOT
 
 LIMIT_S = {"links": 30.0, "compile": 70.0, "kernels": 90.0, "tests": 75.0, "smollm2": 35.0, "models": 165.0, "peers": 105.0}
@@ -53,22 +53,31 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _run(part: str, asked: argparse.Namespace, seconds: float) -> None:
-    """One part; ended by force where it does not end by itself."""
+    """One part; begun again where it lost its device, ended by force where it does not end by itself."""
+    began, resume = perf_counter(), False
+    while (left := seconds - (perf_counter() - began)) > 0 and _process(part, asked, left, resume) == GO_ON:
+        resume = True
+
+
+def _process(part: str, asked: argparse.Namespace, seconds: float, resume: bool) -> int | None:
+    """Its exit status; None where it was cut."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)}
-    process = subprocess.Popen(part_command(part, asked, seconds), cwd=ROOT, env=environment, start_new_session=True)
+    process = subprocess.Popen(part_command(part, asked, seconds, resume), cwd=ROOT, env=environment, start_new_session=True)
     try:
-        process.wait(seconds + GRACE_S)
+        return process.wait(seconds + GRACE_S)
     except subprocess.TimeoutExpired:
         print(f"[{part}] cut after {seconds + GRACE_S:.0f} s", flush=True)
+        return None
     finally:
         with suppress(ProcessLookupError):  # nothing it started outlives it
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
-def part_command(part: str, asked: argparse.Namespace, seconds: float) -> list[str]:
+def part_command(part: str, asked: argparse.Namespace, seconds: float, resume: bool) -> list[str]:
     words = [sys.executable, "-m", "bench.gpu.one", part, "--out", str(asked.out), "--seconds", f"{seconds:.1f}"]
     words += ["--dry-run"] if asked.dry_run else []
+    words += ["--resume"] if resume else []
     return words + (["--model", str(asked.model)] if asked.model else [])
 
 

@@ -29,6 +29,7 @@ from einpage.kernels.dispatch import Backend, prepare
 
 MOST_PROCESSES = 12
 SPARE_S = 4.0
+LOST = "this process lost its device to an earlier job"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,9 @@ def measure(report: Report) -> None:
         for future in as_completed(futures, timeout=max(1.0, setting.left_s() - SPARE_S)):
             seconds, fault = future.result()
             key = {"job": futures[future]}
+            if fault == LOST:
+                report.leave_out(futures[future])
+                continue
             report.row(futures[future], fault is None, fault or "runs, no NaN", key, {"first_call_s": seconds}, f"{seconds:.1f} s")
     except PoolTimeout:
         left = [title for future, title in futures.items() if not future.done()]
@@ -81,8 +85,13 @@ def _all(dry: bool) -> Iterator[tuple[str, Job]]:
 
 
 def compiled(job: Job, dry: bool) -> tuple[float, str | None]:
-    """Seconds of the job's first call, and what was wrong with it. Runs in a process of its own."""
+    """Seconds of the job's first call, and what was wrong with it. Runs in a process of its own, which may have lost its device before."""
     torch.set_num_threads(1)
+    try:
+        if not dry:
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return 0.0, LOST
     device = torch.device("cpu" if dry else "cuda")
     began = perf_counter()
     try:

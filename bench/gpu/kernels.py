@@ -113,8 +113,7 @@ def measure(report: Report) -> None:
             report.leave_out(group.title)
             continue
         for case in group.cases(setting.device):
-            if not setting.dry and setting.left_s() < LEAST_LEFT_S:
-                report.leave_out(case.name)
+            if not report.begin(case.name, LEAST_LEFT_S):
                 continue
             try:
                 _measure(report, clock, case)

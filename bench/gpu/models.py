@@ -94,8 +94,7 @@ def measure(report: Report) -> None:
     alone: dict[tuple[str, int], Runs] = {}
     for cell in DRY_CELLS if setting.dry else CELLS:
         name = f"{cell.model} {cell.seq} in {format_bytes(cell.budget)}"
-        if not setting.dry and setting.left_s() < LEAST_LEFT_S[cell.model]:
-            report.leave_out(name)
+        if not report.begin(name, LEAST_LEFT_S[cell.model]):
             continue
         try:
             _measure(bench, cell, name, alone)

@@ -97,8 +97,7 @@ def _measure(shared: Shared, seq: int) -> None:
     _row(report, everything, seq, wanted, walls, wanted, ours)
     for peer in peers(shared, seq):
         what = f"{peer.name}, {seq} tokens"
-        if not setting.dry and setting.left_s() < LEAST_LEFT_S:
-            report.leave_out(what)
+        if not report.begin(what, LEAST_LEFT_S):
             continue
         try:
             logits, walls = timed(setting, peer, tokens, repeats)
@@ -106,6 +105,7 @@ def _measure(shared: Shared, seq: int) -> None:
             report.lacks(peer.name, str(missing))
         except Exception as error:  # a peer that breaks says nothing about us
             report.lacks(what, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+            report.need_device()
             forget_memory(setting)
         else:
             _row(report, peer, seq, logits, walls, wanted, ours)
@@ -170,6 +170,8 @@ def _ours(shared: Shared, seq: int, wanted: Tensor) -> dict[str, float]:
     budget = (128 << 10) if setting.dry else CAP
     for regime, passes in (("cold", None), ("steady", 3)):
         what = f"einpage {regime}, {seq} tokens"
+        if not report.begin(what, LEAST_LEFT_S):
+            continue
         try:
             with prepared(setting, shared.held.put(opened(shared.sizes, seq)), machine, budget, passes) as ready:
                 repeat(ready, Dispatch.STATIC, 1)

@@ -6,6 +6,7 @@ what it had. Invariants: a row whose check failed holds no figure; a file that d
 
 from __future__ import annotations
 
+import json
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -50,18 +51,35 @@ class Setting:
         return self.seconds - (perf_counter() - self.began)
 
 
+class DeviceLost(Exception):
+    """The device answers this process no more, as after an access to memory that is not there: a new process must go on."""
+
+
 class Report:
     """The rows and gates of one part, on disk at every moment."""
 
-    def __init__(self, part: str, setting: Setting) -> None:
+    def __init__(self, part: str, setting: Setting, resume: bool = False) -> None:
+        """With `resume` it goes on where a process that lost its device left it."""
         self.part, self.setting = part, setting
-        self.rows: list[dict[str, Any]] = []
-        self.gates: list[dict[str, Any]] = []
-        self.absent: dict[str, str] = {}
-        self.left_out: list[str] = []
+        before = json.loads((setting.out / f"{part}.json").read_text(encoding="utf-8")) if resume else {}
+        self.rows: list[dict[str, Any]] = before.get("rows", [])
+        self.gates: list[dict[str, Any]] = before.get("gates", [])
+        self.absent: dict[str, str] = before.get("absent", {})
+        self.left_out: list[str] = before.get("left_out", [])
+        self.begun: list[str] = before.get("begun", [])
         self.state = "cut"
-        self.error: str | None = None
+        self.error: str | None = before.get("error")
         self.write()
+
+    def begin(self, what: str, least_s: float = 0.0) -> bool:
+        """Whether to go on with `what`: not where an earlier process did, nor where less than `least_s` is left, which is noted."""
+        if what in self.begun:
+            return False
+        if not self.setting.dry and self.setting.left_s() < least_s:
+            self.leave_out(what)
+            return False
+        self.begun.append(what)
+        return True
 
     @property
     def green(self) -> bool:
@@ -97,9 +115,19 @@ class Report:
         self.write()
 
     def failed(self, what: str, error: BaseException) -> None:
-        """A row that could not be made: its gate is red, the rest goes on."""
+        """A row that could not be made: its gate is red, the rest goes on. Raises DeviceLost where that takes a new process."""
         self.error = "".join(traceback.format_exception(error))[-4000:]
         self.check(what, False, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        self.need_device()
+
+    def need_device(self) -> None:
+        """Raises DeviceLost where the device does not answer any more."""
+        if self.setting.device.type == "cuda" and torch.cuda.is_available():
+            try:
+                torch.cuda.synchronize()
+            except RuntimeError as error:
+                self.say("the device is lost to this process")
+                raise DeviceLost from error
 
     def finish(self) -> None:
         self.state = "finished"
@@ -119,6 +147,7 @@ class Report:
             "gates": self.gates,
             "absent": self.absent,
             "left_out": self.left_out,
+            "begun": self.begun,
             "error": self.error,
         }
         results.write(self.setting.out, self.part, self.setting.command, self.rows, **{"machine": machine_line(), **facts})

@@ -38,10 +38,12 @@ def measure(report: Report) -> None:
         return
     prompts = json.loads(REFERENCE.read_text(encoding="utf-8"))["prompts"]
     for prompt in prompts[:1] if setting.dry else prompts:
-        if not setting.dry and setting.left_s() < LEAST_LEFT_S:
-            report.leave_out(prompt["text"])
+        if not report.begin(prompt["text"], LEAST_LEFT_S):
             continue
-        _measure(report, setting, path, prompt)
+        try:
+            _measure(report, setting, path, prompt)
+        except Exception as error:
+            report.failed(prompt["text"], error)
         forget_memory(setting)
 
 
