@@ -8,14 +8,18 @@ runs along another letter than the result (a transposition): then a block spans 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from einpage.einsum_front.expr import Expr, Letter, Reduce, children, free_letters, loads
+from einpage.einsum_front.expr import Call, Expr, Letter, Reduce, children, free_letters, loads, walk
 from einpage.einsum_front.job import MapJob, Part, View
 from einpage.kernels.access import linear, row_major
-from einpage.kernels.triton_tiles import CROSS, POINTWISE, ROW, Tiles, cover, warps
+from einpage.kernels.triton_tiles import CROSS, POINTWISE, ROW, SHARED, Tiles, cover, warps
+
+COSTLY = frozenset(("sin", "cos", "tanh", "erf", "gelu", "gelu_tanh", "log"))
+SHARED_FROM = 4
+"""How many times a costly function must be wanted for its letters to get an axis of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +54,29 @@ def shape_of(job: MapJob, letters: Sequence[Letter], parts: Sequence[Part]) -> S
         return _reducing(job, rows, columns, by_row, longest, strides)
     last = next((x for x in reversed(rows) if extent[x] > 1), None)
     crossing = [x for x, weight in _along(strides).most_common() if x in rows and x != last and 4 * weight >= job.result.boxes[0].size]
+    shared = _shared(parts, rows, last, extent)
+    if shared:
+        others = [x for x in rows if x not in shared]
+        wide = cover(prod(extent[x] for x in shared), SHARED.columns)
+        high = cover(prod(extent[x] for x in others), SHARED.rows)
+        return Shape(tuple(others), shared, (), Tiles(high, wide, 0, SHARED.warps, 1), False)
     if last is None or not crossing or min(extent[last], extent[crossing[0]]) < CROSS.rows // 4:
         most = cover(prod(extent[x] for x in rows), POINTWISE.rows)
         return Shape(tuple(rows), (), (), Tiles(most, 1, 0, warps(most), 1), True)
     cut = rows.index(crossing[0]) + 1
     high, wide = (cover(prod(extent[x] for x in group), most) for group, most in ((rows[:cut], CROSS.rows), (rows[cut:], CROSS.columns)))
     return Shape(tuple(rows[:cut]), tuple(rows[cut:]), (), Tiles(high, wide, 0, warps(high * wide), 1), False)
+
+
+def _shared(parts: Sequence[Part], rows: Sequence[Letter], last: Letter | None, extent: Mapping[Letter, int]) -> tuple[Letter, ...]:
+    """Letters that costly functions depend on, where the others make them be computed over and over (angles, for every head)."""
+    found: set[Letter] = set()
+    for node in (n for p in parts for n in walk(p.expr)):
+        if isinstance(node, Call) and node.fn in COSTLY:
+            letters = free_letters(node) & set(rows)
+            found |= letters if prod(extent[x] for x in rows if x not in letters) >= SHARED_FROM else set()
+    again = prod(extent[x] for x in rows if x not in found)
+    return tuple(x for x in rows if x in found) if last in found and again >= SHARED_FROM else ()
 
 
 def _reducing(

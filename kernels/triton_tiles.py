@@ -27,6 +27,9 @@ ROW = Tiles(2048, 16384, 0, 4, 1)
 CROSS = Tiles(64, 64, 0, 8, 1)
 """A block of a job whose operands and result run along different letters."""
 
+SHARED = Tiles(32, 64, 0, 2, 1)
+"""A block of a pointwise job with functions of its columns alone: few threads, so that each uses what it computes for many rows."""
+
 
 def warps(elements: int) -> int:
     """How many warps share a block: 16 elements or so a thread."""

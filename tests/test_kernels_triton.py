@@ -42,6 +42,7 @@ def test_small_tiles_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(triton_shape, "ROW", Tiles(8, 4, 0, 4, 1))
     monkeypatch.setattr(triton_shape, "POINTWISE", Tiles(32, 1, 0, 4, 1))
     monkeypatch.setattr(triton_shape, "CROSS", Tiles(4, 4, 0, 4, 1))
+    monkeypatch.setattr(triton_shape, "SHARED", Tiles(2, 4, 0, 1, 1))
     monkeypatch.setattr(triton_attention, "ATTENTION", dict.fromkeys(DType, SMALL))
     case = ALL[name]()
     out = case.poisoned()
