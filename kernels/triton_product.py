@@ -199,7 +199,7 @@ class Products:
         w, (load, axis) = self.w, side
         operand = w.operand_by_name[load.name]
         view = w.reads[operand]
-        forms = [linear(i) for i in load.indices]
+        forms = [w.form(i) for i in load.indices]
         frame = self._beside(load, axis)
         lanes = f"tl.arange(0, INNER){_ACROSS[axis]}{'.to(tl.int64)' if w.wide else ''}"
         letters = {**frame.letters, **{x: Val("0", NONE, "i") for run in loop.runs for x in run}}

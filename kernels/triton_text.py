@@ -233,7 +233,7 @@ class Writer:
             return frame.memo[key]
         operand = self.operand_by_name[e.name]
         view = self.reads[operand]
-        forms = [self._form(i) for i in e.indices]
+        forms = [self.form(i) for i in e.indices]
         looked_up = {d: self._index(i, frame) for d, (f, i) in enumerate(zip(forms, e.indices, strict=True)) if f is None}
         axes = self.axes(forms, frame).union(*(v.axes for v in looked_up.values()))
         text = ""
@@ -284,7 +284,7 @@ class Writer:
         hulls = [None if f is None else self._hull(f) for f in forms]
         return all(h is None or (h[0] < b and a < h[1]) for h, a, b in zip(hulls, box.start, box.stop, strict=True))
 
-    def _form(self, index: Expr) -> tuple[dict[Letter, int], int] | None:
+    def form(self, index: Expr) -> tuple[dict[Letter, int], int] | None:
         """`index` as a linear form, without letters of one value: it is the same along their whole axis."""
         form = linear(index)
         if form is None:
@@ -318,7 +318,7 @@ class Writer:
     def store(self, target: Sequence[Expr], value: Val, frame: Frame, axes: str, box: Box | None = None) -> None:
         """Write `value` to the result at `target`, over all of `axes`."""
         box = box or self.result.boxes[0]
-        forms = [self._form(i) for i in target]
+        forms = [self.form(i) for i in target]
         value = arithmetic(value, False)
         shape = ", ".join(SHAPE[a] for a in axes) + (", 1" if len(axes) == 1 else "")
         across = [] if self.axes(forms, frame) == frozenset(axes) else [f"tl.zeros(({shape}), tl.int{64 if self.wide else 32})"]
