@@ -1,196 +1,309 @@
 """Triton source of an AttentionJob: flash attention, one pass over the keys with a running maximum and sum.
 
 In: a job. Out: a kernel's text. A program takes ROWS queries (letters of q alone, all of one batch index) and steps through the keys that
-the mask can leave for them: bounds such as `t <= s` or `s - t < window` become the loop's own. Rows whose scores are all -inf give 0.
+the mask can leave for them, in up to three loops: keys at the edges of the mask or at the end, and between them those that every query
+sees, with no mask at all. Scores count in powers of two, their scale folded in. Rows whose scores are all -inf give 0.
 Published as FlashAttention-2 (Dao, 2023).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from math import prod
 
 from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.expr import Axis, Binary, Call, Expr, Letter, Load, Num, Unary
+from einpage.einsum_front.expr import Acc, Axis, Expr, Letter, Load, children, free_letters, loads, walk
 from einpage.einsum_front.job import AttentionJob
-from einpage.kernels.access import linear
+from einpage.kernels.triton_attention_tiles import attention_tiles
 from einpage.kernels.triton_contract import letters_of
+from einpage.kernels.triton_flat import times
+from einpage.kernels.triton_keys import Limit, limits, taken_apart
 from einpage.kernels.triton_launch import Launch
-from einpage.kernels.triton_text import Frame, Writer, launch
-from einpage.kernels.triton_tiles import ATTENTION, cover
-from einpage.kernels.triton_values import Val
+from einpage.kernels.triton_stream import Stream, parts_of_row, stream
+from einpage.kernels.triton_target import Target
+from einpage.kernels.triton_text import TL_DTYPE, Frame, Writer, launch
+from einpage.kernels.triton_tiles import cover
+from einpage.kernels.triton_values import Val, arithmetic, truth
+
+CACHED = 16 << 20
+"""Bytes of keys and values that one round of programs reads: they stay in a large GPU's cache."""
 
 
-def attention_launches(job: AttentionJob) -> list[Launch]:
-    return [_Kernel(job).launch()]
+def attention_launches(job: AttentionJob, target: Target) -> list[Launch]:
+    return [_Kernel(job, target).launch()]
 
 
 class _Kernel:
-    def __init__(self, job: AttentionJob) -> None:
+    def __init__(self, job: AttentionJob, target: Target) -> None:
         self.job = job
         self.writer = Writer(job.reads, job.result, job.ranges)
         self.extent = {r.letter: r.extent for r in job.ranges}
+        self.dtype = {v.name: v.dtype for v in job.reads}
+        self.score = taken_apart(job.score)
+        self._roles()
+        self.row_count, self.batch_count = prod(self.extent[x] for x in self.rows), prod(self.extent[x] for x in self.batch)
+        self.depth, self.width = prod(self.extent[x] for x in job.score_letters), prod(self.extent[x] for x in self.own)
+        factors = {self.dtype[load.name] for load in (job.q, job.k, job.v)}
+        dtype = factors.pop() if len(factors) == 1 else DType.FP32
+        self.parts = parts_of_row(self.writer, job.row, (job.k, job.v))
+        head = max(self.depth, self.width)
+        self.tiles = target.attention or attention_tiles(dtype, head, self.row_count, len(self.parts), target.capability)
+        self.keys = self.extent[job.row]
+        self.size = {
+            "ROWS": cover(self.row_count, self.tiles.rows, 16),
+            "KEYS": cover(self.keys, self.tiles.columns, 16),
+            "INNER": cover(self.depth, 1 << 30, 16),
+            "WIDTH": cover(self.width, 1 << 30, 16),
+        }
+        self.blocks = -(-self.row_count // self.size["ROWS"])
+
+    def _roles(self) -> None:
+        """Target letters as batch, queries and those of v alone. The queries' letter that the mask compares with keys is outermost: a
+        block then spans few of its values."""
+        job = self.job
         summed = set(job.score_letters)
         q, k, v = letters_of(job.q) - summed, letters_of(job.k) - summed - {job.row}, letters_of(job.v) - {job.row}
         batch = k | (q & v)
         self.batch = [x for x in job.target if x in batch]
-        self.rows = self._slowest_first([x for x in job.target if x in q - batch])
         self.own = [x for x in job.target if x in v - batch]
-        self.tiles = ATTENTION[job.result.dtype]
-        self.row_count, self.batch_count = prod(self.extent[x] for x in self.rows), prod(self.extent[x] for x in self.batch)
-        self.depth, self.width = prod(self.extent[x] for x in job.score_letters), prod(self.extent[x] for x in self.own)
-        self.size = {
-            "ROWS": cover(self.row_count, self.tiles.rows, 16),
-            "KEYS": cover(self.extent[job.row], self.tiles.columns, 16),
-            "INNER": cover(self.depth, 1 << 30, 16),
-            "WIDTH": cover(self.width, 1 << 30, 16),
-        }
-
-    def _slowest_first(self, rows: list[Letter]) -> list[Letter]:
-        """The letters that the mask compares with the row letter outermost, so that a block of queries spans few of their values."""
-        compared = {x for bound in self._bounds() for x in bound[0]}
-        return sorted(rows, key=lambda x: (x not in compared, rows.index(x)))
+        rows = [x for x in job.target if x in q - batch]
+        self.limits = limits(self.score.conditions, job.row, rows, self.batch, lambda load: not self.dtype[load.name].is_float)
+        compared = {x for limit in self.limits for x, _ in limit.letters}
+        self.rows = sorted(rows, key=lambda x: (x not in compared, rows.index(x)))
 
     def launch(self) -> Launch:
         job, w = self.job, self.writer
-        blocks = -(-self.row_count // self.size["ROWS"])
-        w.names |= {"program", "first", "row", "row_mask", "key", "key_mask", "width", "width_mask", "ROWS", "KEYS", "INNER", "WIDTH"}
-        w.expect([job.score, job.epilogue])
-        w.line("program = tl.program_id(0).to(tl.int64)")
-        w.line(f"first = program % {blocks} * ROWS")
-        w.line(f"row = first + tl.arange(0, ROWS)[:, None]  # [{' '.join(self.rows)}]")
-        w.line(f"row_mask = row < {self.row_count}")
-        batch = w.split(f"(program // {blocks})", self.batch, "")
-        queries = Frame({**batch, **w.split("row", self.rows, "r")}, {"r": "row_mask"})
-        q = self._block(job.q, queries, job.score_letters, "[None, :]", "rd", "(ROWS, INNER)")
-        w.line(f"width = tl.arange(0, WIDTH)[None, :].to(tl.int64)  # [{' '.join(self.own)}]")
-        w.line(f"width_mask = width < {self.width}")
-        own = w.split("width", self.own, "w")
-        w.line('most = tl.full((ROWS, 1), float("-inf"), tl.float32)')
-        w.line("total = tl.zeros((ROWS, 1), tl.float32)")
+        w.names |= {"program", "block", "first", "row", "most", "total", "attended", "score", "weight", "kept", "most_now"}
+        w.names |= {"safe", "start", "tile", "begin", "end", *self.size}
+        w.expect([*self.score.conditions, self.score.body, job.epilogue])
+        batch = self._place()
+        ragged = self.row_count % self.size["ROWS"] > 0
+        inside = w.assign("row_inside", f"tl.minimum(row, {self.row_count - 1})") if ragged else "row"
+        queries = Frame({**batch, **w.split(inside, self.rows, "r")}, {})
+        q = self._inner("[None, :]")
+        held = w.load(job.q, Frame({**queries.letters, **q.letters}, {**queries.masks, **q.masks}))
+        self.q = self._whole(held, "rd", "(ROWS, INNER)", q.masks)
+        width = w.assign("width", f"tl.arange(0, WIDTH)[None, :]  # [{' '.join(self.own)}]")
+        width_masks = {"w": w.assign("width_mask", f"{width} < {self.width}")} if self.width < self.size["WIDTH"] else {}
+        self.lanes = {"d": self._inner("[:, None]"), "w": Frame(w.split(width, self.own, "w"), width_masks)}
+        self.queries, self.scalars = queries, batch
+        self._hoist(self.score.body)
+        for condition in self.score.conditions:
+            self._hoist(condition)
+        w.line('most = tl.full((ROWS,), float("-inf"), tl.float32)')
+        w.line("total = tl.zeros((ROWS,), tl.float32)")
         w.line("attended = tl.zeros((ROWS, WIDTH), tl.float32)")
-        w.names |= {"most", "total", "attended"}
-        low, high = self._loop_bounds(batch)
-        w.line(f"for start in range({low}, {high}, KEYS):")
-        w.names.add("start")
-        w.indent += 1
-        self._step(queries, own, q)
-        w.indent -= 1
-        w.line("attended = attended / tl.where(total == 0.0, 1.0, total)")
-        end = Frame({**queries.letters, **own}, {"r": "row_mask", "w": "width_mask"}, accs={1: Val("attended", frozenset("rw"), "f")})
+        self._attend()
+        w.line("attended = attended * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]")
+        own = {**w.split("row", self.rows, "r"), **self.lanes["w"].letters} if ragged else self.lanes["w"].letters
+        end = Frame({**queries.letters, **own}, {**({"r": f"(row < {self.row_count})"} if ragged else {}), **width_masks})
+        end.accs = {1: Val("attended", frozenset("rw"), "f")}
         w.store(tuple(Axis(x) for x in job.target), w.value(job.epilogue, end), end, "rw")
         what = f"{job.result.name}: queries over {' '.join(self.rows)}, keys over {job.row}, batch over {' '.join(self.batch) or 'nothing'}"
-        return launch("attention_kernel", what, w, self.size, blocks * self.batch_count, self.tiles)
+        return launch("attention_kernel", what, w, self.size, self.blocks * self.batch_count, self.tiles)
 
-    def _step(self, queries: Frame, own: dict[Letter, Val], q: str) -> None:
-        """One block of keys: scores, the running maximum and sum, and what is attended to."""
-        job, w = self.job, self.writer
-        r = w.range_by_letter[job.row]
-        across = w.assign(str(job.row), "start + tl.arange(0, KEYS)[None, :].to(tl.int64)")
-        w.line(f"key_mask = {across} < {r.extent}")
-        batch = {x: v for x, v in queries.letters.items() if x in self.batch}
-        keys = Frame({**batch, job.row: Val(across, frozenset("t"), "i")}, {"t": "key_mask"})
-        k = self._block(job.k, keys, job.score_letters, "[:, None]", "dt", "(INNER, KEYS)")
-        same = self._dtype(job.q) is self._dtype(job.k)
-        wide = "" if same else ".to(tl.float32)"
-        score = w.assign("score", f'tl.dot({q}{wide}, {k}{wide}, input_precision="ieee")')
-        frame = Frame(
-            {**queries.letters, job.row: Val(across, frozenset("t"), "i")},
-            {"r": "row_mask", "t": "key_mask"},
-            accs={0: Val(score, frozenset("rt"), "f")},
-        )
-        value = w.value(job.score, frame)
-        w.line(f'{score} = tl.where(row_mask & key_mask, {value.text}, float("-inf"))')
-        w.line(f"most_now = tl.maximum(most, tl.max({score}, axis=1, keep_dims=True))")
-        w.line('safe = tl.where(most_now == float("-inf"), 0.0, most_now)')
-        w.line(f"weight = tl.exp({score} - safe)")
-        w.line("kept = tl.exp(most - safe)")
-        w.line("total = total * kept + tl.sum(weight, axis=1, keep_dims=True)")
-        down = w.assign(str(job.row), "start + tl.arange(0, KEYS)[:, None].to(tl.int64)")
-        below = w.assign("key_mask", f"{down} < {r.extent}")
-        values = Frame({**batch, **own, job.row: Val(down, frozenset("t"), "i")}, {"t": below, "w": "width_mask"})
-        v = self._whole(w.load(job.v, values), "tw", "(KEYS, WIDTH)", f"tl.broadcast_to({below}, (KEYS, WIDTH))")
-        w.line(f'attended = tl.dot(weight, {v}.to(tl.float32), attended * kept, input_precision="ieee")')
-        w.line("most = most_now")
-
-    def _block(self, load: Load, frame: Frame, inner: tuple[Letter, ...], shape: str, axes: str, full: str) -> str:
-        """A block of q or k with its summed letters along INNER, 0 beyond their end."""
+    def _place(self) -> dict[Letter, Val]:
+        """Which queries this program takes. Where later queries see more keys they come first, those of a few heads together."""
         w = self.writer
-        number = w.assign("inner", f"tl.arange(0, INNER){shape}.to(tl.int64)  # [{' '.join(inner)}]")
-        mask = w.assign("inner_mask", f"{number} < {self.depth}")
-        letters = {x: v for x, v in frame.letters.items() if x not in inner}
-        here = Frame({**letters, **w.split(number, inner, "d")}, {**frame.masks, "d": mask})
-        return self._whole(w.load(load, here), axes, full, f"tl.broadcast_to({mask}, {full})")
+        w.line(f"program = {w.program()}")
+        outer = self.rows[0] if self.rows else None
+        more = {limit.upper == (c > 0) for limit in self.limits for x, c in limit.letters if x == outer}
+        together = 1
+        if more == {True}:
+            together = self._together()
+            w.line(f"block = {self.blocks - 1} - {_over('program', together)} % {self.blocks}")
+        else:
+            w.line(f"block = program % {self.blocks}")
+        batch = f"(program // {self.blocks * together})"
+        if together > 1:
+            batch = w.assign("head", f"{batch} * {together} + program % {together}")
+        w.line("first = block * ROWS")
+        w.line(f"row = first + tl.arange(0, ROWS)[:, None]  # [{' '.join(self.rows)}]")
+        return w.split(batch, self.batch, "")
 
-    def _whole(self, held: Val, axes: str, full: str, mask: str) -> str:
+    def _together(self) -> int:
+        """How many batch indices take turns: as many as divide them all and leave their keys and values in the cache."""
+        each = self.keys * (self.depth * self.dtype[self.job.k.name].nbytes + self.width * self.dtype[self.job.v.name].nbytes)
+        most = max(1, CACHED // max(1, each))
+        return max(n for n in range(1, min(most, self.batch_count) + 1) if self.batch_count % n == 0)
+
+    def _inner(self, shape: str) -> Frame:
+        """The summed letters along INNER."""
+        w = self.writer
+        inner = w.assign("inner", f"tl.arange(0, INNER){shape}  # [{' '.join(self.job.score_letters)}]")
+        masks = {"d": w.assign("inner_mask", f"{inner} < {self.depth}")} if self.depth < self.size["INNER"] else {}
+        return Frame(w.split(inner, self.job.score_letters, "d"), masks)
+
+    def _whole(self, held: Val, axes: str, full: str, masks: Mapping[str, str]) -> str:
+        """`held` along all of `axes`, 0 where a mask that it does not have itself says so."""
         if held.axes == frozenset(axes):
             return held.text
-        return self.writer.assign("block", f"tl.where({mask}, tl.broadcast_to({held.text}, {full}), 0)")
+        text = f"tl.broadcast_to({held.text}, {full})"
+        outside = [f"tl.broadcast_to({m}, {full})" for a, m in masks.items() if a not in held.axes and a in axes]
+        return self.writer.assign("block", f"tl.where({' & '.join(outside)}, {text}, 0)" if outside else text)
 
-    def _dtype(self, load: Load) -> DType:
-        return next(v.dtype for v in self.job.reads if v.name == load.name)
+    def _hoist(self, e: Expr) -> None:
+        """Read before the loop whatever of a score does not depend on the key; every step then finds it in the queries' memo."""
+        if not any(isinstance(n, Load | Acc) or self.job.row in free_letters(n) for n in walk(e)):
+            return
+        if self.job.row not in free_letters(e) and loads(e) and not any(isinstance(n, Acc) for n in walk(e)):
+            value = self.writer.value(e, self.queries)
+            if value.kind != "c":
+                self.queries.memo[(e, False)] = Val(self.writer.assign("known", value.text), value.axes, value.kind)
+        elif not isinstance(e, Load):
+            for child in children(e):
+                self._hoist(child)
 
-    # which keys a block of queries can see
+    # the loops over keys
 
-    def _bounds(self) -> Iterator[tuple[dict[Letter, int], int]]:
-        """Conditions of the mask, as affine forms that are >= 0 where the score may be finite."""
-        score = self.job.score
-        while isinstance(score, Call) and score.fn == "where" and _is_minus_inf(score.args[2]):
-            yield from _conditions(score.args[0])
-            score = score.args[1]
+    def _attend(self) -> None:
+        job, w = self.job, self.writer
+        parts = self.parts
+        across, down = "tl.arange(0, KEYS)[None, :]", "tl.arange(0, KEYS)[:, None]"
+        k = stream(w, job.k, job.row, parts, self.scalars, self.lanes["d"].letters, across, "(INNER, KEYS)")
+        v = stream(w, job.v, job.row, parts, self.scalars, self.lanes["w"].letters, down, "(KEYS, WIDTH)")
+        if k is None or v is None:
+            k = v = None
+            parts = [w.range_by_letter[job.row]]
+        self.streams: tuple[Stream | None, Stream | None] = (k, v)
+        seen_from, all_from = self._bound(False, False), self._bound(False, True)
+        seen_to, all_to = self._bound(True, True), self._bound(True, False)
+        spans = [(p.start - w.range_by_letter[job.row].start, p.stop - w.range_by_letter[job.row].start) for p in parts]
+        if len(spans) == 1:
+            for s in (k, v):
+                if s is not None:
+                    w.line(f"{s.name} = {s.at[0]}")
+            self._loops("0", str(self.keys), seen_from, all_from, all_to, seen_to, self.keys % self.size["KEYS"] > 0)
+            return
+        w.line(f"for tile in range(0, {len(spans)}):")
+        w.indent += 1
+        chosen = [("begin", [str(a) for a, _ in spans]), ("end", [str(b) for _, b in spans])]
+        for name, texts in [*chosen, *((s.name, list(s.at)) for s in (k, v) if s is not None)]:
+            for n, text in enumerate(texts):
+                w.line(f"{name} = tl.where(tile == {n}, {text}, {name})" if n else f"{name} = {text}")
+        seen_from, all_from = ("" if not x else w.assign("low", f"tl.maximum({x}, begin)") for x in (seen_from, all_from))
+        all_to, seen_to = ("" if not x else w.assign("high", f"tl.minimum({x}, end)") for x in (all_to, seen_to))
+        ragged = any((b - a) % self.size["KEYS"] for a, b in spans)
+        self._loops("begin", "end", seen_from, all_from, all_to, seen_to, ragged)
+        w.indent -= 1
 
-    def _loop_bounds(self, batch: dict[Letter, Val]) -> tuple[str, str]:
-        w, row = self.writer, self.job.row
-        r = w.range_by_letter[row]
-        lows, highs = ["0"], [str(r.extent)]
-        for form, const in self._bounds():
-            c = form.get(row, 0)
-            others = {x: f for x, f in form.items() if x != row and f}
-            if abs(c) != 1 or not set(others) <= set(batch) | set(self.rows):
-                continue
-            starts = [f"{w.start(x)} * {f}" for x, f in form.items() if f]
-            extremes = [self._extreme(x, f, batch) for x, f in others.items()]
-            most = " + ".join([*extremes, *starts, str(const)])  # the most the rest can be in this block, keys counted from 0
-            if c < 0:  # t <= rest
-                highs.append(w.assign("high", f"{most} + 1"))
-            else:  # t >= -rest
-                lows.append(w.assign("low", f"-({most})"))
-        low, high = lows[0], highs[0]
-        for other in lows[1:]:
-            low = w.assign("from_key", f"tl.maximum({low}, {other})")
-        for other in highs[1:]:
-            high = w.assign("to_key", f"tl.minimum({high}, {other})")
-        return low, high
+    def _loops(self, begin: str, end: str, seen_from: str, all_from: str, all_to: str, seen_to: str, ragged: bool) -> None:
+        """Lines for keys `begin` .. `end`: those that only some queries see, those that all see, the rest.
 
-    def _extreme(self, letter: Letter, factor: int, batch: dict[Letter, Val]) -> str:
-        """The largest value of factor * letter among this block's queries, the letter counted from 0."""
-        r = self.writer.range_by_letter[letter]
-        if letter in batch:
-            return f"{batch[letter].text} * {factor}"
-        if letter != self.rows[0]:
-            return str(factor * (r.extent - 1) if factor > 0 else 0)
-        inner = prod(self.extent[x] for x in self.rows[1:])
-        if factor > 0:
-            return f"(tl.minimum((first + ROWS - 1) // {inner}, {r.extent - 1})) * {factor}"
-        return f"(first // {inner}) * {factor}"
+        An empty text is no bound.
+        """
+        w = self.writer
+        every = [c for c in self.score.conditions if c not in {limit.condition for limit in self.limits}]
+        stop = end if ragged or seen_from else ""
+        if self.keys <= self.size["KEYS"] and (self.limits or ragged):
+            self._loop(seen_from or begin, seen_to or end, self.score.conditions, stop)
+            return
+        if seen_from:
+            edge = w.assign("edge", f"{seen_from} + tl.maximum({all_from} - {seen_from} + KEYS - 1, 0) // KEYS * KEYS")
+            self._loop(seen_from, f"tl.minimum({edge}, {seen_to or end})", self.score.conditions, stop)
+            begin = edge
+        if begin == "0" and not all_to:
+            rest = str(self.keys // self.size["KEYS"] * self.size["KEYS"])
+        else:
+            whole = f"{all_to or end} - {begin}" if begin != "0" else all_to
+            rest = w.assign("rest", f"tl.maximum({whole}, 0) // KEYS * KEYS" + (f" + {begin}" if begin != "0" else ""))
+        self._loop(begin, rest, every, "")
+        if ragged or self.limits:
+            self._loop(rest, seen_to or end, self.score.conditions, stop)
+
+    def _bound(self, upper: bool, largest: bool) -> str:
+        """The first key (or, for `upper`, the one after the last) that some or all of this block's queries see; empty without a limit."""
+        w = self.writer
+        found = [self._extreme(limit, largest) for limit in self.limits if limit.upper == upper]
+        if not found:
+            return ""
+        text = str(self.keys if upper else 0)
+        for other in found:
+            text = f"tl.minimum({text}, {other} + 1)" if upper else f"tl.maximum({text}, {other})"
+        some = upper == largest
+        return w.assign(("to" if upper else "from") + ("_some" if some else "_all"), text)
+
+    def _extreme(self, limit: Limit, largest: bool) -> str:
+        """The largest or smallest value of the limit among this block's queries, keys counted from 0."""
+        w, terms = self.writer, []
+        for letter, c in limit.letters:
+            last = largest == (c > 0)
+            if letter in self.scalars:
+                terms.append(times(self.scalars[letter].text, c))
+            elif letter == self.rows[0]:
+                number = f"tl.minimum(first + ROWS - 1, {self.row_count - 1})" if last else "first"
+                terms.append(times(_over(number, prod(self.extent[x] for x in self.rows[1:])), c))
+            elif last:
+                terms.append(str(c * (self.extent[letter] - 1)))
+            terms.append(times(w.start(letter), c))
+        for load, c in limit.data:
+            terms.append(times(w.value(load, Frame(self.scalars, {}), True).text, c))
+        return " + ".join([*terms, *([f"({limit.const})"] if limit.const else [])] or ["0"]) + f" - {w.start(self.job.row)}"
+
+    def _loop(self, begin: str, end: str, conditions: Sequence[Expr], stop: str) -> None:
+        """One loop over blocks of keys; where `stop` is given a block may reach beyond that key."""
+        w = self.writer
+        w.line(f"for start in range({begin}, {end}, KEYS):")
+        w.indent += 1
+        self._step(conditions, stop)
+        w.indent -= 1
+
+    def _step(self, conditions: Sequence[Expr], stop: str) -> None:
+        """One block of keys: scores, the running maximum and sum, and what is attended to."""
+        job, w = self.job, self.writer
+        key = w.assign(str(job.row), "start + tl.arange(0, KEYS)[None, :]")
+        real = [w.assign("key_mask", f"{key} < {stop}")] if stop else []
+        frame = Frame({**self.queries.letters, job.row: Val(key, frozenset("t"), "i")}, dict(self.queries.masks), dict(self.queries.memo))
+        frame.masks = {**frame.masks, **({"t": real[0]} if real else {})}
+        frame.accs = {0: Val("score", frozenset("rt"), "f")}
+        k = self._keys(key, real)
+        wide = "" if self.dtype[job.q.name] is self.dtype[job.k.name] else ".to(tl.float32)"
+        w.line(f"score = tl.dot({self.q}{wide}, {k}{wide}{self._precision(job.q.name, job.k.name)})")
+        value = arithmetic(w.value(self.score.body, frame), False)
+        if value.axes != frozenset("rt"):
+            value = Val(f"({value.text} + tl.zeros((ROWS, KEYS), tl.float32))", frozenset("rt"), "f")
+        held = [v for v in (w.value(c, frame) for c in conditions) if v.kind != "c" or not v.number]
+        seen = [*real, *("tl.full((1, 1), 0, tl.int1)" if v.kind == "c" else truth(v) for v in held)]
+        text = f'tl.where({" & ".join(seen)}, {value.text}, float("-inf"))' if seen else value.text
+        if text != "score":
+            w.line(f"score = {text}")
+        scale = self.score.scale * math.log2(math.e)
+        w.line(f"most_now = tl.maximum(most, tl.max(score, axis=1) * {scale!r})")
+        w.line('safe = tl.where(most_now == float("-inf"), 0.0, most_now)')
+        w.line(f"weight = tl.exp2(score * {scale!r} - safe[:, None])")
+        w.line("kept = tl.exp2(most - safe)")
+        w.line("total = total * kept + tl.sum(weight, axis=1)")
+        v = self._values(stop)
+        dtype = self.dtype[job.v.name]
+        weight = "weight" if dtype is DType.FP32 else f"weight.to({TL_DTYPE[dtype]})"
+        w.line(f"attended = tl.dot({weight}, {v}, attended * kept[:, None]{self._precision(job.v.name)})")
+        w.line("most = most_now")
+
+    def _precision(self, *names: str) -> str:
+        half = {self.dtype[n] for n in names} in ({DType.BF16}, {DType.FP16})
+        return "" if half else ', input_precision="ieee"'
+
+    def _keys(self, key: str, real: Sequence[str]) -> str:
+        """A block [INNER, KEYS] of k."""
+        lanes = self.lanes["d"]
+        return self._read(self.job.k, self.streams[0], key, lanes, real, "dt", "(INNER, KEYS)")
+
+    def _values(self, stop: str) -> str:
+        """A block [KEYS, WIDTH] of v."""
+        key = self.writer.assign(str(self.job.row), "start + tl.arange(0, KEYS)[:, None]")
+        real = [f"({key} < {stop})"] if stop else []
+        return self._read(self.job.v, self.streams[1], key, self.lanes["w"], real, "tw", "(KEYS, WIDTH)")
+
+    def _read(self, load: Load, s: Stream | None, key: str, lanes: Frame, real: Sequence[str], axes: str, full: str) -> str:
+        w = self.writer
+        if s is not None:
+            mask = " & ".join([*real, *lanes.masks.values()])
+            return w.assign(load.name, f"tl.load({s.block('start', w.wide)}" + (f", mask={mask}, other=0)" if mask else ")"))
+        masks = {**lanes.masks, **({"t": real[0]} if real else {})}
+        letters = {**self.scalars, **lanes.letters, self.job.row: Val(key, frozenset("t"), "i")}
+        return self._whole(w.load(load, Frame(letters, masks)), axes, full, masks)
 
 
-def _is_minus_inf(e: Expr) -> bool:
-    match e:
-        case Num(value):
-            return value == -math.inf
-        case Unary("-", Num(value)):
-            return value == math.inf
-    return False
-
-
-def _conditions(e: Expr) -> Iterator[tuple[dict[Letter, int], int]]:
-    match e:
-        case Binary("and", x, y):
-            yield from _conditions(x)
-            yield from _conditions(y)
-        case Binary("<=" | "<", x, y) | Binary(">=" | ">", y, x):
-            form = linear(Binary("-", y, x))
-            if form is not None:
-                yield form[0], form[1] - (1 if e.op in ("<", ">") else 0)
+def _over(text: str, by: int) -> str:
+    return text if by == 1 else f"{text} // {by}"

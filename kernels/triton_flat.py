@@ -31,7 +31,7 @@ class Flat:
 
     def terms(self, stride: Mapping[Letter, int]) -> list[str]:
         """The sum of stride * letter, as few terms as its runs of contiguous letters."""
-        return [_times(self._index(run), run[0]) for run in self._runs(stride) if run[0]]
+        return [times(self._index(run), run[0]) for run in self._runs(stride) if run[0]]
 
     def _runs(self, stride: Mapping[Letter, int]) -> list[tuple[int, int, tuple[Letter, ...]]]:
         """(stride, extent of all faster letters, letters) of each run, the fastest first."""
@@ -69,10 +69,11 @@ def offset(stride: Mapping[Letter, int], letters: Mapping[Letter, Val], flats: I
     for flat in flats:
         if flat.letters and all(letters.get(x) is flat.values[x] for x, _ in flat.letters):
             terms += flat.terms({x: left.pop(x, 0) for x, _ in flat.letters})
-    return [*terms, *(_times(letters[x].text, c) for x, c in left.items() if c and letters[x].text != "0")]
+    return [*terms, *(times(letters[x].text, c) for x, c in left.items() if c and letters[x].text != "0")]
 
 
-def _times(text: str, factor: int) -> str:
+def times(text: str, factor: int) -> str:
+    """The text of a product."""
     return text if factor == 1 else f"{text} * {factor}"
 
 

@@ -101,7 +101,7 @@ def launches_of(job: MapJob | ContractJob | AttentionJob, target: Target) -> lis
         case ContractJob():
             return contract_launches(job, target)
         case AttentionJob():
-            return attention_launches(job)
+            return attention_launches(job, target)
     assert_never(job)
 
 

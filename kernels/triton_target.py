@@ -19,6 +19,8 @@ class Target:
     """One of CAPABILITIES."""
     product: Tiles | None = None
     """The tile of every matrix product, instead of the table's."""
+    attention: Tiles | None = None
+    """The tile of every attention: queries a block, keys a step."""
 
 
 def here() -> Target:

@@ -26,9 +26,13 @@ from einpage.kernels.torch_calls import fold, fold_call
 from einpage.kernels.triton_flat import Flat, offset, without_unread
 from einpage.kernels.triton_launch import Launch
 from einpage.kernels.triton_tiles import Tiles
-from einpage.kernels.triton_values import NONE, Axes, Val, arithmetic, logic, number, power_text, truth
+from einpage.kernels.triton_values import FUNCTION, MATH, NONE, Axes, Val, arithmetic, logic, number, power_text, truth
 
 TL_DTYPE = {DType.FP32: "tl.float32", DType.BF16: "tl.bfloat16", DType.FP16: "tl.float16", DType.INT32: "tl.int32", DType.INT64: "tl.int64"}
+
+
+Form = tuple[dict[Letter, int], int]
+"""A linear index: a factor by letter, and a constant."""
 
 
 @dataclass(slots=True)
@@ -121,7 +125,7 @@ class Writer:
         yield
         self.range_by_letter = whole
 
-    def origin(self, form: tuple[dict[Letter, int], int]) -> int:
+    def origin(self, form: Form) -> int:
         """The value of a linear index where every letter is at its start."""
         return form[1] + sum(c * self.range_by_letter[letter].start for letter, c in form[0].items())
 
@@ -153,7 +157,8 @@ class Writer:
             case Unary(op, x):
                 return self._unary(op, self.value(x, frame, index), index)
             case Binary(op, x, y):
-                return self._binary(op, self.value(x, frame, index), self.value(y, frame, index), index)
+                whole = index or (op in COMPARE and linear(x) is not None and linear(y) is not None)
+                return self._binary(op, self.value(x, frame, whole), self.value(y, frame, whole), whole)
             case Call(fn, args):
                 return self._call(fn, [self.value(a, frame, index) for a in args], index)
             case Reduce():
@@ -261,7 +266,7 @@ class Writer:
         return val if val.kind == "c" else Val(self.assign("index", val.text), val.axes, "i")
 
     def conditions(
-        self, view: View, box: Box, forms: Sequence[tuple[dict[Letter, int], int] | None], looked_up: Mapping[int, Val], frame: Frame
+        self, view: View, box: Box, forms: Sequence[Form | None], looked_up: Mapping[int, Val], frame: Frame
     ) -> list[str] | None:
         """Which lanes lie in `box`, as texts; None where none can. A looked-up index is always held inside."""
         if not self.meets(box, forms):
@@ -271,7 +276,7 @@ class Writer:
             if form is None:
                 out.append(f"({looked_up[d].text} >= {box.start[d]}) & ({looked_up[d].text} < {box.stop[d]})")
                 continue
-            lo, hi = self._hull(form)
+            lo, hi = self.hull(form)
             text, origin = " + ".join(_products(form[0], frame.letters)), self.origin(form)
             if lo < box.start[d] and len(view.boxes) > 1:
                 out.append(f"({text} >= {box.start[d] - origin})")
@@ -279,12 +284,12 @@ class Writer:
                 out.append(f"({text} < {box.stop[d] - origin})")
         return out
 
-    def meets(self, box: Box, forms: Sequence[tuple[dict[Letter, int], int] | None]) -> bool:
+    def meets(self, box: Box, forms: Sequence[Form | None]) -> bool:
         """Whether some lane of a linear load can lie in `box`."""
-        hulls = [None if f is None else self._hull(f) for f in forms]
+        hulls = [None if f is None else self.hull(f) for f in forms]
         return all(h is None or (h[0] < b and a < h[1]) for h, a, b in zip(hulls, box.start, box.stop, strict=True))
 
-    def form(self, index: Expr) -> tuple[dict[Letter, int], int] | None:
+    def form(self, index: Expr) -> Form | None:
         """`index` as a linear form, without letters of one value: it is the same along their whole axis."""
         form = linear(index)
         if form is None:
@@ -293,7 +298,7 @@ class Writer:
         kept = {x: c for x, c in form[0].items() if x not in alone}
         return kept, form[1] + sum(form[0][x] * start for x, start in alone.items())
 
-    def _hull(self, form: tuple[dict[Letter, int], int]) -> tuple[int, int]:
+    def hull(self, form: Form) -> tuple[int, int]:
         low = high = form[1]
         for letter, c in form[0].items():
             r = self.range_by_letter[letter]
@@ -301,14 +306,12 @@ class Writer:
             high += max(c * r.start, c * (r.stop - 1))
         return low, high + 1
 
-    def reached(self, box: Box, forms: Sequence[tuple[dict[Letter, int], int] | None]) -> int:
+    def reached(self, box: Box, forms: Sequence[Form | None]) -> int:
         """The first element of a packed box that a load can reach."""
-        reached = [(0 if f is None else max(self._hull(f)[0] - a, 0)) for f, a in zip(forms, box.start, strict=True)]
+        reached = [(0 if f is None else max(self.hull(f)[0] - a, 0)) for f, a in zip(forms, box.start, strict=True)]
         return sum(n * step for n, step in zip(reached, row_major(box.shape), strict=True))
 
-    def address(
-        self, box: Box, forms: Sequence[tuple[dict[Letter, int], int] | None], letters: Mapping[Letter, Val], first: int = 0
-    ) -> list[str]:
+    def address(self, box: Box, forms: Sequence[Form | None], letters: Mapping[Letter, Val], first: int = 0) -> list[str]:
         """The terms of an element's offset from element `first` of a packed box; looked-up dimensions are left to the caller."""
         const = -first
         for form, start, step in zip(forms, box.start, row_major(box.shape), strict=True):
@@ -343,7 +346,7 @@ class Writer:
         return out
 
 
-def coefficients(box: Box, forms: Sequence[tuple[dict[Letter, int], int] | None]) -> dict[Letter, int]:
+def coefficients(box: Box, forms: Sequence[Form | None]) -> dict[Letter, int]:
     """By how many elements of a packed box each letter moves an address."""
     out: dict[Letter, int] = {}
     for form, step in zip(forms, row_major(box.shape), strict=True):
@@ -366,26 +369,6 @@ MOST_IN_32_BITS = 1 << 30
 SHAPE = {"r": "ROWS", "c": "COLS", "k": "INNER", "w": "WIDTH"}
 """The constant that gives each axis its length."""
 COMPARE = frozenset(("<", "<=", ">", ">=", "==", "!="))
-MATH = ("floor_div", "floor_mod", "floor_div_int", "floor_mod_int", "power", "tanh", "silu", "gelu", "gelu_tanh", "relu")
-"""Functions of kernels/triton_math.py."""
-FUNCTION = {
-    "exp": "tl.exp",
-    "log": "tl.log",
-    "sqrt": "tl.sqrt_rn",
-    "rsqrt": "tl.rsqrt",
-    "sin": "tl.sin",
-    "cos": "tl.cos",
-    "erf": "tl.erf",
-    "sigmoid": "tl.sigmoid",
-    "abs": "tl.abs",
-    "min": "tl.minimum",
-    "max": "tl.maximum",
-    "tanh": "tanh",
-    "silu": "silu",
-    "gelu": "gelu",
-    "gelu_tanh": "gelu_tanh",
-    "relu": "relu",
-}
 
 
 def launch(name: str, what: str, writer: Writer, constants: Mapping[str, int], programs: int, tiles: Tiles) -> Launch:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from einpage.einsum_front.dtype import DType
-
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
@@ -18,8 +16,6 @@ class Tiles:
     """Blocks of rows that neighbouring programs of a matrix product go through together."""
 
 
-ATTENTION = {DType.FP32: Tiles(64, 32, 0, 4, 2), DType.BF16: Tiles(64, 64, 0, 4, 2), DType.FP16: Tiles(64, 64, 0, 4, 2)}
-"""Queries a block, keys a step."""
 POINTWISE = Tiles(2048, 1, 0, 4, 1)
 """`rows`: elements a program of a pointwise job."""
 ROW = Tiles(2048, 16384, 0, 4, 1)

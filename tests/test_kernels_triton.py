@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from einpage.einsum_front.dtype import DType
 from einpage.kernels.dispatch import Backend, prepare
 from einpage.kernels.errors import IndexOutOfRange, Unsupported
 from kernels_cases import ATTENTIONS, CONTRACTS, GATHERS
@@ -20,7 +19,7 @@ from kernels_naive import Case, assert_right
 pytest.importorskip("triton")
 pytestmark = pytest.mark.interpreter
 
-from einpage.kernels import triton_attention, triton_jobs, triton_shape  # noqa: E402
+from einpage.kernels import triton_jobs, triton_shape  # noqa: E402
 from einpage.kernels.triton_target import Target  # noqa: E402
 from einpage.kernels.triton_tiles import Tiles  # noqa: E402
 
@@ -43,10 +42,9 @@ def test_small_tiles_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(triton_shape, "POINTWISE", Tiles(32, 1, 0, 4, 1))
     monkeypatch.setattr(triton_shape, "CROSS", Tiles(4, 4, 0, 4, 1))
     monkeypatch.setattr(triton_shape, "SHARED", Tiles(2, 4, 0, 1, 1))
-    monkeypatch.setattr(triton_attention, "ATTENTION", dict.fromkeys(DType, SMALL))
     case = ALL[name]()
     out = case.poisoned()
-    triton_jobs.triton_kernel(case.job, Target(product=SMALL))(case.operands(), out, None)
+    triton_jobs.triton_kernel(case.job, Target(product=SMALL, attention=SMALL))(case.operands(), out, None)
     assert_right(case, out, f" ({name}, small tiles)")
 
 
