@@ -19,12 +19,14 @@ from torch import Tensor
 from einpage.einsum_front.job import GatherJob
 from einpage.einsum_front.taskgraph import TaskId
 from einpage.exec.driver import Driver, Mark, Stream
+from einpage.exec.errors import NodeError
 from einpage.exec.host import Arena, HostArena, residency_view
-from einpage.exec.watch import ENGINES
+from einpage.exec.watch import ENGINES, describe
 from einpage.kernels.access import TORCH_DTYPE
-from einpage.kernels.dispatch import Backend, prepare
+from einpage.kernels.dispatch import Backend, Launches, prepare, prepare_launches
+from einpage.kernels.errors import IndexOutOfRange, Unsupported
 from einpage.kernels.gather import HostGather, blocks_of
-from einpage.memplan.memgraph import Compute, Extent, Free, MemGraph, Move, NodeId, PlaceKind, Residency, ResidencyId
+from einpage.memplan.memgraph import Compute, Free, MemGraph, Move, NodeId, PlaceKind, Queue, Residency, ResidencyId
 from einpage.memplan.memgraph import HostGather as GatherNode
 
 COPY_BYTES = 32 << 20
@@ -64,13 +66,18 @@ class StreamDevice:
         self._slots: list[_Slot] = []
         self._turn = 0
         self._used = 0
+        there = (memgraph.residencies[r] for r in memgraph.start)
+        self._masters = {r.tensor: r.id for r in there if r.place.kind is PlaceKind.HOST}
+        self._checks: list[tuple[NodeId, Call]] = []
+        self._warm: dict[int, Launches] = {}
+        """Kernels that are compiled and loaded, by identity."""
         self._calls: dict[NodeId, Call] = {}
         self._met: set[NodeId] = set()
         self._recorded: dict[NodeId, Call] = {}
         """Stretches of computes, by their first."""
         self._pieces: list[tuple[Piece, ...]] = [self._prepared(NodeId(i), node) for i, node in enumerate(memgraph.nodes)]
         self._streams = [STREAM_BY_QUEUE.get(memgraph.queue(NodeId(i))) for i in range(len(memgraph.nodes))]
-        self.begin()
+        self.h2d_bytes, self.d2h_bytes = 0, 0
 
     def close(self) -> None:
         """Take back what was pinned. The device is of no use afterwards."""
@@ -87,15 +94,19 @@ class StreamDevice:
         return max(0, self._used - self.arena_bytes)
 
     def begin(self) -> None:
+        """Forget what was counted. Raises NodeError where an index that a kernel will use is outside: no kernel can."""
         self.h2d_bytes = 0
         self.d2h_bytes = 0
+        for node, check in self._checks:
+            try:
+                check()
+            except (IndexOutOfRange, Unsupported) as error:
+                raise NodeError(node, describe(self.memgraph, node), Queue.COMPUTE, error) from error
 
     def bring(self) -> None:
-        there = [self.memgraph.residencies[r] for r in self.memgraph.start]
-        masters = {r.tensor: r for r in there if r.place.kind is PlaceKind.HOST}
-        for r in there:
+        for r in (self.memgraph.residencies[r] for r in self.memgraph.start):
             if r.place.kind is PlaceKind.DEVICE:
-                self.driver.copy(H2D, self._bytes(r), self._bytes(masters[r.tensor]))
+                self.driver.copy(H2D, self._bytes(r), self._bytes(self.memgraph.residencies[self._masters[r.tensor]]))
         self.driver.synchronize(self.driver.record(H2D))
 
     def stream(self, node: NodeId) -> Stream | None:
@@ -143,8 +154,8 @@ class StreamDevice:
 
     def _prepared(self, i: NodeId, node: Compute | Move | GatherNode | Free) -> tuple[Piece, ...]:
         match node:
-            case Compute(task, operands, creates, workspace):
-                self._calls[i] = self._call(task, operands, creates, workspace)
+            case Compute():
+                self._calls[i] = self._call(i, node)
                 return (partial(self.driver.launch, COMPUTE, self._calls[i]),)
             case Move(source, target):
                 return tuple(self._copies(source, target))
@@ -154,12 +165,27 @@ class StreamDevice:
                 return ()
         assert_never(node)
 
-    def _call(self, task: TaskId, operands: Sequence[Sequence[ResidencyId]], creates: ResidencyId, workspace: Extent | None) -> Call:
-        job = self.memgraph.graph.tasks[task].job
+    def _call(self, i: NodeId, node: Compute) -> Call:
+        job = self.memgraph.graph.tasks[node.task].job
         assert job is not None, "a plan read back from a file has no jobs to run"
-        tiles = tuple(tuple(self._view(r) for r in operand) for operand in operands)
-        scratch = None if workspace is None else self._arena[workspace.offset : workspace.stop]
-        return partial(prepare(job, self._backend), tiles, self._view(creates), scratch)
+        tiles = tuple(tuple(self._view(r) for r in operand) for operand in node.operands)
+        result = self._view(node.creates)
+        if self._backend is Backend.TORCH:
+            scratch = None if node.workspace is None else self._arena[node.workspace.offset : node.workspace.stop]
+            return partial(prepare(job, self._backend), tiles, result, scratch)
+        kernel = prepare_launches(job)
+        if id(kernel) not in self._warm:
+            kernel.warm(tiles, result)
+            self._warm[id(kernel)] = kernel
+        if kernel.check is not None:
+            self._checks.append((i, partial(kernel.check, [self._on_host(operand) for operand in node.operands])))
+        return kernel.bind(tiles, result)
+
+    def _on_host(self, operand: Sequence[ResidencyId]) -> tuple[Tensor, ...] | None:
+        """The masters of an operand's tiles; None where one is computed."""
+        tensors = [self.memgraph.residencies[r].tensor for r in operand]
+        masters = [self._masters.get(t) for t in tensors]
+        return None if None in masters else tuple(self._view(r) for r in masters if r is not None)
 
     def _copies(self, source: ResidencyId, target: ResidencyId) -> list[Piece]:
         there, here = (self.memgraph.residencies[r] for r in (source, target))

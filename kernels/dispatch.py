@@ -6,6 +6,7 @@ says what it cannot do (Unsupported) and never does something else instead. Trit
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import lru_cache
 from typing import Protocol, assert_never
@@ -46,6 +47,29 @@ def prepare(job: Job, backend: Backend = Backend.TORCH) -> Kernel:
 
         return triton_kernel(job)
     return _torch(job)
+
+
+class Launches(Protocol):
+    """What a device of streams wants of a kernel that launches: everything slow before the run."""
+
+    @property
+    def check(self) -> Callable[[Sequence[tuple[Tensor, ...] | None]], None] | None:
+        """Raises IndexOutOfRange, given the operands that are on the host; None where every index is known beforehand."""
+
+    def warm(self, operands: Operands, result: Tensor) -> None:
+        """Compile and load, run nothing."""
+
+    def bind(self, operands: Operands, result: Tensor) -> Callable[[], None]:
+        """The launches for these tensors."""
+
+
+def prepare_launches(job: Job) -> Launches:
+    """The Triton kernels of `job`. Raises Unsupported, with the reason, where they cannot be written."""
+    from einpage.kernels.triton_jobs import TritonKernel
+
+    kernel = prepare(job, Backend.TRITON)
+    assert isinstance(kernel, TritonKernel), "a gather from the host launches nothing"
+    return kernel
 
 
 def _torch(job: Job) -> Program | HostGather:

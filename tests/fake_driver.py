@@ -136,10 +136,10 @@ class FakeDriver:
 
 
 class WatchedDevice(StreamDevice):
-    """A device of streams on a fake driver: torch's kernels, poisoned memory, every piece written down."""
+    """A device of streams on a fake driver: poisoned memory, every piece written down."""
 
-    def __init__(self, memgraph: MemGraph, host: HostArena, driver: FakeDriver) -> None:
-        super().__init__(memgraph, host, driver, backend="torch", poison=True)
+    def __init__(self, memgraph: MemGraph, host: HostArena, driver: FakeDriver, backend: str = "torch") -> None:
+        super().__init__(memgraph, host, driver, backend=backend, poison=True)
         self.acts = driver.acts
         self.acts.clear()
 

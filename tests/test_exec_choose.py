@@ -15,6 +15,7 @@ from einpage.exec.build import open_model
 from einpage.exec.choose import Chosen, DeviceKind, Dispatch, device_for, kernels_for, make_device, runner
 from einpage.exec.cpu import CpuDevice
 from einpage.exec.dynamic import run_dynamic
+from einpage.exec.errors import NodeError
 from einpage.exec.issue import run_issued
 from einpage.exec.poll import run_polled
 from einpage.exec.run import RunOptions, run_model
@@ -102,3 +103,20 @@ def test_a_whole_model_runs_on_streams_as_on_the_cpu(passes: int | None) -> None
             assert result.facts["measured_h2d_bytes"] == result.facts["h2d_bytes"]
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.interpreter
+def test_the_kernels_of_a_gpu_run_on_streams_and_indices_are_checked_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's kernels, interpreted, bound beforehand, in whatever order the fake driver takes; a length that is too long is refused."""
+    monkeypatch.setattr(choose, "CudaDriver", FakeDriver)
+    model = open_model(SPECS / "llama.yaml", SIZES, "random:0")
+    tokens = {"tokens": np.arange(7, dtype=np.int32)[None], "lengths": np.full(1, 7, np.int32)}
+    machine = load_machine("h100")
+    on_cpu = run_model(model, replace(machine, threads=1), RunOptions(budget_bytes=20_000), tokens)
+    options = RunOptions(budget_bytes=20_000, device=DeviceKind.CUDA, kernels="triton", dispatch=Dispatch.STATIC)
+    result = run_model(model, machine, options, tokens)
+    wanted = on_cpu.outputs["logits"]
+    assert (result.outputs["logits"] - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+    with pytest.raises(NodeError, match=r"compute final.* on the compute engine: IndexOutOfRange: index 8") as caught:
+        run_model(model, machine, options, {**tokens, "lengths": np.full(1, 9, np.int32)})
+    assert caught.value.exit_status == 2
