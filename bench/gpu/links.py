@@ -1,27 +1,24 @@
-"""What this machine can do at best: both links alone and together, copies inside the device, products, launches; and a profile of it.
+"""What this machine can do at best: both links alone and together, beside products, copies inside the device, launches; a profile of it.
 
-Gate: what was copied arrives. Rates are of pinned memory in blocks of LARGE bytes, the best of several samples, as a bound needs rates that
-nothing here beats; the latency of a copy comes from small ones. Writes machine.yaml in the format of specs/machines, which later parts
-predict with. In a dry run the CPU device's own measurement stands in, and what only a GPU has is absent.
+Gate: what was copied arrives. Rates are of pinned memory in blocks of LARGE bytes, the best of several samples, as a floor needs rates that
+nothing here beats; the latency of a copy comes from small ones. Writes machine.yaml, the profile that `einpage machine --measure` would
+keep, which later parts predict with. In a dry run that is the CPU device's, and what only a GPU has is absent.
 """
 
 from __future__ import annotations
 
-import os
+import json
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 
 import torch
 
-from bench.gpu.here import machine_line
 from bench.gpu.report import Report
 from bench.gpu.timing import timed_event
-from einpage.einsum_front.dtype import RUN_DTYPES
-from einpage.exec.measure import cores, measure_cpu
-from einpage.kernels.access import TORCH_DTYPE
+from einpage.exec.choose import DeviceKind, measured_machine
+from einpage.exec.measure import measure_cpu
 from einpage.memplan.machine import Machine, load_machine, machine_text
 
 PROFILE = "machine.yaml"
@@ -30,7 +27,7 @@ SAMPLES = 5
 CHAIN = 400
 """Copies or launches in a row, of which each is a share."""
 SIDE = 8192
-"""Of the products."""
+"""Of the products that keep the processors busy."""
 
 
 def profile(out: Path, dry: bool) -> Machine:
@@ -39,6 +36,13 @@ def profile(out: Path, dry: bool) -> Machine:
     if path.is_file():
         return load_machine(path)
     return measure_cpu(0.3) if dry else load_machine("h100")
+
+
+def link_rate(out: Path, machine: Machine) -> float:
+    """Bytes/s to the device, at best: what `links` saw of that link alone, else what the profile says."""
+    path = out / "links.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
+    return max([machine.h2d_bytes_per_s, *(float(row["h2d_bytes_per_s"]) for row in rows if "h2d_bytes_per_s" in row)])
 
 
 def measure(report: Report) -> None:
@@ -57,6 +61,13 @@ def _cpu(report: Report) -> Machine:
 
 
 def _cuda(report: Report) -> Machine:
+    _links(report)
+    torch.cuda.empty_cache()
+    return measured_machine(DeviceKind.CUDA, again=True, say=report.say)
+
+
+def _links(report: Report) -> None:
+    """The row of rates."""
     device = torch.device("cuda")
     pair = torch.empty(2, LARGE, dtype=torch.uint8, pin_memory=True)
     into, out_of = pair
@@ -83,8 +94,6 @@ def _cuda(report: Report) -> Machine:
     d2h()
     torch.cuda.synchronize()
     arrived = torch.equal(into, out_of)
-    products = {dtype: _product(TORCH_DTYPE[dtype]) for dtype in RUN_DTYPES}
-    torch.cuda.synchronize()
     up_s, down_s, both_s = best(h2d), best(d2h), best(both)
     small_s, tiny_s = (best(partial(in_a_row, partial(h2d, nbytes))) / CHAIN for nbytes in (SMALL, TINY))
     inside_s = best(lambda: other.copy_(near))
@@ -100,28 +109,12 @@ def _cuda(report: Report) -> Machine:
         "copy_latency_s": max(0.0, tiny_s - TINY * up_s / LARGE),
         "launch_latency_s": launch_s,
         "device_copy_bytes_per_s": 2 * LARGE / inside_s,
-        "flops_per_s": {dtype.value: rate for dtype, rate in products.items()},
     }
-    gb = {name: f"{value / 1e9:.1f} GB/s" for name, value in figures.items() if isinstance(value, float)}
+    gb = {name: f"{value / 1e9:.1f} GB/s" for name, value in figures.items()}
     line = f"in {gb['h2d_bytes_per_s']}, out {gb['d2h_bytes_per_s']}, both at once {gb['both_bytes_per_s_each']} each way"
     line += f", beside products {gb['h2d_beside_products_bytes_per_s']}, inside {gb['device_copy_bytes_per_s']}"
     report.row("links", arrived, "a gigabyte there and back is the same", {"bytes": LARGE}, figures, line)
     assert arrived, "copies do not arrive: nothing can be measured here"
-    torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info()
-    return replace(
-        load_machine("h100"),
-        name=torch.cuda.get_device_name().lower().replace(" ", "-"),
-        device_bytes=free + 2 * LARGE,
-        host_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        flops_per_s=tuple((dtype, _rounded(rate)) for dtype, rate in products.items()),
-        device_bytes_per_s=_rounded(2 * LARGE / inside_s),
-        h2d_bytes_per_s=_rounded(LARGE / up_s),
-        d2h_bytes_per_s=_rounded(LARGE / down_s),
-        copy_latency_s=_rounded(tiny_s),
-        launch_latency_s=_rounded(launch_s),
-        about=f"Measured by bench/gpu.sh, each engine alone, at its best. {machine_line()}; {cores()} cores.",
-    )
 
 
 def best(call: Callable[[], object], samples: int = SAMPLES) -> float:
@@ -147,14 +140,6 @@ def new_stream() -> torch.cuda.Stream:
     return stream
 
 
-def _product(dtype: torch.dtype) -> float:
-    """FLOP/s of a square product."""
-    side = SIDE // 2 if dtype is torch.float32 else SIDE
-    x, y = (torch.randn(side, side, device="cuda").to(dtype) for _ in range(2))
-    out = torch.empty_like(x)
-    return 2 * side**3 / best(lambda: torch.mm(x, y, out=out))
-
-
 def _while_busy(stream: torch.cuda.Stream, copy: Callable[[], None]) -> float:
     """Seconds of a copy on `stream` while products keep the processors busy on another."""
     x = torch.randn(SIDE, SIDE, device="cuda", dtype=torch.bfloat16)
@@ -171,8 +156,3 @@ def _while_busy(stream: torch.cuda.Stream, copy: Callable[[], None]) -> float:
         torch.cuda.synchronize()
         found.append(float(start.elapsed_time(stop)) / 1e3)
     return min(found)
-
-
-def _rounded(rate: float) -> float:
-    """Three digits: more would be noise."""
-    return float(f"{rate:.3g}")

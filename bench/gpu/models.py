@@ -15,9 +15,9 @@ import torch
 
 from bench.gpu.formulas import relative
 from bench.gpu.held import Held, hold
-from bench.gpu.links import profile
+from bench.gpu.links import link_rate, profile
 from bench.gpu.report import Report
-from bench.gpu.runs import Runs, Watched, forget_memory, opened, prepared, repeat
+from bench.gpu.runs import WARM_UPS, Runs, Watched, forget_memory, opened, prepared, repeat
 from bench.plan_quality import MODELS
 from einpage.exec.build import Model
 from einpage.exec.choose import Dispatch
@@ -110,7 +110,7 @@ def _measure(bench: Bench, cell: Cell, name: str, alone: dict[tuple[str, int], R
     with prepared(setting, model, bench.machine, cell.budget) as ready:
         load_s = perf_counter() - began
         with Watched(setting) as watched:
-            repeat(ready, Dispatch.STATIC, 1)
+            repeat(ready, Dispatch.STATIC, WARM_UPS)
         times = {Dispatch.STATIC: 3, Dispatch.DYNAMIC: 3, Dispatch.SERIAL: 1}
         runs = {dispatch: repeat(ready, dispatch, 1 if setting.dry else n) for dispatch, n in times.items()}
         row = _figures(bench, ready, runs, watched)
@@ -179,7 +179,7 @@ def _report(
     compute_s = static_kernels_s(runs) if alone is None else alone.wall_s
     least_bytes = plan["bytes_bound_h2d"]
     assert isinstance(least_bytes, int)
-    link_s = least_bytes / bench.machine.h2d_bytes_per_s
+    link_s = least_bytes / link_rate(report.setting.out, bench.machine)
     floor_s = max(compute_s, link_s)
     found = {
         "compute_alone_s": compute_s,

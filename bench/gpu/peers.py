@@ -23,7 +23,7 @@ from bench.gpu.held import Held, hold
 from bench.gpu.links import profile
 from bench.gpu.report import Report, Setting
 from bench.gpu.rivals import Missing, Prefill
-from bench.gpu.runs import forget_memory, opened, opened_tokens, prepared, repeat
+from bench.gpu.runs import WARM_UPS, forget_memory, opened, opened_tokens, prepared, repeat
 from bench.plan_quality import MODELS
 from bench.ring import SLOTS, flat_parameters
 from einpage.exec.choose import Dispatch
@@ -174,7 +174,7 @@ def _ours(shared: Shared, seq: int, wanted: Tensor) -> dict[str, float]:
             continue
         try:
             with prepared(setting, shared.held.put(opened(shared.sizes, seq)), machine, budget, passes) as ready:
-                repeat(ready, Dispatch.STATIC, 1)
+                repeat(ready, Dispatch.STATIC, WARM_UPS)
                 run = repeat(ready, Dispatch.STATIC, REPEATS if passes is None and not setting.dry else 1)
                 predicted_s = ready.planned.predicted_s
             del ready

@@ -29,6 +29,8 @@ from einpage.memplan.machine import Machine
 
 SPEC = ROOT / "specs" / "llama.yaml"
 POLL_S = 0.005
+WARM_UPS = 2
+"""Runs before those that count: the first compiles, the second may record a CUDA graph."""
 
 
 def opened(sizes: dict[str, int], seq: int, weights: str = "random:0") -> Model:

@@ -14,7 +14,7 @@ import torch
 
 from bench.gpu.links import profile
 from bench.gpu.report import Report, Setting
-from bench.gpu.runs import SPEC, forget_memory, prepared, repeat
+from bench.gpu.runs import SPEC, WARM_UPS, forget_memory, prepared, repeat
 from bench.results import ROOT
 from einpage.exec.build import open_model
 from einpage.exec.choose import Dispatch
@@ -54,7 +54,7 @@ def _measure(report: Report, setting: Setting, path: Path, prompt: dict[str, Any
 
 
 def _judge(report: Report, setting: Setting, ready: Prepared, prompt: dict[str, Any]) -> None:
-    repeat(ready, Dispatch.STATIC, 1)
+    repeat(ready, Dispatch.STATIC, WARM_UPS)
     runs = {dispatch: repeat(ready, dispatch, 1 if setting.dry else REPEATS) for dispatch in Dispatch}
     (logits,) = runs[Dispatch.STATIC].logits.float()
     wanted = torch.tensor([value for _, value in prompt["top8"]])
