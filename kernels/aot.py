@@ -66,7 +66,9 @@ def resources(jobs: Iterable[Job], target: Target, timeout_s: float = 60.0) -> l
 
 
 def _request(job: Job, launch: Launch, capability: int) -> dict[str, Any]:
-    types = [_TYPE[job.reads[i].dtype] for i, _, _ in launch.pointers] + [_TYPE[job.result.dtype]] + ["i32"] * len(launch.starts)
+    types = [_TYPE[job.reads[i].dtype] for i, _, _ in launch.pointers]
+    types += [f"tensordesc<{_TYPE[job.reads[d.operand].dtype][1:]}[{d.block[0]}, {d.block[1]}]>" for d in launch.descriptors]
+    types += [_TYPE[job.result.dtype]] + ["i32"] * len(launch.starts)
     options = {"warps": launch.tiles.warps, "stages": launch.tiles.stages, "capability": capability}
     return {"text": launch.text, "types": types, **options}
 

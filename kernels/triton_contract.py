@@ -72,10 +72,10 @@ class _Kernel:
 
     def launch(self) -> Launch:
         job, w, p = self.job, self.writer, self.product
-        w.names |= {"program", "block", "band", "height", "row", "col", "row_mask", "col_mask", *self.size}
+        w.names |= {"program", "block", "band", "height", "row", "col", "row_first", "col_first", "row_mask", "col_mask", *self.size}
         w.expect([job.epilogue] if job.last else [])
         frame, along = self._frame()
-        products = Products(w, frame, along, self.loops, self.size["INNER"])
+        products = Products(w, frame, along, self.loops, self.size, self.tiles)
         accs = {n: self._start(n, frame) for n in range(p.sums)}
         for loop in self.loops:
             products.write(loop, accs)
@@ -97,8 +97,10 @@ class _Kernel:
         if row_blocks % group:
             w.line(f"height = tl.minimum({row_blocks} - band, {group})")
             height = "height"
-        w.line(f"row = (band + block % {group * column_blocks} % {height}) * ROWS + tl.arange(0, ROWS)[:, None]  # [{' '.join(self.rows)}]")
-        w.line(f"col = block % {group * column_blocks} // {height} * COLS + tl.arange(0, COLS)[None, :]  # [{' '.join(self.columns)}]")
+        w.line(f"row_first = (band + block % {group * column_blocks} % {height}) * ROWS")
+        w.line(f"col_first = block % {group * column_blocks} // {height} * COLS")
+        w.line(f"row = row_first + tl.arange(0, ROWS)[:, None]  # [{' '.join(self.rows)}]")
+        w.line(f"col = col_first + tl.arange(0, COLS)[None, :]  # [{' '.join(self.columns)}]")
         letters = w.split(f"(program // {row_blocks * column_blocks})", self.batch, "")
         along, masks = {}, {}
         for axis, name, count, group_letters in (("r", "row", p.rows, self.rows), ("c", "col", p.columns, self.columns)):

@@ -22,7 +22,7 @@ from einpage.kernels.program import Operands
 from einpage.kernels.triton_attention import attention_launches
 from einpage.kernels.triton_build import build
 from einpage.kernels.triton_contract import contract_launches
-from einpage.kernels.triton_launch import Launch
+from einpage.kernels.triton_launch import Descriptor, Launch
 from einpage.kernels.triton_map import map_launches
 from einpage.kernels.triton_target import Target, here
 
@@ -64,7 +64,8 @@ class TritonKernel:
                 _ = compiled.run  # loads the code, which a recorded graph or a timed launch must not have to do
 
     def _arguments(self, launch: Launch, operands: Operands, result: Tensor) -> tuple[tuple[object, ...], dict[str, int]]:
-        pointers = [operands[i][j].view(-1)[first:] if first else operands[i][j] for i, j, first in launch.pointers]
+        pointers: list[Any] = [operands[i][j].view(-1)[first:] if first else operands[i][j] for i, j, first in launch.pointers]
+        pointers += [_described(d, operands[d.operand][d.tile]) for d in launch.descriptors]
         return (*pointers, result, *launch.starts), {"num_warps": launch.tiles.warps, "num_stages": launch.tiles.stages}
 
     def _verify(self, operands: Operands, result: Tensor) -> None:
@@ -77,6 +78,12 @@ class TritonKernel:
             assert tile.dtype is TORCH_DTYPE[view.dtype], f"tile {j} of {view.name} is {tile.dtype}, its view {view.dtype.value}"
             assert tile.is_contiguous(), f"tile {j} of {view.name} is not packed"
             assert tile.device == result.device, f"tile {j} of {view.name} is on {tile.device}, the result on {result.device}"
+
+
+def _described(d: Descriptor, tile: Tensor) -> Any:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor(tile.view(-1)[d.first :], list(d.shape), [d.stride, 1], list(d.block))
 
 
 def triton_kernel(job: Job, target: Target | None = None) -> TritonKernel | HostGather:

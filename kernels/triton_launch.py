@@ -8,11 +8,26 @@ from einpage.kernels.triton_tiles import Tiles
 
 
 @dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A matrix within one tile, as the GPU's copy engine (TMA) reads it block by block; beyond its end are zeros."""
+
+    operand: int
+    tile: int
+    first: int
+    """Element of the tile at which the matrix begins."""
+    shape: tuple[int, int]
+    stride: int
+    """Elements from one row to the next; those of a row lie side by side."""
+    block: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     text: str
-    """The module's source. Its kernel takes the pointers, then the result's pointer, then the starts."""
+    """The module's source. Its kernel takes the pointers, the descriptors, the result's pointer, then the starts."""
     pointers: tuple[tuple[int, int, int], ...]
     """The operand, its tile and the element therein that each pointer points to."""
+    descriptors: tuple[Descriptor, ...]
     starts: tuple[int, ...]
     """Numbers passed when it runs: where letters begin whose value the kernel needs. The text counts every letter from 0."""
     block: tuple[tuple[str, int], ...]

@@ -16,7 +16,9 @@ from math import prod
 from einpage.einsum_front.expr import Axis, Letter, Load
 from einpage.einsum_front.job import Box, Contraction, Range
 from einpage.kernels.access import linear
+from einpage.kernels.triton_descriptor import described, joined
 from einpage.kernels.triton_text import Frame, Writer, coefficients
+from einpage.kernels.triton_tiles import Tiles
 from einpage.kernels.triton_values import NONE, Val
 
 Piece = tuple[Range, ...]
@@ -44,6 +46,17 @@ class Block:
     """Elements from one value of an inner letter to the next."""
     axes: frozenset[str]
     mask: str
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A factor that the copy engine brings."""
+
+    name: str
+    first: str
+    """The variable with the block's first row (or column)."""
+    turned: bool
+    """Whether its rows (or columns) lie side by side, not its inner index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,28 +107,10 @@ def loops(w: Writer, terms: tuple[Term, ...]) -> Iterator[Loop]:
         with w.over(piece):
             moves = [[coefficients(b, f) for b in _view_boxes(w, load) if w.meets(b, f)] for load, f in forms_by_load.items()]
             orders = dict.fromkeys([letters, *(_in_order(load, letters) for load in factors)])
-            best = min((_runs(w, order, [m for ms in moves for m in ms]) for order in orders), key=len)
+            best = min((joined(w, order, [m for ms in moves for m in ms]) for order in orders), key=len)
             last = prod(w.range_by_letter[x].extent for x in best[-1]) if best else 1
             alike = all(len({m.get(x, 0) for m in ms}) == 1 for ms in moves for x in letters)
             yield Loop(terms, piece, tuple(best), alike and (len(best) <= 1 or last % 16 == 0))
-
-
-def _runs(w: Writer, letters: Sequence[Letter], moves: Sequence[Mapping[Letter, int]]) -> list[tuple[Letter, ...]]:
-    """`letters` in runs that one index can stand for: in every address the outer letter moves as far as all of the inner one.
-
-    The last letter of a run carries its index, the others are 0. Letters of extent 1 join the first run.
-    """
-    extent = {x: w.range_by_letter[x].extent for x in letters}
-    kept = [x for x in letters if extent[x] > 1] or list(letters[-1:])
-    out: list[list[Letter]] = []
-    for letter in kept:
-        if out and all(m.get(out[-1][-1], 0) == m.get(letter, 0) * extent[letter] for m in moves):
-            out[-1].append(letter)
-        else:
-            out.append([letter])
-    if out:
-        out[0][:0] = [x for x in letters if x not in kept]
-    return [tuple(run) for run in out]
 
 
 def _in_order(load: Load, letters: tuple[Letter, ...]) -> tuple[Letter, ...]:
@@ -150,8 +145,11 @@ class Along:
 class Products:
     """Writes loops for one block of rows and columns."""
 
-    def __init__(self, w: Writer, frame: Frame, along: Mapping[str, Along], found: Sequence[Loop], inner: int) -> None:
-        self.w, self.frame, self.inner = w, frame, inner
+    def __init__(
+        self, w: Writer, frame: Frame, along: Mapping[str, Along], found: Sequence[Loop], size: Mapping[str, int], tiles: Tiles
+    ) -> None:
+        self.w, self.frame, self.along, self.size, self.tiles = w, frame, along, size, tiles
+        self.inner = size["INNER"]
         self.dtype_by_name = {v.name: v.dtype for v in w.reads}
         self.inside: dict[str, dict[Letter, Val]] = {}
         """Letters held inside their range, for an axis that is ragged."""
@@ -167,11 +165,12 @@ class Products:
         with w.over(loop.piece):
             count = prod(loop.extents)
             sides = list(dict.fromkeys(side for t in loop.terms for side in ((t.left, "r"), (t.right, "c"))))
-            blocks = {side: self._block(side, loop) for side in sides} if loop.hoisted else {}
+            blocks = {side: self._described(side, loop) or self._block(side, loop) for side in sides} if loop.hoisted else {}
             whole = count // self.inner * self.inner
             if whole > self.inner:
                 k = w.fresh("inner")
-                w.line(f"for {k} in range(0, {whole}, INNER):  # [{' '.join(x for run in loop.runs for x in run)}]")
+                over = f"tl.range(0, {whole}, INNER, warp_specialize=True)" if self.tiles.specialised else f"range(0, {whole}, INNER)"
+                w.line(f"for {k} in {over}:  # [{' '.join(x for run in loop.runs for x in run)}]")
                 w.indent += 1
                 self._step(loop, blocks, k, None, accs)
                 w.indent -= 1
@@ -180,7 +179,7 @@ class Products:
             if count > whole:
                 self._step(loop, blocks, str(whole), count - whole, accs)
 
-    def _step(self, loop: Loop, blocks: Mapping[Side, Block], k: str, real: int | None, accs: Mapping[int, str]) -> None:
+    def _step(self, loop: Loop, blocks: Mapping[Side, Block | Described], k: str, real: int | None, accs: Mapping[int, str]) -> None:
         """One step from inner index `k` on; of its lanes the first `real` are real, or all."""
         w = self.w
         held: dict[Side, str] = {}
@@ -223,9 +222,26 @@ class Products:
         mask = frame.masks[axis] if axis in axes and axis in frame.masks else ""
         return Block(w.assign(f"{load.name}_at", text), step, axes, mask)
 
-    def _hoisted(self, loop: Loop, block: Block, side: Side, k: str, real: int | None) -> str:
+    def _described(self, side: Side, loop: Loop) -> Described | None:
+        """A descriptor of the factor, where the tile choice wants one and the factor is one matrix that the copy engine can read."""
+        load, axis = side
+        a = self.along[axis]
+        lanes = self.size["ROWS" if axis == "r" else "COLS"]
+        found = described(self.w, load, a.letters, loop.runs, lanes, self.inner) if self.tiles.descriptors else None
+        if found is None:
+            return None
+        d, turned = found
+        if d not in self.w.descriptors:
+            self.w.descriptors[d] = self.w.fresh(f"{load.name}_desc")
+        return Described(self.w.descriptors[d], f"{a.name}_first{'.to(tl.int32)' if self.w.wide else ''}", turned)
+
+    def _hoisted(self, loop: Loop, block: Block | Described, side: Side, k: str, real: int | None) -> str:
         """Load one step of a factor."""
         w, (load, axis) = self.w, side
+        if isinstance(block, Described):
+            place = f"{k}, {block.first}" if block.turned else f"{block.first}, {k}"
+            name = w.assign(load.name, f"{block.name}.load([{place}])")
+            return name if block.turned == (axis == "c") else f"{name}.T"
         moves = []
         inner = 1
         for n, (run, extent) in reversed(list(enumerate(zip(loop.runs, loop.extents, strict=True)))):

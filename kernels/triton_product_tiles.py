@@ -1,7 +1,8 @@
 """Tiles of matrix products, as a table: a pure function of dtype, shape class and architecture, no autotuning.
 
 A product's shape class says what limits it: the side that is small, how many programs there are, how many sums a program keeps.
-Entries were chosen by registers and shared memory; those after the first are for bench/gpu.sh to time.
+Entries were chosen by registers and shared memory; those after the first are for bench/gpu.sh to time. Warps are specialised by the
+compiler only where a program has four of its own.
 """
 
 from __future__ import annotations
@@ -87,7 +88,14 @@ _HALF = {
         Shape.DECODE: (Tiles(16, 64, 128, 4, 4), Tiles(16, 32, 256, 4, 4), Tiles(16, 128, 128, 8, 3)),
         Shape.NARROW: (Tiles(64, 128, 64, 8, 4), Tiles(64, 128, 64, 8, 3), Tiles(64, 64, 64, 4, 4)),
         Shape.FEW: (Tiles(64, 64, 64, 4, 4), Tiles(128, 64, 64, 8, 4), Tiles(64, 128, 64, 8, 4)),
-        Shape.SQUARE: (Tiles(128, 128, 64, 8, 4), Tiles(128, 128, 64, 8, 3), Tiles(128, 128, 64, 4, 4)),
+        Shape.SQUARE: (
+            Tiles(128, 128, 64, 8, 4),
+            Tiles(128, 128, 64, 8, 3),
+            Tiles(128, 128, 64, 4, 4),
+            Tiles(128, 128, 64, 8, 4, descriptors=True),
+            Tiles(128, 128, 64, 4, 4, descriptors=True, specialised=True),
+            Tiles(128, 128, 128, 4, 3, descriptors=True, specialised=True),
+        ),
         Shape.LARGE: (
             Tiles(128, 256, 64, 8, 4),
             Tiles(128, 256, 64, 8, 3),
@@ -95,8 +103,19 @@ _HALF = {
             Tiles(256, 128, 64, 8, 4),
             Tiles(128, 256, 64, 8, 4, group=16),
             Tiles(128, 128, 64, 8, 4),
+            Tiles(128, 256, 64, 8, 4, descriptors=True),
+            Tiles(128, 256, 64, 8, 3, descriptors=True),
+            Tiles(256, 128, 64, 8, 4, descriptors=True),
+            Tiles(128, 256, 64, 4, 3, descriptors=True, specialised=True),
+            Tiles(128, 256, 64, 4, 4, descriptors=True, specialised=True),
         ),
-        Shape.TWIN: (Tiles(128, 128, 64, 8, 4), Tiles(128, 128, 64, 8, 3), Tiles(128, 64, 64, 4, 4)),
+        Shape.TWIN: (
+            Tiles(128, 128, 64, 8, 4),
+            Tiles(128, 128, 64, 8, 3),
+            Tiles(128, 64, 64, 4, 4),
+            Tiles(128, 128, 64, 8, 4, descriptors=True),
+            Tiles(128, 128, 64, 4, 3, descriptors=True, specialised=True),
+        ),
         Shape.MANY: (Tiles(64, 64, 64, 4, 3),),
     },
 }

@@ -24,7 +24,7 @@ from einpage.kernels.access import linear, row_major
 from einpage.kernels.errors import Unsupported
 from einpage.kernels.torch_calls import fold, fold_call
 from einpage.kernels.triton_flat import Flat, offset, without_unread
-from einpage.kernels.triton_launch import Launch
+from einpage.kernels.triton_launch import Descriptor, Launch
 from einpage.kernels.triton_tiles import Tiles
 from einpage.kernels.triton_values import FUNCTION, MATH, NONE, Axes, Val, arithmetic, logic, number, power_text, truth
 
@@ -63,6 +63,8 @@ class Writer:
         """The element of a tile that its pointer points to: the first that a load reads, so that no text says what lies before."""
         self.wide = any(box.size > MOST_IN_32_BITS for v in (*reads, result) for box in v.boxes)
         """Whether offsets need 64 bits; what a block's unreal lanes compute stays within 32 bits otherwise."""
+        self.descriptors: dict[Descriptor, str] = {}
+        """The parameters that describe a matrix to the copy engine."""
         self.starts: dict[Letter, str] = {}
         """The parameter that holds where a letter begins, for those whose value is used."""
         self.flats: list[Flat] = []
@@ -375,7 +377,7 @@ def launch(name: str, what: str, writer: Writer, constants: Mapping[str, int], p
     """The finished kernel of a writer, as a whole module. Starts are not specialised: no value of theirs compiles it again."""
     lines = without_unread(writer.lines)
     starts = list(writer.starts.values())
-    parameters = [*writer.pointers.values(), writer.out, *starts]
+    parameters = [*writer.pointers.values(), *writer.descriptors.values(), writer.out, *starts]
     used = [f for f in MATH if re.search(rf"\b{f}\(", "\n".join(lines))]
     imports = ["import triton", "import triton.language as tl"]
     imports += [f"from einpage.kernels.triton_math import {', '.join(used)}"] if used else []
@@ -383,4 +385,5 @@ def launch(name: str, what: str, writer: Writer, constants: Mapping[str, int], p
     head = [*imports, "", "", decorator, f"def {name}({', '.join(parameters)}):", f'    """{what}"""']
     text = "\n".join([*head, *(f"    {k}: tl.constexpr = {v}" for k, v in constants.items()), *lines, ""])
     numbers = tuple(writer.range_by_letter[letter].start for letter in writer.starts)
-    return Launch(text, tuple((*key, writer.first[key]) for key in writer.pointers), numbers, tuple(constants.items()), programs, tiles)
+    pointers = tuple((*key, writer.first[key]) for key in writer.pointers)
+    return Launch(text, pointers, tuple(writer.descriptors), numbers, tuple(constants.items()), programs, tiles)

@@ -14,6 +14,10 @@ class Tiles:
     stages: int
     group: int = 8
     """Blocks of rows that neighbouring programs of a matrix product go through together."""
+    descriptors: bool = False
+    """Factors come by the copy engine (TMA, sm_90), where they lie so that it can read them."""
+    specialised: bool = False
+    """Some warps copy while others multiply."""
 
 
 POINTWISE = Tiles(2048, 1, 0, 4, 1)

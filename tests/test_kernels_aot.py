@@ -46,9 +46,16 @@ def test_a_tile_too_large_is_found() -> None:
     assert "shared memory, over 232448" in faults(r)[0]
 
 
+def test_factors_by_the_copy_engine_compile_with_warps_of_their_own() -> None:
+    product = next(j for j in jobs_of(model("LLaMA-7B", DType.FP16)) if isinstance(j, ContractJob))
+    (r,) = resources([product], Target(90, Tiles(128, 128, 64, 4, 4, descriptors=True, specialised=True)))
+    assert not faults(r)
+    assert len(r.launch.descriptors) == 2
+
+
 def test_what_does_not_compile_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = "import triton\n\n\n@triton.jit\ndef map_kernel(x_ptr, w_ptr, out_ptr):\n    nowhere + 1\n"
-    monkeypatch.setattr(aot, "launches_of", lambda job, target: [Launch(broken, ((0, 0, 0), (1, 0, 0)), (), (), 1, POINTWISE)])
+    monkeypatch.setattr(aot, "launches_of", lambda job, target: [Launch(broken, ((0, 0, 0), (1, 0, 0)), (), (), (), 1, POINTWISE)])
     (r,) = resources([rms_norm().job], Target(90))
     assert "nowhere is not defined" in r.error
     assert not r.fits

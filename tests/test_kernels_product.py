@@ -23,6 +23,7 @@ from einpage.kernels.triton_target import CAPABILITIES, Target  # noqa: E402
 from einpage.kernels.triton_tiles import Tiles  # noqa: E402
 
 SMALL = Target(product=Tiles(16, 16, 16, 4, 1, group=2))
+ENGINE = Target(product=Tiles(16, 32, 16, 4, 2, descriptors=True, specialised=True))
 BF = DType.BF16
 
 
@@ -151,11 +152,58 @@ def test_offsets_of_64_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "tl.int64" in assert_product(CONTRACTS[name]())
 
 
+# factors by the copy engine
+
+
+@pytest.mark.parametrize("dtype", [DType.FP32, BF, DType.FP16])
+@pytest.mark.parametrize("turned", [False, True])
+def test_factors_brought_by_the_copy_engine(turned: bool, dtype: DType) -> None:
+    """Ragged everywhere: the engine fills with zeros what lies beyond the end."""
+    w, shape = (ld("w", *"mf"), (56, 72)) if turned else (ld("w", *"fm"), (72, 56))
+    reads = (view("h", 40, 56, dtype=dtype), view("w", *shape, dtype=dtype))
+    text = assert_product(contract(ld("h", *"sm"), w, "m", "sf", {"s": 40, "f": 72, "m": 56}, reads, dtype=dtype), ENGINE)
+    assert "h = h_desc.load([row_first, inner])" in text
+    assert ("w_desc.load([inner, col_first])" if turned else "w_desc.load([col_first, inner])") in text
+    assert "warp_specialize=True" in text
+
+
+def test_the_copy_engine_brings_a_part_of_a_tile() -> None:
+    """Ranges that begin within tiles, and letters that join."""
+    ranges: dict[str, int | tuple[int, int]] = {"b": 2, "s": 24, "f": (16, 60), "k": 3, "e": 16}
+    reads = (view("h", 2, 24, 3, 16), view("w", 70, 3, 16))
+    text = assert_product(contract(ld("h", *"bske"), ld("w", *"fke"), "ke", "bsf", ranges, reads), ENGINE)
+    assert "h_desc.load" in text
+    assert "w_desc.load" in text
+
+
+@pytest.mark.parametrize("name", CONTRACTS)
+def test_what_the_copy_engine_cannot_read_comes_by_pointers(name: str) -> None:
+    assert_product(CONTRACTS[name](), ENGINE)
+
+
+@pytest.mark.parametrize(
+    ("case", "left"),
+    [
+        (plain(32, 32, 66), "h_at"),
+        (plain(32, 32, 64, x={0: [16]}), "h_at"),
+        (two_inner(16), "h_at"),
+    ],
+    ids=["rows at odd places", "several tiles", "letters apart"],
+)
+def test_pointers_where_a_factor_is_no_matrix_for_the_engine(case: Case, left: str) -> None:
+    text = assert_product(case, ENGINE)
+    assert left in text
+    assert "h_desc" not in text
+
+
 @given(contract_jobs())
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_random_products_in_small_blocks(case: Case) -> None:
     out = case.poisoned()
     triton_kernel(case.job, SMALL)(case.operands(), out, None)
+    assert_near(case, out)
+    out = case.poisoned()
+    triton_kernel(case.job, ENGINE)(case.operands(), out, None)
     assert_near(case, out)
 
 
