@@ -20,10 +20,11 @@ from bench.gpu import __main__ as everything
 from bench.gpu import kernel_tests, kernels, smollm2, summary
 from bench.gpu.held import hold
 from bench.gpu.models import TINY
-from bench.gpu.one import PARTS
-from bench.gpu.report import GPU_ONLY, Report, Setting
+from bench.gpu.one import GO_ON, PARTS
+from bench.gpu.report import GPU_ONLY, DeviceLost, Report, Setting
 from bench.gpu.runs import opened
 from bench.ring import Ring, flat_parameters
+from einpage.einsum_front.dtype import DType
 from einpage.kernels.dispatch import Backend, prepare
 
 ROOT = Path(__file__).parents[1]
@@ -95,9 +96,10 @@ def test_wrong_kernels_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return call
 
     monkeypatch.setattr(kernels, "prepare", wrong)
+    monkeypatch.setattr(kernels, "tiny", lambda: (kernels.Square(40, DType.FP32), kernels.Square(40, DType.FP16)))
     made = report(tmp_path)
     kernels.measure(made)
-    assert not any(gate["ok"] for gate in made.gates)
+    assert len(made.gates) == 2 and not any(gate["ok"] for gate in made.gates)
     assert all("seconds" not in row for row in made.rows)
 
 
@@ -227,6 +229,44 @@ def test_what_an_earlier_run_left_is_not_this_runs(parts_of: Any, tmp_path: Path
     assert everything.main(["--out", str(tmp_path), "--parts", "links"]) == 1
 
 
+def test_a_part_that_loses_its_device_goes_on_in_a_new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def command(part: str, asked: Any, seconds: float, resume: bool) -> list[str]:
+        facts = {"state": "finished" if resume else "cut", "green": resume, "gates": [GATE], "rows": [], "absent": {}, "left_out": []}
+        program = WRITE.format(repr({**facts, "seconds": 1}), 0) + f"; sys.exit({0 if resume else GO_ON})"
+        return [sys.executable, "-c", program, str(asked.out / f"{part}.json")]
+
+    monkeypatch.setattr(everything, "part_command", command)
+    assert everything.main(["--out", str(tmp_path), "--parts", "smollm2"]) == 0
+
+
+def test_who_goes_on_keeps_rows_and_does_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = report(tmp_path)
+    assert first.begin("a")
+    first.row("a", True, "", {"case": "a"}, {}, "")
+    assert first.begin("b")
+
+    def lost() -> None:
+        raise DeviceLost
+
+    monkeypatch.setattr(first, "need_device", lost)
+    with pytest.raises(DeviceLost):
+        first.failed("b", RuntimeError("an illegal memory access"))
+    second = Report("kernels", first.setting, resume=True)
+    assert [second.begin(what) for what in "abc"] == [False, False, True]
+    assert [row["case"] for row in second.rows] == ["a"]
+    assert [gate["ok"] for gate in second.gates] == [True, False]
+
+
+def test_a_part_that_looks_for_something_better_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def command(part: str, asked: Any, seconds: float, resume: bool) -> list[str]:
+        facts = {"state": "finished", "green": part == "smollm2", "gates": [GATE], "rows": [], "absent": {}, "left_out": [], "seconds": 1}
+        return [sys.executable, "-c", WRITE.format(repr(facts), 0), str(asked.out / f"{part}.json")]
+
+    monkeypatch.setattr(everything, "part_command", command)
+    assert everything.main(["--out", str(tmp_path), "--parts", "smollm2,tiles"]) == 0
+    assert everything.main(["--out", str(tmp_path), "--parts", "tests,smollm2"]) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_dry_run_passes(tmp_path: Path) -> None:
@@ -234,7 +274,7 @@ def test_the_dry_run_passes(tmp_path: Path) -> None:
     done = subprocess.run(["bench/gpu.sh", "--dry-run"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"machine.yaml", "summary.json", *(f"{part}.json" for part in PARTS if part != "compile")}
+    assert left == {"machine.yaml", "summary.json", *(f"{part}.json" for part in PARTS if part not in summary.FOLDED)}
     for part in sorted(left - {"machine.yaml", "summary.json"}):
         facts = json.loads((tmp_path / part).read_text(encoding="utf-8"))
         assert facts["dry_run"] and facts["state"] == "finished" and facts["command"] and facts["machine"]

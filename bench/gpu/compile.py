@@ -15,9 +15,10 @@ from time import perf_counter
 
 import torch
 
-from bench.gpu.kernels import Square, real, tiny
+from bench.gpu.kernels import real, tiny
 from bench.gpu.models import CELLS, DRY_CELLS, SIZES, TINY
 from bench.gpu.report import Report
+from bench.gpu.tiles import GROUPS, offered, words
 from bench.results import ROOT
 from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.job import GatherJob, Job
@@ -25,7 +26,8 @@ from einpage.exec.build import build_graph, open_model
 from einpage.exec.measure import cores
 from einpage.kernels.access import TORCH_DTYPE
 from einpage.kernels.dispatch import Backend, prepare
-from einpage.kernels.triton_jobs import TritonKernel
+from einpage.kernels.triton_jobs import TritonKernel, triton_kernel
+from einpage.kernels.triton_target import Target
 
 MOST_PROCESSES = 12
 SPARE_S = 4.0
@@ -37,6 +39,8 @@ class Wanted:
 
     title: str
     job: Job
+    target: Target | None = None
+    """None: the GPU at hand, and the tables' own tiles."""
 
 
 def measure(report: Report) -> None:
@@ -44,14 +48,17 @@ def measure(report: Report) -> None:
     jobs = [*wanted(setting.dry)]
     processes = 1 if setting.dry else min(MOST_PROCESSES, cores())
     pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
-    futures = {pool.submit(compiled, w.job, setting.dry): w.title for w in jobs}
+    futures = {pool.submit(compiled, w, setting.dry): w for w in jobs}
     try:
         for future in as_completed(futures, timeout=max(1.0, setting.left_s() - SPARE_S)):
             seconds, fault = future.result()
-            key = {"job": futures[future]}
-            report.row(futures[future], fault is None, fault or "compiles and loads", key, {"compile_s": seconds}, f"{seconds:.1f} s")
+            title, key = futures[future].title, {"job": futures[future].title}
+            if fault is not None and futures[future].target is not None:  # a tile that is offered, not used
+                report.lacks(title, fault)
+                continue
+            report.row(title, fault is None, fault or "compiles and loads", key, {"compile_s": seconds}, f"{seconds:.1f} s")
     except PoolTimeout:
-        left = [title for future, title in futures.items() if not future.done()]
+        left = [w.title for future, w in futures.items() if not future.done()]
         report.leave_out(f"{len(left)} of {len(jobs)} jobs, {left[0]} among them")
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # whoever started this part ends what is still compiling
@@ -64,14 +71,15 @@ def wanted(dry: bool) -> Iterator[Wanted]:
         if job not in seen and not isinstance(job, GatherJob):
             seen.add(job)
             yield Wanted(title, job)
+    if not dry:
+        for group in GROUPS:
+            for title, job in group.jobs():
+                yield from (Wanted(f"{title}, {words(target)}", job, target) for target in [*offered(job)][1:])
 
 
 def _all(dry: bool) -> Iterator[tuple[str, Job]]:
     for group in tiny() if dry else real():
-        if isinstance(group, Square):
-            yield group.title, group.job()
-        else:
-            yield from group.jobs()
+        yield from group.jobs()
     for model, seq in dict.fromkeys((cell.model, cell.seq) for cell in (DRY_CELLS if dry else CELLS)):
         sizes = {**(TINY if dry else SIZES)[model], "layers": 1, "seq": seq}
         graph = build_graph(open_model(ROOT / "specs/llama.yaml", sizes).program, DType.FP16, 1 << 60, ("logits",)).graph
@@ -80,9 +88,10 @@ def _all(dry: bool) -> Iterator[tuple[str, Job]]:
             yield f"{model} {seq} {task.name.partition('[')[0]}", task.job
 
 
-def compiled(job: Job, dry: bool) -> tuple[float, str | None]:
+def compiled(wanted: Wanted, dry: bool) -> tuple[float, str | None]:
     """Seconds it took to compile and load the job's kernels, and what was wrong with them. Runs in a process of its own."""
     torch.set_num_threads(1)
+    job, target = wanted.job, wanted.target
     device = torch.device("cpu" if dry else "cuda")
     began = perf_counter()
     try:
@@ -91,7 +100,7 @@ def compiled(job: Job, dry: bool) -> tuple[float, str | None]:
         )
         result = torch.empty(job.result.boxes[0].shape, dtype=TORCH_DTYPE[job.result.dtype], device=device)
         began = perf_counter()
-        kernel = prepare(job, Backend.TORCH if dry else Backend.TRITON)
+        kernel = prepare(job, Backend.TORCH if dry else Backend.TRITON) if target is None else triton_kernel(job, target)
         if isinstance(kernel, TritonKernel):
             kernel.warm(operands, result)
         else:

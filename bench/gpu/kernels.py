@@ -51,11 +51,12 @@ class Square:
     def title(self) -> str:
         return f"{self.side}³ {self.dtype.value}"
 
-    def job(self) -> ContractJob:
-        return product_job(self.side, self.side, self.side, self.dtype)
+    def jobs(self) -> Iterator[tuple[str, ContractJob]]:
+        yield self.title, product_job(self.side, self.side, self.side, self.dtype)
 
     def cases(self, device: torch.device) -> Iterator[Case]:
-        yield product(self.job(), device)
+        for _, job in self.jobs():
+            yield product(job, device)
 
 
 @dataclass(frozen=True, slots=True)

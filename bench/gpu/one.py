@@ -18,7 +18,7 @@ from bench.gpu.here import device_used_before
 from bench.gpu.report import DeviceLost, Report, Setting
 
 GO_ON = 75
-PARTS = ("links", "compile", "kernels", "tests", "smollm2", "models", "peers")
+PARTS = ("links", "compile", "kernels", "tests", "smollm2", "models", "peers", "tiles")
 """Most important first; a part may use what the ones before it left in the folder."""
 MODULE_BY_PART = {name: f"bench.gpu.{name}" for name in PARTS} | {"tests": "bench.gpu.kernel_tests"}
 

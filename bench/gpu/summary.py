@@ -13,6 +13,10 @@ from typing import Any
 from bench import results
 
 SHOWN_MISSES = 20
+FASTER = 0.98
+"""Of the time of the tile in use: less is worth changing the table."""
+FOLDED = ("compile", "tiles")
+"""Parts that are of interest only beside the others: their rows end in summary.json, and they have no file of their own."""
 
 
 def read(out: Path, parts: tuple[str, ...]) -> dict[str, dict[str, Any]]:
@@ -72,6 +76,10 @@ def headline(name: str, rows: list[dict[str, Any]]) -> str:
             return f"{len(rows)} prompts right, static {1e3 * rows[0]['wall_s']['static']:.1f} ms"
         case "models" if rows:
             return "measured ÷ floor: " + ", ".join(f"{row['model']} {row['seq']} {row['floor_ratio']:.3f}" for row in rows[:4])
+        case "tiles" if rows:
+            used = {row["case"]: row["seconds"] for row in rows if row["in_use"]}
+            faster = [row for row in rows if row["case"] in used and row["seconds"] < FASTER * used[row["case"]]]
+            return "faster than the table's: " + ("; ".join(f"{row['case']} {row['tile']} {row['ratio']:.2f}" for row in faster) or "none")
         case "peers" if rows:
             found = [f"{row['peer']} {row['seq']} {row['times_ours']:.2f}" for row in rows if row.get("times_ours")]
             return "time ÷ ours: " + ", ".join(found)
@@ -85,8 +93,8 @@ def write(out: Path, command: str, parts: dict[str, dict[str, Any]], seconds: fl
     ]
     first: dict[str, Any] = next((part for part in parts.values() if "machine" in part), {})
     for row in rows:
-        if row["part"] == "compile":  # of interest only beside the rest: it has no file of its own in the end
-            row["rows"] = parts["compile"]["rows"]
-            (out / "compile.json").unlink(missing_ok=True)
+        if row["part"] in FOLDED:
+            row["rows"] = parts[row["part"]]["rows"]
+            (out / f"{row['part']}.json").unlink(missing_ok=True)
     facts = {"machine": first.get("machine"), "versions": first.get("versions"), "dry_run": dry, "seconds": round(seconds, 1)}
     return results.write(out, "summary", command, rows, **facts, table=list(lines(parts)))
