@@ -41,7 +41,7 @@ def test_ctrl_c_ends_with_130(tmp_path: Path) -> None:
         "import sys\n"
         "from einpage.exec import run\n"
         "from einpage.exec.cli import main\n"
-        "serial = run.RUNNER_BY_DISPATCH[run.Dispatch.DYNAMIC]\n"
+        "dynamic = run.runner(run.DeviceKind.CPU, run.Dispatch.DYNAMIC)\n"
         "def runner(memgraph, device, hooks):\n"
         "    compute = device.compute\n"
         "    def slow(node):\n"
@@ -49,8 +49,8 @@ def test_ctrl_c_ends_with_130(tmp_path: Path) -> None:
         "        import threading; threading.Event().wait(0.2)\n"
         "        compute(node)\n"
         "    device.compute = slow\n"
-        "    return serial(memgraph, device, hooks)\n"
-        "run.RUNNER_BY_DISPATCH[run.Dispatch.DYNAMIC] = runner\n"
+        "    return dynamic(memgraph, device, hooks)\n"
+        "run.runner = lambda kind, dispatch: runner\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
     sizes = [w for k, v in SMALL["matmul_chain"].items() if k != "depth" for w in ("--set", f"{k}={v}")]
