@@ -10,8 +10,10 @@ pages around it; as columns it takes 20, in a few blocks. Loops over all of a la
 from __future__ import annotations
 
 from abc import abstractmethod
+from array import array
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias, TypeVar, overload
+from itertools import pairwise
+from typing import Any, TypeAlias, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +37,10 @@ class Columns(Sequence[T]):
     def entries(self, start: int, stop: int) -> Iterator[T]:
         """Those at start ≤ i < stop, where 0 ≤ start ≤ stop ≤ len(self)."""
 
+    def entry(self, i: int) -> T:
+        """That at 0 ≤ i < len(self)."""
+        return next(self.entries(i, i + 1))
+
     @overload
     def __getitem__(self, at: int) -> T: ...
 
@@ -48,7 +54,7 @@ class Columns(Sequence[T]):
         i = at + len(self) if at < 0 else at
         if not 0 <= i < len(self):
             raise IndexError(f"entry {at} of {len(self)}")
-        return next(self.entries(i, i + 1))
+        return self.entry(i)
 
     def __iter__(self) -> Iterator[T]:
         for start in range(0, len(self), AT_ONCE):
@@ -61,3 +67,17 @@ class Columns(Sequence[T]):
 
     def __hash__(self) -> int:
         return hash(tuple(self))
+
+
+def ragged(row: Int32s, flat: NDArray[Any], start: int, stop: int) -> list[tuple[Any, ...]]:
+    """Entries start ≤ i < stop of a ragged column, as tuples."""
+    rows: list[int] = row[start : stop + 1].tolist()
+    found = flat[rows[0] : rows[-1]].tolist()
+    return [tuple(found[a - rows[0] : b - rows[0]]) for a, b in pairwise(rows)]
+
+
+def frozen(column: array[Any]) -> NDArray[Any]:
+    """A copy that nobody can write to, of the length it has."""
+    found = np.array(column)
+    found.flags.writeable = False
+    return found

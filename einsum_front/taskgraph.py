@@ -13,6 +13,7 @@ one. Tasks stand in a valid order, the spec's. Values are single-assignment, so 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NewType
@@ -133,8 +134,9 @@ class TaskGraph:
     split: tuple[tuple[Letter, int], ...]
     """The pieces each split letter was cut into, sorted by letter; letters in one piece are absent."""
     values: tuple[Value, ...]
-    tensors: tuple[Tensor, ...]
-    tasks: tuple[Task, ...]
+    tensors: Sequence[Tensor]
+    tasks: Sequence[Task]
+    """Immutable, both: tuples, or the columns of flatgraph.py, for whoever keeps a large graph."""
     ops: tuple[Op, ...]
     outputs: tuple[tuple[str, str], ...]
     """(output name, value name), as asked for."""

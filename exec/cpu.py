@@ -125,16 +125,21 @@ class _Calls:
 
     def __init__(self, memgraph: MemGraph, arena: Callable[[Place], Arena], backend: Backend) -> None:
         self._memgraph, self._arena, self._backend = memgraph, arena, backend
+        self._residencies = Residencies.of(memgraph.residencies)
+        self._jobs = [task.job for task in memgraph.graph.tasks]
+        forms: dict[tuple[tuple[int, ...], DType], int] = {}
+        self._form = [forms.setdefault((tensor.shape, tensor.dtype), len(forms)) for tensor in memgraph.graph.tensors]
+        """[tensor] a number for its shape and element type"""
         self._kernel_by_job: dict[int, Kernel] = {}
         """By the job's id: layers share their jobs, and to compare two takes longer than to run one."""
-        self._views: dict[tuple[Place, tuple[Extent, ...], tuple[int, ...], DType], torch.Tensor] = {}
+        self._views: dict[tuple[int, ...], torch.Tensor] = {}
         self._calls: dict[tuple[object, ...], Callable[[], object]] = {}
         self.scratch_bytes = 0
         """The most that a kernel met so far holds at once."""
 
     def call(self, task: TaskId, operands: tuple[tuple[int, ...], ...], creates: int, workspace: Extent | None) -> Callable[[], object]:
         """What runs `task` on these residencies."""
-        job = self._memgraph.graph.tasks[task].job
+        job = self._jobs[task]
         assert job is not None, "a plan read back from a file has no jobs to run"
         tiles, result = tuple(tuple(map(self.view, operand)) for operand in operands), self.view(creates)
         key = (id(job), tuple(tuple(map(id, operand)) for operand in tiles), id(result), workspace)
@@ -145,11 +150,11 @@ class _Calls:
 
     def view(self, residency: int) -> torch.Tensor:
         """The bytes of a residency as its tensor."""
-        found = self._memgraph.residencies[residency]
-        tensor = self._memgraph.graph.tensors[found.tensor]
-        key = found.place, found.extents, tensor.shape, tensor.dtype
+        found = self._residencies
+        offset = found.offset[found.extent_row[residency]]
+        key = int(found.place[residency]), int(offset), self._form[found.tensor[residency]]
         if key not in self._views:
-            self._views[key] = residency_view(self._memgraph, found, self._arena(found.place))
+            self._views[key] = residency_view(self._memgraph, found[residency], self._arena(found[residency].place))
         return self._views[key]
 
     def _kernel(self, job: Job) -> Kernel:

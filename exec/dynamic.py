@@ -11,7 +11,7 @@ from functools import partial
 from heapq import heappop, heappush
 
 from einpage.exec.device import Device
-from einpage.exec.engine import Measured, Run, predecessors, successors, supervise
+from einpage.exec.engine import Measured, Run, successors, supervise, waits
 from einpage.exec.watch import ENGINES, SILENT, Hooks
 from einpage.memplan.memgraph import MemGraph, NodeId, Queue
 from einpage.memplan.simulate import QUEUES, queue_numbers
@@ -31,7 +31,7 @@ class _Dynamic:
         self._queue = queue_numbers(memgraph).tolist()
         """[node] a position in QUEUES"""
         self._after = successors(memgraph)
-        self._waits = predecessors(memgraph).counts()
+        self._waits = waits(memgraph)
         self._left: dict[Queue, int] = {queue: self._queue.count(QUEUES.index(queue)) for queue in ENGINES}
         self._ready: dict[Queue, list[NodeId]] = {queue: [] for queue in ENGINES}
         self._pushed: dict[Queue, threading.Condition] = {queue: run.condition() for queue in ENGINES}

@@ -11,7 +11,6 @@ import threading
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import nan
 from time import perf_counter
 from typing import cast
@@ -94,8 +93,9 @@ class Neighbours:
 
     def __init__(self, own: NDArray[np.int32], other: NDArray[np.int32], count: int) -> None:
         """`own` is sorted, and names the node of `count` that `other` is a neighbour of."""
-        self._nodes = array("i", other.astype(np.intc).tobytes())
-        self._row = array("q", np.searchsorted(own, np.arange(count + 1)).astype(np.int64).tobytes())
+        self._nodes, self._row = array("i"), array("i", (0,))
+        self._nodes.frombytes(np.ascontiguousarray(other, np.intc).view(np.uint8).data)
+        self._row.frombytes(np.cumsum(np.bincount(own, minlength=count), dtype=np.intc).view(np.uint8).data)
 
     def __len__(self) -> int:
         return len(self._row) - 1
@@ -103,14 +103,16 @@ class Neighbours:
     def __getitem__(self, node: NodeId) -> Sequence[NodeId]:
         return cast(Sequence[NodeId], self._nodes[self._row[node] : self._row[node + 1]])
 
-    def counts(self) -> list[int]:
-        """How many each node has."""
-        return [stop - start for start, stop in pairwise(self._row)]
-
 
 def predecessors(memgraph: MemGraph) -> Neighbours:
     """For each node, the sources of its edges."""
     return Neighbours(memgraph.edges.target, memgraph.edges.source, len(memgraph.nodes))
+
+
+def waits(memgraph: MemGraph) -> list[int]:
+    """For each node, how many predecessors it has."""
+    counts: list[int] = np.bincount(memgraph.edges.target, minlength=len(memgraph.nodes)).tolist()
+    return counts
 
 
 def successors(memgraph: MemGraph) -> Neighbours:

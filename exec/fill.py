@@ -16,7 +16,7 @@ import torch
 
 from einpage.einsum_front.job import Box
 from einpage.einsum_front.program import Program, Source, Weight
-from einpage.einsum_front.taskgraph import Kind, TaskGraph, Tensor, TensorId
+from einpage.einsum_front.taskgraph import Kind, TaskGraph, TensorId
 from einpage.exec.checkpoint import Checkpoint
 from einpage.exec.weights import Resolved
 
@@ -35,14 +35,14 @@ def fill(
     `progress(name, nbytes)` is called after each block with the bytes written to slots of that weight. Raises WeightError
     where the file cannot be read any more.
     """
-    tiles_by_value: dict[str, list[Tensor]] = {}
+    tiles_by_value: dict[str, list[TensorId]] = {}
     for tensor in graph.tensors:
         if tensor.kind is Kind.WEIGHT:
-            tiles_by_value.setdefault(tensor.value, []).append(tensor)
+            tiles_by_value.setdefault(tensor.value, []).append(tensor.id)
     shape_by_value = {v.name: v.shape for v in graph.values}
     place = {name: i for i, name in enumerate(resolved.checkpoint.tensors)}
     for value in sorted(tiles_by_value, key=lambda v: place[resolved.source_by_weight[v].name]):
-        tiles = [(tile.box, slots[tile.id]) for tile in tiles_by_value[value]]
+        tiles = [(graph.tensors[tile].box, slots[tile]) for tile in tiles_by_value.pop(value)]
         for block in read_blocks(resolved.checkpoint, resolved.source_by_weight[value], shape_by_value[value]):
             nbytes = sum(_copy_overlap(block, box, slot) for box, slot in tiles)
             if progress is not None:

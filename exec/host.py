@@ -10,7 +10,7 @@ a spill slot that is never used costs nothing.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from math import prod
 from operator import mul
@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.taskgraph import Nbytes, TensorId
 from einpage.kernels.access import TORCH_DTYPE
-from einpage.memplan.memgraph import Extent, MemGraph, Offset, PlaceKind, Residency
+from einpage.memplan.flat import Residencies
+from einpage.memplan.memgraph import Extent, MemGraph, Offset, PlaceKind, Residency, ResidencyId
 
 POISON = 0x7FC1
 """Two bytes, little-endian, written over memory whose contents have ended."""
@@ -84,9 +85,28 @@ def residency_view(memgraph: MemGraph, residency: Residency, arena: Arena) -> to
     return arena.view(extent, tensor.shape, tensor.dtype)
 
 
-def masters(memgraph: MemGraph, arena: HostArena) -> dict[TensorId, torch.Tensor]:
+class _Tiles(Mapping[TensorId, torch.Tensor]):
+    """Views of residencies on the host by tensor, each made when it is asked for: of a hundred thousand few are wanted at once."""
+
+    def __init__(self, memgraph: MemGraph, arena: HostArena, residencies: Iterable[ResidencyId]) -> None:
+        self._memgraph, self._arena = memgraph, arena
+        found = Residencies.of(memgraph.residencies)
+        on_device, tensor = found.on_device, found.tensor
+        self._residency_by_tensor = {TensorId(int(tensor[r])): r for r in residencies if not on_device[r]}
+
+    def __getitem__(self, tensor: TensorId) -> torch.Tensor:
+        return residency_view(self._memgraph, self._memgraph.residencies[self._residency_by_tensor[tensor]], self._arena)
+
+    def __iter__(self) -> Iterator[TensorId]:
+        return iter(self._residency_by_tensor)
+
+    def __len__(self) -> int:
+        return len(self._residency_by_tensor)
+
+
+def masters(memgraph: MemGraph, arena: HostArena) -> Mapping[TensorId, torch.Tensor]:
     """What must be filled before a run: every weight, input and constant tile on the host, by tensor."""
-    return _on_host(memgraph, arena, memgraph.start)
+    return _Tiles(memgraph, arena, memgraph.start)
 
 
 def before_outputs(memgraph: MemGraph) -> Extent:
@@ -99,7 +119,7 @@ def before_outputs(memgraph: MemGraph) -> Extent:
 def outputs(memgraph: MemGraph, arena: HostArena) -> dict[str, torch.Tensor]:
     """Every output, put together from its tiles in the host arena after a run: new tensors by output name, in the values' shapes."""
     graph = memgraph.graph
-    tile_by_tensor = _on_host(memgraph, arena, memgraph.end)
+    tile_by_tensor = _Tiles(memgraph, arena, memgraph.end)
     shape_by_value = {v.name: v.shape for v in graph.values}
     found: dict[str, torch.Tensor] = {}
     for name, value in graph.outputs:
@@ -111,8 +131,3 @@ def outputs(memgraph: MemGraph, arena: HostArena) -> dict[str, torch.Tensor]:
             whole[box] = tile_by_tensor[tile.id]
         found[name] = whole
     return found
-
-
-def _on_host(memgraph: MemGraph, arena: HostArena, residencies: Iterable[int]) -> dict[TensorId, torch.Tensor]:
-    found = (memgraph.residencies[r] for r in residencies)
-    return {r.tensor: residency_view(memgraph, r, arena) for r in found if r.place.kind is PlaceKind.HOST}

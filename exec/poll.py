@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from time import sleep
 
 from einpage.exec.driver import Mark
-from einpage.exec.engine import Measured, Run, predecessors, successors, supervise
+from einpage.exec.engine import Measured, Run, successors, supervise, waits
 from einpage.exec.stream_run import PAUSE_S, Clock, StreamRun
 from einpage.exec.streams import StreamDevice
 from einpage.exec.watch import ENGINES, SILENT, Hooks
@@ -40,7 +40,7 @@ class _Polled(StreamRun):
     def __init__(self, run: Run, device: StreamDevice) -> None:
         super().__init__(run, device)
         memgraph = run.memgraph
-        self._after, self._waits = successors(memgraph), predecessors(memgraph).counts()
+        self._after, self._waits = successors(memgraph), waits(memgraph)
         self._ready: list[list[tuple[NodeId, int]]] = [[] for _ in ENGINES]
         """Per stream: (node, its next piece), a heap."""
         self._flying: list[deque[_Flight]] = [deque() for _ in ENGINES]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.errors import UsageError
 from einpage.einsum_front.expr import Letter
+from einpage.einsum_front.flatgraph import flat
 from einpage.einsum_front.program import Program
 from einpage.einsum_front.taskgraph import Kind, TaskGraph, TensorId
 from einpage.exec.answers import last_logits, mean_nll, top_tokens
@@ -30,7 +31,7 @@ from einpage.exec.fill import fill
 from einpage.exec.host import HostArena, before_outputs, masters, outputs
 from einpage.exec.inputs import TokenLists, bind_inputs
 from einpage.exec.profiles import forget
-from einpage.exec.resident import available_bytes, peak_resident_bytes
+from einpage.exec.resident import alone, available_bytes, give_back_memory, peak_resident_bytes
 from einpage.exec.streams import StreamDevice
 from einpage.exec.tokenizer import Tokenizer
 from einpage.exec.watch import SILENT, Hooks
@@ -119,7 +120,8 @@ def prepare_run(
     arrays = bind_inputs(program, model.tokens, named or {})
     wanted = wanted_outputs(program, options, model.tokens)
     refuse_above_device(machine, options.budget_bytes)
-    planned = plan_for(program, machine, options, wanted, began)
+    planned = alone(lambda: kept(plan_for(program, machine, options, wanted, began)))
+    give_back_memory()
     memgraph = planned.memgraph
     refuse_above_host(memgraph.host_bytes, options.budget_bytes if options.device is DeviceKind.CPU else 0)
     if planned_hook is not None:
@@ -128,6 +130,8 @@ def prepare_run(
     slots = masters(memgraph, host)
     fill(planned.graph, model.resolved, slots, loading)
     fill_inputs(planned.graph, arrays, slots)
+    del slots
+    give_back_memory()
     device = make_device(options.device, memgraph, host, machine, options.kernels, poison=options.poison)
     return Prepared(model, options, planned, host, device)
 
@@ -185,6 +189,12 @@ def plan_for(program: Program, machine: Machine, options: RunOptions, outputs: S
         return make_loop(program, dtype, budget, machine, options.passes, outputs, split, no_fuse, began, options.effort)
     built = build_graph(program, dtype, budget, outputs, options.split, options.no_fuse)
     return make_plan(built, machine, budget, PlanOptions(effort=options.effort), began)
+
+
+def kept(planned: Planned) -> Planned:
+    """`planned` with its graph as a run keeps it beside the weights: small."""
+    graph = flat(planned.graph)
+    return replace(planned, graph=graph, memgraph=replace(planned.memgraph, graph=graph))
 
 
 def run_passes(memgraph: MemGraph, device: Device, options: RunOptions, dispatch: Dispatch, hooks: Hooks) -> Iterator[Measured]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from random import Random
 
 from einpage.exec.device import Device
-from einpage.exec.engine import Measured, Run, predecessors, successors, supervise
+from einpage.exec.engine import Measured, Run, successors, supervise, waits
 from einpage.exec.watch import SILENT, Hooks
 from einpage.memplan.memgraph import MemGraph, NodeId
 
@@ -31,8 +31,8 @@ def random_order(memgraph: MemGraph, seed: int) -> tuple[NodeId, ...]:
     """Some order of all nodes that respects the edges; the same one for the same seed."""
     random = Random(seed)
     after = successors(memgraph)
-    waits = predecessors(memgraph).counts()
-    ready = [NodeId(i) for i, count in enumerate(waits) if count == 0]
+    left = waits(memgraph)
+    ready = [NodeId(i) for i, count in enumerate(left) if count == 0]
     order: list[NodeId] = []
     while ready:
         pick = random.randrange(len(ready))
@@ -40,8 +40,8 @@ def random_order(memgraph: MemGraph, seed: int) -> tuple[NodeId, ...]:
         node = ready.pop()
         order.append(node)
         for target in after[node]:
-            waits[target] -= 1
-            if waits[target] == 0:
+            left[target] -= 1
+            if left[target] == 0:
                 ready.append(target)
     return tuple(order)
 

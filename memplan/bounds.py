@@ -224,7 +224,7 @@ def _union(boxes: Sequence[Box]) -> int:
     """How many elements lie in at least one of the boxes: marked on the grid of all their edges."""
     if len(boxes) == 1:
         return boxes[0].size
-    edges = [np.unique([x for b in boxes for x in (b.start[d], b.stop[d])]) for d in range(len(boxes[0].start))]
+    edges = [np.array(sorted({x for b in boxes for x in (b.start[d], b.stop[d])})) for d in range(len(boxes[0].start))]
     marked = np.zeros([len(e) - 1 for e in edges], bool)
     for b in boxes:
         marked[tuple(slice(*np.searchsorted(e, (lo, hi))) for e, lo, hi in zip(edges, b.start, b.stop, strict=True))] = True
@@ -316,7 +316,7 @@ def window_bound(
     there = np.array([t in resident for operands in reads for t in operands], bool)
     seconds = [task_seconds(machine, graph, t) for t in tasks]
     elapsed = np.concatenate(([0.0], np.cumsum(seconds)))
-    cuts = np.unique(np.linspace(0, len(tasks), min(WINDOWS, len(tasks)) + 1).astype(np.int64))
+    cuts = np.array(sorted(set(np.linspace(0, len(tasks), min(WINDOWS, len(tasks)) + 1).astype(np.int64).tolist())), np.int64)
     best = np.zeros(len(cuts))
     for i, begin in enumerate(cuts[:-1].tolist()):
         first = int(np.searchsorted(at, begin))

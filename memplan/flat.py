@@ -17,12 +17,11 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from einpage.einsum_front.columns import Columns, Int32s, Int64s, UInt8s
+from einpage.einsum_front.columns import Columns, Int32s, Int64s, UInt8s, frozen, ragged
 from einpage.einsum_front.taskgraph import TaskId
 from einpage.memplan.memgraph import (
     DEVICE,
@@ -80,6 +79,11 @@ class Residencies(Columns[Residency]):
         on_device: NDArray[np.bool_] = np.array([place.kind is PlaceKind.DEVICE for place in self.places])[self.place]
         return on_device
 
+    def entry(self, i: int) -> Residency:
+        first, last = self.extent_row[i : i + 2].tolist()
+        extents = tuple(Extent(self.offset[at].item(), self.nbytes[at].item()) for at in range(first, last))
+        return Residency(self.id[i].item(), self.tensor[i].item(), self.places[self.place[i]], extents)
+
     def entries(self, start: int, stop: int) -> Iterator[Residency]:
         rows: list[int] = self.extent_row[start : stop + 1].tolist()
         first, last = rows[0], rows[-1]
@@ -128,7 +132,7 @@ class ResidencyList:
 
     def finish(self) -> Residencies:
         id_, tensor, place, row, offset, nbytes = map(
-            _frozen, (self._id, self.tensor, self._place, self._extent_row, self._offset, self._nbytes)
+            frozen, (self._id, self.tensor, self._place, self._extent_row, self._offset, self._nbytes)
         )
         return Residencies(id_, tensor, place, row, offset, nbytes, tuple(self._places))
 
@@ -175,12 +179,17 @@ class Nodes(Columns[Node]):
     def __len__(self) -> int:
         return len(self.kind)
 
+    def entry(self, i: int) -> Node:
+        if self.kind[i] == FREE:
+            return Free(self.subject[i].item())
+        if self.kind[i] == MOVE:
+            return Move(self.subject[i].item(), self.result[i].item())
+        return next(self.entries(i, i + 1))
+
     def entries(self, start: int, stop: int) -> Iterator[Node]:
         kinds, subjects, results = (column[start:stop].tolist() for column in (self.kind, self.subject, self.result))
         rows: list[int] = self.operand_row[start : stop + 1].tolist()
-        tiles: list[int] = self.tile_row[rows[0] : rows[-1] + 1].tolist()
-        reads: list[ResidencyId] = self.reads[tiles[0] : tiles[-1]].tolist()
-        each = [tuple(reads[a - tiles[0] : b - tiles[0]]) for a, b in pairwise(tiles)]
+        each: list[tuple[ResidencyId, ...]] = ragged(self.tile_row, self.reads, rows[0], rows[-1])
         low, high = np.searchsorted(self.scratch_node, (start, stop))
         scratch = map(Extent, self.scratch_offset[low:high].tolist(), self.scratch_nbytes[low:high].tolist())
         workspace_by_node = dict(zip(self.scratch_node[low:high].tolist(), scratch, strict=True))
@@ -241,11 +250,4 @@ class NodeList:
 
     def finish(self) -> Nodes:
         columns = (self._kind, self._subject, self._result, self._operand_row, self._tile_row, self._reads, *self._scratch)
-        return Nodes(*map(_frozen, columns))
-
-
-def _frozen(column: array[int]) -> NDArray[Any]:
-    """A copy that nobody can write to, of the length it has."""
-    found = np.array(column)
-    found.flags.writeable = False
-    return found
+        return Nodes(*map(frozen, columns))
