@@ -21,6 +21,7 @@ from einpage.einsum_front.taskgraph import Nbytes, TaskId
 from einpage.exec.engine import nothing
 from einpage.exec.host import Arena, HostArena, residency_view
 from einpage.kernels.dispatch import Backend, Kernel, prepare
+from einpage.kernels.program import Program
 from einpage.memplan.flat import Nodes, Residencies
 from einpage.memplan.memgraph import DEVICE, Compute, Extent, Free, HostGather, MemGraph, Move, NodeId, Offset, Place, PlaceKind
 
@@ -130,6 +131,8 @@ class _Calls:
         forms: dict[tuple[tuple[int, ...], DType], int] = {}
         self._form = [forms.setdefault((tensor.shape, tensor.dtype), len(forms)) for tensor in memgraph.graph.tensors]
         """[tensor] a number for its shape and element type"""
+        self._programs: dict[Program, Program] = {}
+        """One for all equal ones: tiles of one shape differ in where they are cut from, and that is in the views."""
         self._kernel_by_job: dict[int, Kernel] = {}
         """By the job's id: layers share their jobs, and to compare two takes longer than to run one."""
         self._views: dict[tuple[int, ...], torch.Tensor] = {}
@@ -142,10 +145,11 @@ class _Calls:
         job = self._jobs[task]
         assert job is not None, "a plan read back from a file has no jobs to run"
         tiles, result = tuple(tuple(map(self.view, operand)) for operand in operands), self.view(creates)
-        key = (id(job), tuple(tuple(map(id, operand)) for operand in tiles), id(result), workspace)
+        kernel = self._kernel(job)
+        key = (id(kernel), tuple(tuple(map(id, operand)) for operand in tiles), id(result), workspace)
         if key not in self._calls:
             scratch = None if workspace is None else torch.from_numpy(self._arena(DEVICE).bytes(workspace))
-            self._calls[key] = partial(self._kernel(job), tiles, result, scratch)
+            self._calls[key] = partial(kernel, tiles, result, scratch)
         return self._calls[key]
 
     def view(self, residency: int) -> torch.Tensor:
@@ -161,5 +165,5 @@ class _Calls:
         if id(job) not in self._kernel_by_job:
             kernel = prepare(job, self._backend)
             self.scratch_bytes = max(self.scratch_bytes, kernel.scratch_bytes)
-            self._kernel_by_job[id(job)] = kernel
+            self._kernel_by_job[id(job)] = self._programs.setdefault(kernel, kernel) if isinstance(kernel, Program) else kernel
         return self._kernel_by_job[id(job)]

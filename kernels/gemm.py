@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import product
 from math import prod
 
@@ -227,7 +228,7 @@ def _matrix(
     if scratch.held.get(name) == key:
         return window, []
     scratch.held[name] = key
-    copies = [_copy(source, tile, part, packed) for source, part in _parts(factor, region)]
+    copies = [_copy(source.window(packed, part), tile.window(packed, part)) for source, part in _parts(factor, region)]
     return window, copies
 
 
@@ -241,15 +242,15 @@ def _parts(factor: Factor, region: Region) -> Iterator[tuple[Tile, Region]]:
     assert covered == prod(extents(region).values()), f"the tiles of {factor.name} do not hold {dict(region)}"
 
 
-def _copy(source: Tile, target: Tile, region: Region, order: Letters) -> Op:
-    given, taken = source.window(order, region), target.window(order, region)
-
+@lru_cache(maxsize=4096)
+def _copy(given: Window, taken: Window) -> Op:
     def copy(memory: Memory) -> None:
         taken.of(memory).copy_(given.of(memory))
 
     return copy
 
 
+@lru_cache(maxsize=4096)  # jobs of other tiles and other layers have the same few steps
 def _product(x: Window, y: Window, out: Window, init: Window | None) -> Op:
     fresh: Callable[..., Tensor] = torch.bmm
     onto: Callable[..., Tensor] = torch.baddbmm
