@@ -2,7 +2,8 @@
 
 In: Slots, the arena's bytes, and for every interval whether its tensor stays. Out: a Timetable, one Step a slot. Loads go first in, first
 out in the order of need; each is issued as early as it helps: not before the link is free, and not before every slot until its use has
-room for it. Places are not looked at: place.py finds them.
+room for it. Of what has to be written the host gets first what leaves first: whose bytes are wanted waits for no copy of what stays.
+Places are not looked at: place.py finds them.
 
     slot              3      4      5      6
     compute        | k3   |  k4  |  k5  |  k6 |        load of w, needed by slot 6: the link is free while k4 runs, and slots
@@ -12,6 +13,8 @@ room for it. Places are not looked at: place.py finds them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -81,6 +84,13 @@ class _Clock:
         """[tensor] the first slot that may load it again."""
         self.needs = self._needs(keep)
         self.leaves, self.writes = self._departures(keep)
+        self.due = [a.slots] * len(self.size)
+        """[tensor] the first slot after which it leaves."""
+        for k in reversed(range(a.slots)):
+            for t, _ in self.leaves[k]:
+                self.due[t] = k
+        self.unwritten: list[tuple[int, int, float]] = []
+        """A heap of (when due, tensor, when it was there): copies to the host not yet issued."""
 
     def _needs(self, keep: Keep) -> list[list[int]]:
         """[slot] the tensors it needs loaded."""
@@ -92,7 +102,7 @@ class _Clock:
         return needs
 
     def _departures(self, keep: Keep) -> tuple[list[list[tuple[int, int]]], list[list[int]]]:
-        """[slot] who leaves once it has run, with the slot by which it has to be gone; and whose copy to the host begins then: as
+        """[slot] who leaves once it has run, with the slot by which it has to be gone; and whose copy to the host may begin then: as
         soon as there is something to copy."""
         a = self.a
         leaves: list[list[tuple[int, int]]] = [[] for _ in range(a.slots)]
@@ -120,9 +130,8 @@ class _Clock:
             done = ready + self.seconds[k]
             self.finish.append(done)
             for t in self.writes[k]:
-                self.link_out = self.on_host_at[t] = max(self.link_out, done) + self.slots.store_s[t]
-                self.moved += self.slots.nbytes[t]
-                self.steps[k].stores.append(t)
+                heappush(self.unwritten, (self.due[t], t, done))
+            self._store(k, done)
             for t, by in self.leaves[k]:
                 self._leave(t, k, by, done, passed)
         end = max(self.finish[-1] if self.finish else 0.0, self.link_in, self.link_out)
@@ -142,6 +151,16 @@ class _Clock:
         self.moved += self.slots.nbytes[t]
         self.steps[issue].loads.append(Load(t, k))
         return self.link_in
+
+    def _store(self, k: int, done: float) -> None:
+        """Issue the copies to the host that begin before the next task ends, what leaves first before the others; and in any case those
+        of what leaves now."""
+        until = done + self.seconds[k + 1] if k + 1 < len(self.seconds) else inf
+        while self.unwritten and (self.unwritten[0][0] <= k or self.link_out < until):
+            _, t, there = heappop(self.unwritten)
+            self.link_out = self.on_host_at[t] = max(self.link_out, there) + self.slots.store_s[t]
+            self.moved += self.slots.nbytes[t]
+            self.steps[k].stores.append(t)
 
     def _leave(self, t: int, k: int, by: int, done: float, passed: NDArray[np.float64]) -> None:
         """Free `t` after slot `k`; later, where its copy to the host is still under way and the slots until then have room."""

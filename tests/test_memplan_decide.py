@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -200,3 +201,27 @@ def test_a_steadied_plan_costs_nothing_and_loses_less() -> None:
             assert after is before or late_s(after) < late_s(before)
             changed += after is not before
     assert changed >= 5, changed
+
+
+def test_the_host_gets_first_what_leaves_first() -> None:
+    """Over a slow link no copy to the host is issued before that of a tensor that is there by then and leaves sooner, nor after its
+    tensor has left; some are issued before those of tensors that were there sooner."""
+    overtaken = 0
+    for seed in range(60):
+        graph, machine = random_graph(seed, most_ops=12), replace(a_machine(), d2h_bytes_per_s=1e6)
+        slots = slots_of(graph, machine, as_written(graph), 256)
+        if slots is None:
+            continue
+        a, capacity = slots.accesses, budget_of(graph, 0)
+        keep = nearest(a, capacity - a.footprint)
+        leaves = a.last_at.tolist()
+        for j in reversed(np.flatnonzero(~keep).tolist()):
+            leaves[a.tensor[j]] = int(a.begin[j])
+        there = np.maximum(a.made_at, 0).tolist()
+        issued = [(k, t) for k, step in enumerate(timetable(slots, capacity, keep).steps) for t in step.stores]
+        for i, (k, t) in enumerate(issued):
+            later = [u for _, u in issued[i + 1 :] if there[u] <= k]
+            assert there[t] <= k <= leaves[t]
+            assert not [u for u in later if leaves[u] < leaves[t]]
+            overtaken += any(there[u] < there[t] for u in later)
+    assert overtaken >= 5, overtaken
