@@ -18,10 +18,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from einpage.memplan import lp
-from einpage.memplan.keep import and_nearest, nearest, pin_evenly, pin_first, rounded, stream_all
+from einpage.memplan.keep import and_nearest, evened, nearest, pin_evenly, pin_first, rounded, stream_all
 from einpage.memplan.machine import Machine
 from einpage.memplan.memgraph import MemGraph, Queue
 from einpage.memplan.policies import STATIC, static_plans
+from einpage.memplan.prices import shares
 from einpage.memplan.report import moved_bytes
 from einpage.memplan.settle import settled
 from einpage.memplan.simulate import QUEUES, queue_numbers, simulate
@@ -32,25 +33,26 @@ from einpage.memplan.timetable import Keep, Timetable, timetable
 MOST_SLOTS = {1: 20_000, 2: 4_000, 3: 15_000}
 """By effort: the largest graph that policies (1) and the LP (2, 3) are tried on."""
 RESERVES = {
-    1: (0.0, 0.004, 0.01, 0.03, 0.05, 0.08),
-    2: (0.0, 0.004, 0.01, 0.03, 0.05, 0.08, 0.15),
+    1: (0.0, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08),
+    2: (0.0, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.15),
     3: (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2),
 }
 """By effort: shares of the arena that what stays leaves free: for loads, and because a full arena may have no places for all."""
 THRIFTS = {2: (0.02,), 3: (0.02, 0.1, 0.3)}
-SLACKS = (0.02, 0.035, 0.05, 0.07)
-"""Shares of the arena that loads ahead of need leave free, tried beside 0: a fuller arena has fewer places."""
+SLACKS = (0.02, 0.05)
+"""Shares of the arena that loads ahead of need leave free, tried beside 0: a fuller arena grants fewer wishes."""
 SLACKENED = 6
 """How many of the ways that score best are tried with these."""
 ROOMS = (0.005, 0.02, 0.04, 0.06, 0.1, 0.15)
 """Shares of the arena that reserve and slack leave together: of all between two of these, the best few are placed. A timetable does not
 tell how many places it will find."""
-PLACED = {1: 3, 2: 4, 3: 8}
+PLACED = {1: 2, 2: 4, 3: 8}
 """By effort: how many."""
-BYTES_COUNT = 0.25
-"""What moving a byte counts beside time, as a share of its time on the link: of plans that take as long, the one that moves less."""
-WORTH = 0.998
-"""A timetable is placed if it scores this share of the best plan's score, or less."""
+BYTES_COUNT = 1.0
+"""What moving a byte counts beside time, in parts of its time on the link: a plan that moves much less may take a little longer, though
+never longer than the plans to beat."""
+WORTH = 0.99
+"""A timetable is placed if it scores this share of the best plan's score, or less: places cost about the rest."""
 GOOD_ENOUGH = 1.002
 """A plan this near a bound is not improved."""
 SLOWER = 1.25
@@ -177,9 +179,11 @@ def _candidates(slots: Slots, capacity: int, effort: int) -> list[Candidate]:
 def _keeps(slots: Slots, capacity: int, effort: int) -> Iterator[tuple[float, Keep]]:
     a, machine = slots.accesses, slots.machine
     room = capacity - a.footprint
-    for share in RESERVES[effort]:
-        left = np.maximum(room - int(share * capacity), 0)
+    rooms = [np.maximum(room - int(share * capacity), 0) for share in RESERVES[effort]]
+    for share, left, wished in zip(RESERVES[effort], rooms, shares(a, rooms), strict=True):
         yield share, nearest(a, left)
+        for by_share in (rounded, evened):
+            yield share, and_nearest(a, left, by_share(a, left, wished))
         for policy in (pin_evenly, pin_first):
             pinned = policy(a, left)
             yield share, pinned

@@ -8,7 +8,8 @@ In: Accesses as the arena sees them, and the room that what stays may take at ev
     pin evenly    every so many bytes one tensor stays for good   (the same share, spread: the link never idles)
     .. and near   what room is left goes to the intervals with the fewest slots
     nearest       the interval with the fewest slots stays first  (Belady's rule, offline)
-    rounded       the largest shares of a linear programme first
+    rounded       the largest shares of a linear programme, or of prices.py, first
+    evened        tensors with all or nothing of it first; of the others every so many bytes of shares one tensor, as it fits
 """
 
 from __future__ import annotations
@@ -25,12 +26,32 @@ Room = NDArray[np.int64]
 """[slot] bytes that intervals over the slot may take together."""
 LEAST_SHARE = 1e-6
 """Shares below this are a solver's noise."""
+SURE = 0.98
+"""From this share on, an interval stays, and below 1 - this it goes, whatever is spread evenly."""
 
 
 def rounded(a: Accesses, room: Room, share: NDArray[np.float64]) -> Keep:
     """The intervals with the largest `share` [interval] first, the shorter of equals; those of no share stay out."""
     order = np.lexsort((a.end - a.begin, -np.round(share, 6)))
     return _filled(a, room, order[share[order] > LEAST_SHARE].tolist())
+
+
+def evened(a: Accesses, room: Room, share: NDArray[np.float64]) -> Keep:
+    """The intervals of share SURE first; then tensors by their first use, each whenever a share of the bytes passed is due: the link
+    is as busy everywhere."""
+    sure = np.flatnonzero(share > SURE)
+    keep = _filled(a, room, sure[np.argsort(-share[sure], kind="stable")].tolist())
+    by_tensor: dict[int, list[int]] = {}
+    for j in np.flatnonzero((share > 1 - SURE) & ~keep).tolist():
+        by_tensor.setdefault(int(a.tensor[j]), []).append(j)
+    due, even = 0.0, []
+    for t, mine in by_tensor.items():
+        size = int(a.nbytes[t])
+        due += size * float(share[mine].mean())
+        if due >= size / 2:
+            due -= size
+            even += mine
+    return keep | _filled(a, room - bytes_kept(a, keep), even)
 
 
 def nearest(a: Accesses, room: Room) -> Keep:

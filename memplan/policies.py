@@ -79,7 +79,7 @@ def static_plans(slots: Slots, budget_bytes: int, policies: Sequence[Policy], wi
                 continue
             key = it.keep.tobytes(), it.slack_bytes
             if key not in plan_by_keep:
-                plan_by_keep[key] = next(settled(slots, budget_bytes, it.keep, it.table, it.slack_bytes, may_cut=False), None)
+                plan_by_keep[key] = next(settled(slots, budget_bytes, it.keep, it.table, it.slack_bytes, ()), None)
             memgraph = plan_by_keep[key]
             if memgraph is not None:
                 found[policy] = StaticPlan(memgraph, it.reserve_bytes, it.slack_bytes, it.keep)

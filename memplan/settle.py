@@ -1,45 +1,73 @@
-"""From a timetable to plans: places for its blocks, the stays cut that find none, the nodes.
+"""From a timetable to plans: places for its blocks, the stays cut that find none, wishes granted where there is room, the nodes.
 
 In: Slots, what stays, the timetable under it. Out: MemGraphs; none where no way of cutting finds places for all, or the host is full.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from einpage.memplan.assemble import assemble, blocks_of
-from einpage.memplan.cut import cut, within
+from einpage.memplan.assemble import Blocks, assemble, blocks_of
+from einpage.memplan.cut import Key, cut, within
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.memgraph import MemGraph
 from einpage.memplan.place import place
 from einpage.memplan.slots import Slots
 from einpage.memplan.timetable import Keep, Timetable, timetable
+from einpage.memplan.wish import modest, seated
+
+
+class Wish(NamedTuple):
+    """What blocks wish at most where not all find a place, in lengths of their own copies."""
+
+    lead: float
+    """To come ahead of need."""
+    linger: float
+    """To stay after the last use."""
+
+
+WISHES = (Wish(4.0, 1.0), Wish(2.0, 0.0))
+LESS_EFFORT = 0.3
+"""What goes into places for all that blocks wish, where they may wish less."""
 
 
 def settled(
-    slots: Slots, budget_bytes: int, keep: Keep, table: Timetable, slack_bytes: int, may_cut: bool = True
+    slots: Slots, budget_bytes: int, keep: Keep, table: Timetable, slack_bytes: int, wishes: Sequence[Wish] = WISHES
 ) -> Iterator[MemGraph]:  # fmt: skip
-    """The plan in which just `keep` stays where all blocks find places; else one for each way of cutting, if any `may_cut`.
+    """The plan in which just `keep` stays where all blocks find places; else one for each of `wishes` with which places are found,
+    by cutting what has none.
 
     `slack_bytes` is what `table` leaves free.
     """
     capacity = budget_bytes // slots.alignment * slots.alignment
-    blocks = blocks_of(slots, table)
-    offsets = place(blocks.blocks, capacity)
-    if None in offsets and not may_cut:
+    wished = blocks_of(slots, table)
+    offsets = place(wished.blocks, capacity, LESS_EFFORT if wishes else 1.0)
+    if None not in offsets:
+        yield from _planned(
+            slots, budget_bytes, table, wished, {k: at for k, at in zip(wished.keys, offsets, strict=True) if at is not None}
+        )
         return
-    for drives in (False, True) if None in offsets else (False,):
-        found = cut(slots, blocks, offsets, keep, capacity, drives)
+    for wish in wishes:
+        blocks = modest(slots, wished, *wish)
+        offsets = place(blocks.blocks, capacity)
+        found = cut(slots, blocks, offsets, keep, capacity, drives=True) or cut(slots, blocks, offsets, keep, capacity)
         if found is None:
             continue
-        if not np.array_equal(found.keep, keep):
-            left = timetable(slots, capacity, found.keep, slack_bytes)
-            stays = blocks_of(slots, left)
+        if np.array_equal(found.keep, keep):
+            yield from _planned(slots, budget_bytes, table, wished, found.offset_by_key)
         else:
-            left, stays = table, blocks
-        try:
-            yield assemble(slots, budget_bytes, left, stays, within(stays, found.offset_by_key))
-        except DoesNotFit:
-            continue
+            left = timetable(slots, capacity, found.keep, slack_bytes)
+            yield from _planned(slots, budget_bytes, left, blocks_of(slots, left), found.offset_by_key)
+
+
+def _planned(slots: Slots, budget_bytes: int, table: Timetable, blocks: Blocks, offset_by_key: dict[Key, int]) -> Iterator[MemGraph]:
+    """The plan, or none where the host is full."""
+    capacity = budget_bytes // slots.alignment * slots.alignment
+    stays = seated(slots, blocks, within(blocks, offset_by_key), capacity)
+    try:
+        yield assemble(slots, budget_bytes, table, blocks, stays)
+    except DoesNotFit:
+        return

@@ -12,12 +12,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from einpage.einsum_front.taskgraph import HOST_AT_START, TaskGraph
+from einpage.memplan import wish
 from einpage.memplan.accesses import Accesses
 from einpage.memplan.assemble import Blocks, Stays, assemble, blocks_of
 from einpage.memplan.cut import cut, within
 from einpage.memplan.decide import SLOWER, Decided, Way, better_plan, steadied
 from einpage.memplan.footprint import largest_footprint
-from einpage.memplan.keep import Room, nearest, pin_evenly, pin_first, rounded, stream_all
+from einpage.memplan.keep import Room, evened, nearest, pin_evenly, pin_first, rounded, stream_all
 from einpage.memplan.machine import Machine
 from einpage.memplan.memgraph import MemGraph, Queue
 from einpage.memplan.order import as_written
@@ -30,10 +31,12 @@ from einpage.memplan.slots import Slots, slots_of
 from einpage.memplan.text import memgraph_text
 from einpage.memplan.timetable import Keep, bytes_kept, timetable
 from einpage.memplan.validate import judge
+from einpage.memplan.wish import modest, seated
 from strategies import a_machine, machines, random_graph, task_graphs
 
 POLICIES: tuple[Callable[[Accesses, Room], Keep], ...] = (
-    nearest, stream_all, pin_first, pin_evenly, lambda a, room: rounded(a, room, np.linspace(0, 1, len(a.tensor)))
+    nearest, stream_all, pin_first, pin_evenly, lambda a, room: rounded(a, room, np.linspace(0, 1, len(a.tensor))),
+    lambda a, room: evened(a, room, np.linspace(0, 1, len(a.tensor))),
 )  # fmt: skip
 
 
@@ -125,7 +128,7 @@ def test_every_cut_becomes_a_right_plan(
     assert not (found.keep & ~keep).any()
     table = timetable(slots, capacity, found.keep)
     blocks = blocks_of(slots, table)
-    memgraph = assemble(slots, capacity, table, blocks, within(blocks, found.offset_by_key))
+    memgraph = assemble(slots, capacity, table, blocks, seated(slots, blocks, within(blocks, found.offset_by_key), capacity))
     assert judge(memgraph) is None
     assert moved(memgraph) == table.moved_bytes
 
@@ -225,3 +228,69 @@ def test_the_host_gets_first_what_leaves_first() -> None:
             assert not [u for u in later if leaves[u] < leaves[t]]
             overtaken += any(there[u] < there[t] for u in later)
     assert overtaken >= 5, overtaken
+
+
+def unmet(slots: Slots, blocks: Blocks, stays: Stays) -> float:
+    """Seconds of tasks between what blocks wish and when they come and go."""
+    passed = np.concatenate(((0.0,), slots.accesses.seconds.cumsum()))
+    births = sum(passed[-(-at // 3)] - passed[-(-b.birth // 3)] for at, b in zip(stays.births, blocks.blocks, strict=True))
+    return float(births + sum(passed[-(-b.death // 3)] - passed[-(-at // 3)] for at, b in zip(stays.deaths, blocks.blocks, strict=True)))
+
+
+def overlaps(blocks: Blocks, stays: Stays) -> bool:
+    """Whether two that stay at once share a byte."""
+    all_ = list(zip(stays.offsets, stays.births, stays.deaths, (b.nbytes for b in blocks.blocks), strict=True))
+    return any(
+        max(b, d) < min(e, f) and max(at, other) < min(at + n, other + m)
+        for i, (at, b, e, n) in enumerate(all_)
+        for other, d, f, m in all_[:i]
+    )
+
+
+def test_seats_take_nothing_needed_and_grant_more_wishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From places for what blocks need, and for modest wishes: moves leave no more unmet than before, nor pushes than moves."""
+    unmet_s = np.zeros(3)
+    for seed in range(40):
+        slots = slots_of(random_graph(seed, most_ops=40), a_machine(), as_written(random_graph(seed, most_ops=40)), 256)
+        if slots is None:
+            continue
+        capacity = budget_of(slots.graph, 1024)
+        table = timetable(slots, capacity, nearest(slots.accesses, capacity - slots.accesses.footprint))
+        blocks = blocks_of(slots, table)
+        offsets = place(modest(slots, blocks, seed % 3, seed % 2).blocks, capacity)
+        if None in offsets:
+            continue
+        found = [within(blocks, {key: at for key, at in zip(blocks.keys, offsets, strict=True) if at is not None})]
+        for pushes in (0, 2):
+            monkeypatch.setattr(wish, "PUSHES", pushes)
+            found.append(seated(slots, blocks, found[0], capacity))
+        for after in found:
+            assert not overlaps(blocks, after)
+            assert all(0 <= at <= capacity - b.nbytes for at, b in zip(after.offsets, blocks.blocks, strict=True))
+            for b, (_, need), upper, birth, death in zip(
+                blocks.blocks, blocks.keys, blocks.uppers, after.births, after.deaths, strict=True
+            ):
+                assert b.birth <= birth <= need < upper <= death <= b.death
+        unmet_here = [unmet(slots, blocks, after) for after in found]
+        assert unmet_here[2] <= unmet_here[1] + 1e-12 <= unmet_here[0] + 2e-12, seed
+        unmet_s += unmet_here
+    assert unmet_s[1] < 0.6 * unmet_s[0]
+    assert unmet_s[2] < 0.9 * unmet_s[1], unmet_s
+
+
+def test_modest_wishes_lie_between_what_is_needed_and_all_wishes() -> None:
+    shorter = 0
+    for seed in range(40):
+        slots = slots_of(random_graph(seed, most_ops=10), a_machine(), as_written(random_graph(seed, most_ops=10)), 256)
+        if slots is None:
+            continue
+        capacity = budget_of(slots.graph, 2048)
+        blocks = blocks_of(slots, timetable(slots, capacity, nearest(slots.accesses, capacity - slots.accesses.footprint)))
+        for lead, linger in ((0.0, 0.0), (1.0, 1.0), (1e9, 1e9)):
+            less = modest(slots, blocks, lead, linger)
+            for b, m, (_, need), upper in zip(blocks.blocks, less.blocks, blocks.keys, blocks.uppers, strict=True):
+                assert b.birth <= m.birth <= need < upper <= m.death <= b.death
+                assert lead or (m.birth, m.death) == (need, upper)
+                assert lead < 2 or m == b
+            shorter += less != blocks
+    assert shorter >= 10, shorter

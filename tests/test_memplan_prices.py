@@ -1,0 +1,88 @@
+"""Shares found by prices: what they say where it is plain, and how near the interval LP what comes of them is."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from einpage.memplan.accesses import Accesses, from_lists
+from einpage.memplan.interval_lp import bytes_bound
+from einpage.memplan.keep import Keep, Room, and_nearest, evened, nearest, rounded
+from einpage.memplan.machine import links_only
+from einpage.memplan.order import as_written
+from einpage.memplan.prices import shares
+from einpage.memplan.slots import slots_of
+from einpage.memplan.tracefile import read_trace
+from strategies import a_machine, random_graph
+
+TILED = Path(__file__).parents[2] / "shared" / "data" / "paging" / "tiled-7B-S16384-8x4-dfs.json.gz"
+"""Where a checkout has it beside it."""
+
+
+def loop(tensors: int, passes: int) -> Accesses:
+    """So many weights of 10 bytes, each read by one task of every pass."""
+    slots = tensors * passes
+    return from_lists(
+        reads=[(k % tensors,) for k in range(slots)], writes=[()] * slots, seconds=[1.0] * slots, besides=[0] * slots,
+        nbytes=[10] * tensors, clean=[True] * tensors, sink=[False] * tensors,
+    )  # fmt: skip
+
+
+def moved(a: Accesses, keep: Keep) -> int:
+    """Bytes over both links."""
+    gone = ~keep
+    written = np.unique(a.tensor[gone & a.dirty[a.tensor]])
+    return int(a.compulsory_h2d + a.compulsory_d2h + a.nbytes[a.tensor[gone]].sum() + a.nbytes[written].sum())
+
+
+def test_a_loop_stays_in_as_many_askings_as_there_is_room() -> None:
+    """8 weights, 20 passes: of the 7 that are not in use 4 find room."""
+    a = loop(8, 20)
+    room = np.full(a.slots, 40)
+    (share,) = shares(a, [room])
+    assert abs(share.mean() - 4 / 7) < 0.1
+    for way in (rounded, evened):
+        assert moved(a, and_nearest(a, room, way(a, room, share))) < 1.15 * bytes_bound(a, 50).total
+
+
+def test_where_all_fits_all_stay_and_where_nothing_does_none() -> None:
+    a = loop(5, 3)
+    everything, nothing = shares(a, [np.full(a.slots, 1000), np.zeros(a.slots, np.int64)])
+    assert (everything == 1).all()
+    assert nothing.max() < 0.3
+
+
+def near_lp(a: Accesses, capacity: int) -> float:
+    """The fewer bytes of the two ways of rounding, as a multiple of the interval LP's."""
+    room: Room = capacity - a.footprint
+    (share,) = shares(a, [room])
+    return min(moved(a, and_nearest(a, room, way(a, room, share))) for way in (rounded, evened)) / bytes_bound(a, capacity).total
+
+
+def test_random_graphs_come_near_the_lp() -> None:
+    ratios = []
+    for seed in range(120):
+        graph = random_graph(seed, most_ops=12)
+        slots = slots_of(graph, a_machine(), as_written(graph), 256)
+        if slots is None or not len(slots.accesses.tensor):
+            continue
+        a = slots.accesses
+        ratios.append(near_lp(a, int(a.footprint.max()) + 1024))
+    assert len(ratios) >= 20
+    assert np.mean(ratios) < 1.03, np.mean(ratios)
+
+
+@pytest.mark.skipif(not TILED.exists(), reason="the traces are not beside this checkout")
+@pytest.mark.parametrize(("which", "most", "nearest_moves"), [(0, 1.02, 1.015), (1, 1.01, 1.05)])
+def test_a_tight_tiled_trace_comes_nearer_the_lp_than_by_reuse_distance(which: int, most: float, nearest_moves: float) -> None:
+    reference = json.loads(gzip.decompress(TILED.read_bytes()))["reference"][which]
+    graph, capacity = read_trace(TILED), int(reference["capacity"])
+    slots = slots_of(graph, links_only(reference["bw_h2d"], reference["bw_d2h"], capacity), as_written(graph), 1)
+    assert slots is not None
+    a = slots.accesses
+    assert near_lp(a, capacity) < most
+    assert moved(a, nearest(a, capacity - a.footprint)) / bytes_bound(a, capacity).total > nearest_moves
