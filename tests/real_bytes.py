@@ -22,7 +22,7 @@ from einpage.exec.engine import Measured
 from einpage.exec.host import HostArena, masters, outputs
 from einpage.exec.serial import run_serial
 from einpage.kernels.access import TORCH_DTYPE
-from einpage.kernels.dispatch import prepare
+from einpage.kernels.dispatch import Backend, prepare
 from einpage.memplan.memgraph import MemGraph
 
 Data = Mapping[str, NDArray[Any]]
@@ -32,8 +32,8 @@ def slices(box: Box) -> tuple[slice, ...]:
     return tuple(slice(a, b) for a, b in zip(box.start, box.stop, strict=True))
 
 
-def direct(graph: TaskGraph, values: Data) -> dict[str, Tensor]:
-    """Every output, by name, from tensors that are never moved."""
+def direct(graph: TaskGraph, values: Data, backend: Backend = Backend.TORCH) -> dict[str, Tensor]:
+    """Every output, by name, from tensors that are never moved and are NaN before they are written."""
     tiles: dict[TensorId, Tensor] = {}
     for tensor in graph.tensors:
         if tensor.value in values:
@@ -43,7 +43,7 @@ def direct(graph: TaskGraph, values: Data) -> dict[str, Tensor]:
     for task in graph.tasks:
         assert task.job is not None
         workspace = torch.zeros(task.workspace_bytes, dtype=torch.uint8) if task.workspace_bytes else None
-        prepare(task.job)(tuple(tuple(tiles[t] for t in operand) for operand in task.operands), tiles[task.result], workspace)
+        prepare(task.job, backend)(tuple(tuple(tiles[t] for t in operand) for operand in task.operands), tiles[task.result], workspace)
     found: dict[str, Tensor] = {}
     for name, value in graph.outputs:
         parts = [t for t in graph.tensors if t.value == value]
