@@ -28,6 +28,8 @@ SHARED_LIMIT = {80: 166_912, 90: 232_448}
 START_S = 120.0
 """How long the compiling process may take to start."""
 _TYPE = {DType.FP32: "*fp32", DType.BF16: "*bf16", DType.FP16: "*fp16", DType.INT32: "*i32", DType.INT64: "*i64"}
+_NOTHING = {"registers": 0, "stack_bytes": 0, "spills": 0, "shared_bytes": 0, "tensor_core": 0, "narrowest_copy": 0}
+"""What a kernel uses that was given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,10 @@ class Resources:
     spills: int
     """Instructions that write to or read from the stack."""
     shared_bytes: int
+    tensor_core: int
+    """Instructions that multiply matrices."""
+    narrowest_copy: int
+    """The fewest bytes that an asynchronous copy moves, at best 16; 0 where there is none."""
     error: str
     """Why it did not compile; empty where it did."""
 
@@ -88,7 +94,7 @@ class Compiler:
         answer = self._read(process, timeout_s)
         if answer is None:
             self._end()
-            return {"registers": 0, "stack_bytes": 0, "spills": 0, "shared_bytes": 0, "error": f"no answer in {timeout_s:.0f} s"}
+            return {**_NOTHING, "error": f"no answer in {timeout_s:.0f} s"}
         found: dict[str, Any] = json.loads(answer)
         return found
 

@@ -20,6 +20,9 @@ from triton.compiler import ASTSource
 
 from einpage.kernels.triton_build import build
 
+NOTHING = {"registers": 0, "stack_bytes": 0, "spills": 0, "shared_bytes": 0, "tensor_core": 0, "narrowest_copy": 0, "error": ""}
+"""What a kernel uses that does not compile; an answer says all of these."""
+
 
 def compile_one(request: dict[str, Any]) -> dict[str, Any]:
     """What a kernel uses: registers, stack, spills, shared memory; or the error that compiling it raised."""
@@ -32,9 +35,9 @@ def compile_one(request: dict[str, Any]) -> dict[str, Any]:
             target=GPUTarget("cuda", request["capability"], 32),
             options={"num_warps": request["warps"], "num_stages": request["stages"]},
         )
-        return {**_usage(compiled.asm["cubin"]), "shared_bytes": compiled.metadata.shared, "error": ""}
+        return {**NOTHING, **_usage(compiled.asm["cubin"]), **_instructions(compiled.asm["ptx"]), "shared_bytes": compiled.metadata.shared}
     except Exception as error:  # whatever the compiler raises is the answer
-        return {"registers": 0, "stack_bytes": 0, "spills": 0, "shared_bytes": 0, "error": f"{type(error).__name__}: {error}"[-2000:]}
+        return {**NOTHING, "error": f"{type(error).__name__}: {error}"[-2000:]}
 
 
 def _usage(cubin: bytes) -> dict[str, int]:
@@ -46,6 +49,12 @@ def _usage(cubin: bytes) -> dict[str, int]:
         assert found is not None
         spills = len(re.findall(r"\b(?:STL|LDL)\b", _cuobjdump("-sass", f.name))) if int(found[2]) else 0
     return {"registers": int(found[1]), "stack_bytes": int(found[2]), "spills": spills}
+
+
+def _instructions(ptx: str) -> dict[str, int]:
+    """How many tensor-core instructions there are, and the fewest bytes that an asynchronous copy moves (0 where there is none)."""
+    copies = [int(n, 0) for n in re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], (\w+)", ptx)]
+    return {"tensor_core": len(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async)", ptx)), "narrowest_copy": min(copies, default=0)}
 
 
 def _cuobjdump(what: str, path: str) -> str:

@@ -12,9 +12,10 @@ from math import prod
 from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.expr import Axis, Expr, Letter, Load, Num
 from einpage.einsum_front.job import Contraction, ContractJob
+from einpage.kernels.triton_descriptor import described
 from einpage.kernels.triton_launch import Launch
 from einpage.kernels.triton_product import Along, Products, inner_size, loops, together
-from einpage.kernels.triton_product_tiles import Product, product_tiles
+from einpage.kernels.triton_product_tiles import Product, product_tiles, variants
 from einpage.kernels.triton_target import Target
 from einpage.kernels.triton_text import Frame, Writer, launch
 from einpage.kernels.triton_tiles import cover
@@ -64,11 +65,25 @@ class _Kernel:
         self.loops = [
             loop for terms in together(job.contractions, [self._crossed(c) for c in job.contractions]) for loop in loops(w, terms)
         ]
+        if self.tiles.descriptors and not self._suits_the_engine():
+            self.tiles = next(t for t in variants(self.product, target.capability) if not t.descriptors)
         self.size = {
             "ROWS": cover(self.product.rows, self.tiles.rows, 16),
             "COLS": cover(self.product.columns, self.tiles.columns, 16),
             "INNER": inner_size(self.loops, self.tiles.inner),
         }
+
+    def _suits_the_engine(self) -> bool:
+        """Whether every factor is a matrix that the copy engine can read. Warps are not specialised over pointers (that does not compile),
+        nor where sums are handed on (that takes more shared memory than there is)."""
+        if self.tiles.specialised and (self.job.carry is not None or not self.job.last):
+            return False
+        found = []
+        for loop in self.loops:
+            with self.writer.over(loop.piece):
+                sides = [(load, letters) for t in loop.terms for load, letters in ((t.left, self.rows), (t.right, self.columns))]
+                found += [loop.hoisted and described(self.writer, load, letters, loop.runs, 16, 16) is not None for load, letters in sides]
+        return all(found)
 
     def launch(self) -> Launch:
         job, w, p = self.job, self.writer, self.product

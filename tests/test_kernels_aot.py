@@ -35,6 +35,9 @@ def test_kernels_of_llama_compile_and_fit(capability: int) -> None:
     found = resources(kinds.values(), Target(capability))
     assert len(found) == 8, "norm, product, rotation, attention, product and sum, twin, last row's product, twin in fp32"
     for r in found:
+        if isinstance(r.job, ContractJob) and r.job.result.dtype is DType.FP16 and r.job.result.boxes[0].shape[1] == 2048:
+            assert r.tensor_core, f"{names[r.job]} has no tensor-core instruction"
+            assert r.narrowest_copy == 16, f"{names[r.job]} copies {r.narrowest_copy} bytes at once"
         assert not faults(r), f"{names[r.job]} on sm_{capability}: {'; '.join(faults(r))} ({r.registers} registers)"
 
 
