@@ -34,6 +34,7 @@ lint: $(VENV)/.test  ## the quick half of check: format, lint, types, layering
 	$(BIN)/ruff format --check $(SOURCE)
 	$(BIN)/ruff check $(SOURCE)
 	$(BIN)/mypy
+	$(BIN)/mypy --explicit-package-bases bench
 	$(PYTEST) -q tests/test_layout.py
 
 format: $(VENV)/.test  ## rewrite the code in the house format

@@ -24,6 +24,7 @@ from einpage.kernels.aot import SHARED_LIMIT, Resources, resources
 from einpage.kernels.triton_contract import product_of
 from einpage.kernels.triton_product_tiles import variants
 from einpage.kernels.triton_target import CAPABILITIES, Target
+from einpage.kernels.triton_tiles import Tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +66,13 @@ def jobs_of(model: Model) -> dict[Job, str]:
 
 def targets(jobs: Sequence[Job], capability: int) -> Iterator[tuple[Target, list[Job]]]:
     """The tiles that the table offers besides those in use, each with the products it is offered for."""
-    jobs_by_tile: dict[object, list[Job]] = {}
+    jobs_by_tile: dict[Tiles, list[Job]] = {}
     for job in jobs:
         if isinstance(job, ContractJob):
             for tiles in variants(product_of(job), capability)[1:]:
                 jobs_by_tile.setdefault(tiles, []).append(job)
     for tiles, members in jobs_by_tile.items():
-        yield Target(capability, tiles), members  # type: ignore[arg-type]
+        yield Target(capability, tiles), members
 
 
 def faults(r: Resources) -> list[str]:
@@ -85,7 +86,7 @@ def faults(r: Resources) -> list[str]:
 
 
 def line(r: Resources, task: str) -> str:
-    kind = {MapJob: "map", ContractJob: "product", AttentionJob: "attention"}[type(r.job)]  # type: ignore[index]
+    kind = {MapJob: "map", ContractJob: "product", AttentionJob: "attention"}[type(r.job)]
     block = "x".join(str(n) for _, n in r.launch.block)
     tiles = f"{r.launch.tiles.warps:>5} {r.launch.tiles.stages:>6}"
     usage = f"{r.registers:>4} {r.stack_bytes:>5} {r.spills:>6} {r.shared_bytes / 1024:>6.1f}"

@@ -86,10 +86,10 @@ def main() -> None:
         for spread, found in losses(case, asked.share, asked.seeds).items():
             rows.append({"case": case.name, "spread": spread, "mean": mean(found), "worst": max(found), "losses": found})
             print(f"{case.name:<48} {spread:<7} mean {mean(found):.4f}  worst {max(found):.4f}", flush=True)
-    for spread in Spread:
-        found = [loss for row in rows if row["spread"] == spread.value for loss in row["losses"]]
+    for kind in Spread:
+        found = [loss for row in rows if row["spread"] == kind.value for loss in row["losses"]]
         above = sum(loss > WANTED for loss in found)
-        print(f"{spread.value}: mean {mean(found):.4f}, worst {max(found):.4f}, {above} of {len(found)} above {WANTED}")
+        print(f"{kind.value}: mean {mean(found):.4f}, worst {max(found):.4f}, {above} of {len(found)} above {WANTED}")
     if asked.out is not None:
         results.write(asked.out, "noise", f"python -m bench.noise --effort {asked.effort} --seeds {asked.seeds}", rows)
 

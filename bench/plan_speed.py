@@ -84,7 +84,7 @@ def rows(name: str, repeats: int) -> Iterator[dict[str, Any]]:
             plan_s, judge_s = min(plan_s, planned - began), min(judge_s, process_time() - planned)
             if fault is not None:
                 raise SystemExit(f"{name}, size {size}: the judge rejects the plan: {fault}: nothing is reported")
-        row = {
+        row: dict[str, Any] = {
             "shape": name,
             "size": size,
             "nodes": len(memgraph.nodes),

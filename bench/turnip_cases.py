@@ -93,7 +93,7 @@ def clean_bytes(memgraph: MemGraph) -> int:
 
 def row(case: Published) -> dict[str, Any]:
     found = planned(case)
-    report = found.report
+    report: dict[str, Any] = found.report
     theirs_bound_ms = max(case.compute_ms, case.compulsory_gb * 1e12 / LINK)
     return {
         "case": f"1 x {case.seq}, {case.budget_gb} GB",

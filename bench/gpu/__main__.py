@@ -96,7 +96,12 @@ def part_command(part: str, asked: argparse.Namespace, seconds: float, resume: b
 
 
 def arguments(words: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="bench/gpu.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="bench/gpu.sh",
+        description=__doc__,
+        epilog="Also: --wheels DIR (install what is missing from there), --commit ID (what results call the commit).",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--out", type=Path, help="folder for the results (default: $OUT, else bench/results/gpu; of a dry run local/gpu)")
     parser.add_argument("--dry-run", action="store_true", help="the whole script on the CPU with tiny sizes: measures nothing")
     parser.add_argument("--parts", type=lambda text: text.split(","), default=list(PARTS), help=f"some of {','.join(PARTS)}")
