@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from bench.gpu import __main__ as everything
-from bench.gpu import kernel_tests, kernels, smollm2, summary
+from bench.gpu import kernel_tests, kernels, smollm2, summary, tiles
 from bench.gpu.held import hold
 from bench.gpu.models import TINY
 from bench.gpu.one import GO_ON, PARTS
@@ -140,6 +140,12 @@ def test_an_absent_model_is_said_and_is_not_green(tmp_path: Path) -> None:
     assert any("none.gguf" in line for line in summary.lines({"smollm2": on_disk(made)}))
 
 
+def test_no_two_tiles_go_by_one_name() -> None:
+    """A second one of the same name would be taken for done."""
+    titles = [w.title for w in tiles._wanted()]
+    assert len(titles) > 20 and len(titles) == len(set(titles))
+
+
 # The weights and the ring
 
 
@@ -229,10 +235,11 @@ def test_what_an_earlier_run_left_is_not_this_runs(parts_of: Any, tmp_path: Path
     assert everything.main(["--out", str(tmp_path), "--parts", "links"]) == 1
 
 
-def test_a_part_that_loses_its_device_goes_on_in_a_new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("end", [f"sys.exit({GO_ON})", "import os; os.kill(os.getpid(), 6)"], ids=["lost its device", "died"])
+def test_a_part_that_ends_too_soon_goes_on_in_a_new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     def command(part: str, asked: Any, seconds: float, resume: bool) -> list[str]:
         facts = {"state": "finished" if resume else "cut", "green": resume, "gates": [GATE], "rows": [], "absent": {}, "left_out": []}
-        program = WRITE.format(repr({**facts, "seconds": 1}), 0) + f"; sys.exit({0 if resume else GO_ON})"
+        program = WRITE.format(repr({**facts, "seconds": 1}), 0) + ("" if resume else f"; {end}")
         return [sys.executable, "-c", program, str(asked.out / f"{part}.json")]
 
     monkeypatch.setattr(everything, "part_command", command)
@@ -244,6 +251,7 @@ def test_who_goes_on_keeps_rows_and_does_nothing_twice(tmp_path: Path, monkeypat
     assert first.begin("a")
     first.row("a", True, "", {"case": "a"}, {}, "")
     assert first.begin("b")
+    assert on_disk(first)["begun"] == ["a", "b"]
 
     def lost() -> None:
         raise DeviceLost
@@ -255,6 +263,8 @@ def test_who_goes_on_keeps_rows_and_does_nothing_twice(tmp_path: Path, monkeypat
     assert [second.begin(what) for what in "abc"] == [False, False, True]
     assert [row["case"] for row in second.rows] == ["a"]
     assert [gate["ok"] for gate in second.gates] == [True, False]
+    third = Report("kernels", first.setting, resume=True)  # the second died in the middle of c
+    assert [(gate["what"], gate["ok"]) for gate in third.gates] == [("a", True), ("b", False), ("c", False)]
 
 
 def test_a_part_that_looks_for_something_better_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

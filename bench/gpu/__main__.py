@@ -34,6 +34,8 @@ LIMIT_S = {
 TOTAL_S = 575.0
 OPTIONAL = ("tiles",)
 """Parts that look for something better, and prove nothing of what is used."""
+TURNS = 6
+"""How often a part is begun that dies or loses its device."""
 GRACE_S = 5.0
 """Between a part's own deadline and its end by force."""
 
@@ -67,10 +69,14 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _run(part: str, asked: argparse.Namespace, seconds: float) -> None:
-    """One part; begun again where it lost its device, ended by force where it does not end by itself."""
-    began, resume = perf_counter(), False
-    while (left := seconds - (perf_counter() - began)) > 0 and _process(part, asked, left, resume) == GO_ON:
-        resume = True
+    """One part; begun again where it died or lost its device, ended by force where it does not end by itself."""
+    began = perf_counter()
+    for turn in range(TURNS):
+        left = seconds - (perf_counter() - began)
+        status = _process(part, asked, left, resume=turn > 0 and (asked.out / f"{part}.json").is_file()) if left > 0 else None
+        if status is None or 0 <= status != GO_ON:
+            return
+        print(f"[{part}] {'lost its device' if status == GO_ON else f'died of signal {-status}'}", flush=True)
 
 
 def _process(part: str, asked: argparse.Namespace, seconds: float, resume: bool) -> int | None:

@@ -44,10 +44,9 @@ class Case:
     """The library's ways of doing the same, or of moving as many bytes."""
 
 
-def product(job: ContractJob, device: torch.device) -> Case:
+def product(name: str, job: ContractJob, device: torch.device) -> Case:
     """The case of a `product_job`."""
-    rows, columns, inner = (r.extent for r in job.ranges)
-    return _case(f"{rows} x {columns} x {inner} {job.result.dtype.value}", "product", job, 2 * rows * columns * inner, device)
+    return _case(name, "product", job, 2 * prod(r.extent for r in job.ranges), device)
 
 
 def product_job(rows: int, columns: int, inner: int, dtype: DType) -> ContractJob:

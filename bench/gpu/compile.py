@@ -6,9 +6,10 @@ In a dry run torch's kernels are prepared and called.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures import TimeoutError as PoolTimeout
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 from time import perf_counter
@@ -18,7 +19,6 @@ import torch
 from bench.gpu.kernels import real, tiny
 from bench.gpu.models import CELLS, DRY_CELLS, SIZES, TINY
 from bench.gpu.report import Report
-from bench.gpu.tiles import GROUPS, offered, words
 from bench.results import ROOT
 from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.job import GatherJob, Job
@@ -46,20 +46,23 @@ class Wanted:
 def measure(report: Report) -> None:
     setting = report.setting
     jobs = [*wanted(setting.dry)]
-    processes = 1 if setting.dry else min(MOST_PROCESSES, cores())
-    pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
-    futures = {pool.submit(compiled, w, setting.dry): w for w in jobs}
+    done = 0
+    for w, seconds, fault in compile_all(jobs, setting.dry, setting.left_s() - SPARE_S):
+        done += 1
+        report.row(w.title, fault is None, fault or "compiles and loads", {"job": w.title}, {"compile_s": seconds}, f"{seconds:.1f} s")
+    if done < len(jobs):
+        report.leave_out(f"{len(jobs) - done} of {len(jobs)} jobs")
+
+
+def compile_all(jobs: Sequence[Wanted], dry: bool, seconds: float) -> Iterator[tuple[Wanted, float, str | None]]:
+    """What `compiled` says of each, as they end; those that do not in so many seconds are left out."""
+    pool = ProcessPoolExecutor(1 if dry else min(MOST_PROCESSES, cores()), mp_context=get_context("spawn"))
+    futures = {pool.submit(compiled, w, dry): w for w in jobs}
     try:
-        for future in as_completed(futures, timeout=max(1.0, setting.left_s() - SPARE_S)):
-            seconds, fault = future.result()
-            title, key = futures[future].title, {"job": futures[future].title}
-            if fault is not None and futures[future].target is not None:  # a tile that is offered, not used
-                report.lacks(title, fault)
-                continue
-            report.row(title, fault is None, fault or "compiles and loads", key, {"compile_s": seconds}, f"{seconds:.1f} s")
-    except PoolTimeout:
-        left = [w.title for future, w in futures.items() if not future.done()]
-        report.leave_out(f"{len(left)} of {len(jobs)} jobs, {left[0]} among them")
+        for future in as_completed(futures, timeout=max(1.0, seconds)):
+            yield futures[future], *future.result()
+    except (PoolTimeout, BrokenProcessPool):  # the latter where a compiler takes its process along
+        return
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # whoever started this part ends what is still compiling
 
@@ -71,10 +74,6 @@ def wanted(dry: bool) -> Iterator[Wanted]:
         if job not in seen and not isinstance(job, GatherJob):
             seen.add(job)
             yield Wanted(title, job)
-    if not dry:
-        for group in GROUPS:
-            for title, job in group.jobs():
-                yield from (Wanted(f"{title}, {words(target)}", job, target) for target in [*offered(job)][1:])
 
 
 def _all(dry: bool) -> Iterator[tuple[str, Job]]:

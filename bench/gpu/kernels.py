@@ -14,7 +14,7 @@ from time import perf_counter
 
 import torch
 
-from bench.gpu.cases import Case, layer_jobs, llama, product, product_job
+from bench.gpu.cases import TITLE, Case, layer_jobs, llama, product, product_job
 from bench.gpu.report import Report
 from bench.gpu.timing import Clock
 from einpage.einsum_front.dtype import DType
@@ -55,8 +55,8 @@ class Square:
         yield self.title, product_job(self.side, self.side, self.side, self.dtype)
 
     def cases(self, device: torch.device) -> Iterator[Case]:
-        for _, job in self.jobs():
-            yield product(job, device)
+        for title, job in self.jobs():
+            yield product(title, job, device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Layer:
 
     def jobs(self) -> Iterator[tuple[str, Job]]:
         for word, job, _ in layer_jobs({**self.sizes, "seq": self.seq}, self.words, self.dtype):
-            yield f"{self.title} {word}", job
+            yield f"{self.title} {TITLE[word]}", job
 
     def cases(self, device: torch.device) -> Iterator[Case]:
         return llama(self.title, {**self.sizes, "seq": self.seq}, self.words, self.dtype, device)

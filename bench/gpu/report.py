@@ -59,7 +59,7 @@ class Report:
     """The rows and gates of one part, on disk at every moment."""
 
     def __init__(self, part: str, setting: Setting, resume: bool = False) -> None:
-        """With `resume` it goes on where a process that lost its device left it."""
+        """With `resume` it goes on where a process that died, or lost its device, left it."""
         self.part, self.setting = part, setting
         before = json.loads((setting.out / f"{part}.json").read_text(encoding="utf-8")) if resume else {}
         self.rows: list[dict[str, Any]] = before.get("rows", [])
@@ -69,6 +69,9 @@ class Report:
         self.begun: list[str] = before.get("begun", [])
         self.state = "cut"
         self.error: str | None = before.get("error")
+        judged = {gate["what"] for gate in self.gates} | set(self.absent)
+        if self.begun and self.begun[-1] not in judged:
+            self.gates.append({"what": self.begun[-1], "ok": False, "detail": "the process ended in the middle of it"})
         self.write()
 
     def begin(self, what: str, least_s: float = 0.0) -> bool:
@@ -79,6 +82,7 @@ class Report:
             self.leave_out(what)
             return False
         self.begun.append(what)
+        self.write()  # so that whoever goes on does not begin it again, should it end this process
         return True
 
     @property

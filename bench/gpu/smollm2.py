@@ -64,7 +64,7 @@ def _judge(report: Report, setting: Setting, ready: Prepared, prompt: dict[str, 
     right = best == [token for token, _ in prompt["top8"]][:TOP]
     same = all(torch.equal(runs[Dispatch.SERIAL].logits, run.logits) for run in runs.values())
     text = prompt["text"]
-    report.check(f"{text!r}: bits", same, "static, dynamic and serial are equal" if same else "dispatchers differ")
+    report.check(f"{text}: bits", same, "static, dynamic and serial are equal" if same else "dispatchers differ")
     figures = {
         "wall_s": {dispatch.value: run.wall_s for dispatch, run in runs.items()},
         "predicted_s": ready.planned.predicted_s,
@@ -75,4 +75,4 @@ def _judge(report: Report, setting: Setting, ready: Prepared, prompt: dict[str, 
     key = {"prompt": text, "budget_bytes": BUDGET, "top": best, "device": ready.device.name}
     walls = ", ".join(f"{dispatch.value} {1e3 * run.wall_s:.1f} ms" for dispatch, run in runs.items())
     said = f"five best {'right' if right else 'wrong'}, logits off by {error:.1e}"
-    report.row(f"{text!r}", right and error <= TOLERANCE, said, key, figures, f"{said}; {walls}")
+    report.row(text, right and error <= TOLERANCE, said, key, figures, f"{said}; {walls}")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from math import nan
 
 from bench.gpu.cases import Case
+from bench.gpu.compile import Wanted, compile_all
 from bench.gpu.kernels import BF, LARGE, NARROW, SMALL, TOLERANCE, Layer, Square
 from bench.gpu.report import Report
 from bench.gpu.timing import Clock
@@ -32,7 +33,9 @@ GROUPS = (
 """Most important first."""
 ATTENTION = (Tiles(128, 64, 0, 8, 2), Tiles(128, 64, 0, 4, 3), Tiles(128, 128, 0, 8, 2), Tiles(64, 64, 0, 4, 3), Tiles(128, 32, 0, 8, 3))
 """Queries a block, keys a step, offered beside the table's own."""
-SECONDS_EACH = 0.3
+SECONDS_EACH = 0.2
+SHARE_OF_COMPILING = 0.6
+"""Of the time that is left."""
 LEAST_LEFT_S = 4.0
 
 
@@ -41,6 +44,10 @@ def measure(report: Report) -> None:
     if setting.dry:
         report.lacks("tiles", "dry run on the CPU, where kernels have none")
         return
+    for w, _, fault in compile_all([*_wanted()], setting.dry, SHARE_OF_COMPILING * setting.left_s()):
+        if fault is not None:  # a tile that is not in use may not fit: no fault of what runs
+            report.lacks(w.title, fault)
+            report.begun.append(w.title)
     clock = Clock(setting.device)
     for group in GROUPS:
         if setting.left_s() < LEAST_LEFT_S:
@@ -53,9 +60,15 @@ def measure(report: Report) -> None:
                     continue
                 try:
                     _measure(report, clock, case, target, what, in_use=i == 0)
-                except Exception as error:  # a tile that is not in use may not fit: no fault of what runs
+                except Exception as error:
                     report.lacks(what, f"{type(error).__name__}: {' '.join(str(error).split())[:160]}")
                     report.need_device()
+
+
+def _wanted() -> Iterator[Wanted]:
+    for group in GROUPS:
+        for title, job in group.jobs():
+            yield from (Wanted(f"{title}, {words(target)}", job, target) for target in [*offered(job)][1:])
 
 
 def offered(job: Job) -> Iterator[Target]:
@@ -75,7 +88,8 @@ def words(target: Target) -> str:
     if tiles is None:
         return "the table's"
     block = "x".join(str(n) for n in (tiles.rows, tiles.columns, tiles.inner) if n)
-    return f"{block}, {tiles.warps} warps, {tiles.stages} stages"
+    rest = [word for word, on in (("TMA", tiles.descriptors), ("specialised", tiles.specialised)) if on]
+    return ", ".join([block, f"{tiles.warps} warps, {tiles.stages} stages", *rest])
 
 
 def _measure(report: Report, clock: Clock, case: Case, target: Target, what: str, in_use: bool) -> None:
