@@ -35,8 +35,8 @@ PUSHED = 3
 """... so many at once, ..."""
 PROBED = 6
 """... from so many places that it tries, those with the least in the way."""
-WORK, LOOKING = 1_000_000_000, 20_000
-"""What may be spent, ten seconds at most, and on each time of looking."""
+WORK, LOOKING = 200_000_000, 20_000
+"""What may be spent, two seconds or so, and on each time of looking."""
 
 
 def modest(slots: Slots, blocks: Blocks, lead: float, linger: float) -> Blocks:
