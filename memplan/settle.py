@@ -29,7 +29,8 @@ class Wish(NamedTuple):
     """To stay after the last use."""
 
 
-WISHES = (Wish(4.0, 1.0), Wish(2.0, 0.0))
+WISHES = (Wish(4.0, 1.0), Wish(2.0, 0.0), Wish(1.0, 0.0))
+"""Ever fewer, until nothing has to be cut."""
 LESS_EFFORT = 0.3
 """What goes into places for all that blocks wish, where they may wish less."""
 
@@ -58,9 +59,9 @@ def settled(
             continue
         if np.array_equal(found.keep, keep):
             yield from _planned(slots, budget_bytes, table, wished, found.offset_by_key)
-        else:
-            left = timetable(slots, capacity, found.keep, slack_bytes)
-            yield from _planned(slots, budget_bytes, left, blocks_of(slots, left), found.offset_by_key)
+            return
+        left = timetable(slots, capacity, found.keep, slack_bytes)
+        yield from _planned(slots, budget_bytes, left, blocks_of(slots, left), found.offset_by_key)
 
 
 def _planned(slots: Slots, budget_bytes: int, table: Timetable, blocks: Blocks, offset_by_key: dict[Key, int]) -> Iterator[MemGraph]:
