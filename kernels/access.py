@@ -9,7 +9,8 @@ lacks has size 1, so windows broadcast.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -84,6 +85,24 @@ def linear(e: Expr) -> tuple[dict[Letter, int], int] | None:
 
 def _scaled(form: tuple[dict[Letter, int], int], by: int) -> tuple[dict[Letter, int], int]:
     return {letter: c * by for letter, c in form[0].items()}, form[1] * by
+
+
+def integral(e: Expr, integers: Collection[str]) -> bool:
+    """Whether `e` is made of letters, whole numbers and loads of `integers` alone, so that integer arithmetic gives its value."""
+    match e:
+        case Num(value):
+            return math.isfinite(value) and int(value) == value
+        case Axis():
+            return True
+        case Load(name, _):
+            return name in integers
+        case Unary("-", x):
+            return integral(x, integers)
+        case Binary("//" | "%", x, Num(value)):
+            return integral(x, integers) and int(value) == value != 0
+        case Binary("+" | "-" | "*", x, y):
+            return integral(x, integers) and integral(y, integers)
+    return False
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:

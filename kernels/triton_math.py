@@ -21,7 +21,7 @@ def floor_mod(x, y):  # type: ignore[no-untyped-def]
 @triton.jit
 def floor_div_int(x, y):  # type: ignore[no-untyped-def]
     """Python's x // y on integers; Triton's own rounds towards zero."""
-    return x // y - ((x % y != 0) & ((x % y < 0) != (y < 0))).to(tl.int64)
+    return x // y - ((x % y != 0) & ((x % y < 0) != (y < 0))).to(tl.int32)
 
 
 @triton.jit

@@ -20,7 +20,7 @@ from typing import assert_never
 from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.expr import Acc, Axis, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Unary, free_letters, walk
 from einpage.einsum_front.job import Box, Range, View
-from einpage.kernels.access import linear, row_major
+from einpage.kernels.access import integral, linear, row_major
 from einpage.kernels.errors import Unsupported
 from einpage.kernels.torch_calls import fold, fold_call
 from einpage.kernels.triton_flat import Flat, offset, without_unread
@@ -58,6 +58,7 @@ class Writer:
         self.reads, self.result = tuple(reads), result
         self.range_by_letter = {r.letter: r for r in ranges}
         self.operand_by_name = {v.name: i for i, v in enumerate(reads)}
+        self.integers = frozenset(v.name for v in reads if not v.dtype.is_float)
         self.pointers: dict[tuple[int, int], str] = {}
         self.first: dict[tuple[int, int], int] = {}
         """The element of a tile that its pointer points to: the first that a load reads, so that no text says what lies before."""
@@ -147,7 +148,7 @@ class Writer:
     def _value(self, e: Expr, frame: Frame, index: bool) -> Val:
         match e:
             case Num(value):
-                return number(value)
+                return number(int(value) if index and int(value) == value else value)
             case Axis(letter):
                 found = self._letter(letter, frame)
                 text = f"({found.text} + {self.start(letter)})"
@@ -159,8 +160,9 @@ class Writer:
             case Unary(op, x):
                 return self._unary(op, self.value(x, frame, index), index)
             case Binary(op, x, y):
-                whole = index or (op in COMPARE and linear(x) is not None and linear(y) is not None)
-                return self._binary(op, self.value(x, frame, whole), self.value(y, frame, whole), whole)
+                whole = not index and (op in COMPARE or op in ("//", "%")) and integral(x, self.integers) and integral(y, self.integers)
+                val = self._binary(op, self.value(x, frame, index or whole), self.value(y, frame, index or whole), index or whole)
+                return Val(f"{val.text}.to(tl.float32)", val.axes, "f") if whole and val.kind == "i" else val
             case Call(fn, args):
                 return self._call(fn, [self.value(a, frame, index) for a in args], index)
             case Reduce():

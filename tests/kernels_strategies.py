@@ -1,21 +1,25 @@
 """Random jobs for kernels.
 
 `map_jobs` never makes: an index that depends on data, two statements, a comparison of computed numbers (a rounding could turn it), an
-argument outside a
-function's domain. `contract_jobs` never makes: a chain, more than two contractions, a letter of extent 0.
+argument outside a function's domain, reductions more than three deep. `contract_jobs` never makes: a chain, more than two contractions, a
+letter of extent 0. `attention_jobs` never makes: an index that is not a letter, an operand in two roles, a mask that depends on floats.
 """
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 from hypothesis import strategies as st
 
 from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.expr import Acc, Axis, Expr, Letter, Load, Reduction, walk
-from einpage.einsum_front.job import Box, Contraction, ContractJob, MapJob, Part, Range, View
+from einpage.einsum_front.expr import Acc, Axis, Expr, Letter, Load, Reduction, loads, walk
+from einpage.einsum_front.job import AttentionJob, Box, Contraction, ContractJob, MapJob, Part, Range, View
 from kernels_build import ex, fill, fn, ld, letters, op, red
 from kernels_naive import Case
 
-FLOATS = st.sampled_from((DType.FP32, DType.FP32, DType.FP32, DType.BF16, DType.FP16))
+DEPTH = 6
+FLOATS = st.sampled_from((DType.FP32, DType.FP32, DType.BF16, DType.FP16))
 
 
 @st.composite
@@ -39,6 +43,17 @@ def ranges(draw: st.DrawFn, word: str, most: int = 6) -> tuple[Range, ...]:
 
 
 @st.composite
+def places_along(draw: st.DrawFn, letter: str, stop: int) -> tuple[Expr, int]:
+    """An index over a letter below `stop`, and how long the dimension must be: mostly the letter itself, else shifted, apart, reversed."""
+    kind = draw(st.sampled_from(["plain", "plain", "plain", "shifted", "apart", "reversed"]))
+    if kind == "shifted":
+        return op("+", letter, 1), stop + 1
+    if kind == "apart":
+        return op("*", letter, 2), 2 * stop - 1
+    return (op("-", stop - 1, letter), stop) if kind == "reversed" else (ex(letter), stop)
+
+
+@st.composite
 def map_jobs(draw: st.DrawFn) -> Case:
     word = "abc"
     r = draw(ranges(word))
@@ -48,14 +63,13 @@ def map_jobs(draw: st.DrawFn) -> Case:
     places: list[Load] = []
     for name in ("x", "y", "w"):
         own = draw(st.permutations(word))[: draw(st.integers(1, 3))]
-        shift = draw(st.integers(0, 1))
-        shape = tuple(stop[Letter(c)] + shift for c in own)
+        indices, shape = zip(*(draw(places_along(c, stop[Letter(c)])) for c in own), strict=True)
         reads.append(draw(tiles(name, shape, dtype)))
-        places.append(ld(name, *(op("+", c, shift) if shift else c for c in own)))
+        places.append(ld(name, *indices))
     bound = draw(st.sets(st.sampled_from(word), max_size=2))
     target = "".join(draw(st.permutations([c for c in word if c not in bound or draw(st.booleans())])))
     free = frozenset(c for c in word if c in target)
-    body = draw(expressions(places, free, frozenset(bound), 4))
+    body = draw(expressions(places, free, frozenset(bound), draw(st.integers(2, DEPTH))))
     by = {q.letter: q for q in r}
     box = Box(tuple(by[Letter(c)].start for c in target), tuple(by[Letter(c)].stop for c in target))
     job = MapJob(r, tuple(reads), View("r", dtype, (box,)), (Part(tuple(ex(c) for c in target), body),))
@@ -63,11 +77,11 @@ def map_jobs(draw: st.DrawFn) -> Case:
 
 
 @st.composite
-def expressions(draw: st.DrawFn, places: list[Load], free: frozenset[str], bound: frozenset[str], depth: int) -> Expr:
-    """An expression whose free letters are in `free`; `bound` may still be bound by a reduction."""
+def expressions(draw: st.DrawFn, places: list[Load], free: frozenset[str], bound: frozenset[str], depth: int, nest: int = 3) -> Expr:
+    """An expression whose free letters are in `free`; `bound` may still be bound by a reduction, of which `nest` lie in each other."""
 
-    def more(inside: frozenset[str] = free, rows: frozenset[str] = bound) -> Expr:
-        return draw(expressions(places, inside, rows, depth - 1))
+    def more(inside: frozenset[str] = free, nested: int = nest) -> Expr:
+        return draw(expressions(places, inside, bound, depth - 1, nested))
 
     here = [p for p in places if {n for i in p.indices for n in _names(i)} <= free]
     if depth == 0:
@@ -108,13 +122,13 @@ def expressions(draw: st.DrawFn, places: list[Load], free: frozenset[str], bound
         return op("*", op(draw(st.sampled_from(["%", "//", "**"])), draw(st.sampled_from(sorted(free))), 2), 0.25)
     if kind == "square":
         return op("**", more(), 2)
-    if kind == "reduce" and bound:
+    if kind == "reduce" and bound and nest:
         rows = "".join(sorted(draw(st.sets(st.sampled_from(sorted(bound)), min_size=1))))
         reduction = draw(st.sampled_from(list(Reduction)))
         if reduction is Reduction.SOFTMAX and not set(rows) <= free:
             reduction = Reduction.MEAN
-        return red(reduction, rows, more(free | set(rows), bound))
-    return draw(expressions(places, free, bound, 0))
+        return red(reduction, rows, more(free | set(rows), nest - 1))
+    return draw(expressions(places, free, bound, 0, nest))
 
 
 def _names(e: Expr) -> set[str]:
@@ -151,3 +165,75 @@ def contract_jobs(draw: st.DrawFn) -> Case:
         ContractJob(used, tuple(reads), View("out", dtype, (box,)), tuple(contractions), letters(target), epilogue, None, True),
         draw(st.integers(0, 99)),
     )
+
+
+SCORES = (
+    Acc(0),
+    op("*", Acc(0), 0.3),
+    op("/", op("*", 2.0, Acc(0)), 3.0),
+    op("*", fn("tanh", op("/", Acc(0), 2.0)), 2.0),
+    op("+", op("*", Acc(0), 0.5), op("*", op("-", "t", "s"), 0.1)),
+    op("-", op("/", Acc(0), 2.0), op("*", op("**", 2.0, op("-", 0, "g")), fn("abs", op("-", "s", "t")))),
+    op("*", op("+", Acc(0), ld("bias", "k", "s", "t")), 0.7),
+    op("+", Acc(0), op("*", ld("bias", "k", "s", "t"), ld("slope", "g"))),
+    op("-", 0.0, Acc(0)),
+)
+MASKS = (
+    op("<=", "t", "s"),
+    op("<", "t", op("+", "s", 3)),
+    op(">", op("+", "t", 4), "s"),
+    op(">=", "t", "s"),
+    op("<", op("-", "s", "t"), 9),
+    op("<", "t", ld("lengths", "b")),
+    op(">=", "t", op("-", ld("lengths", "b"), 20)),
+    op("<", "t", 7),
+    op("==", op("//", "s", 4), op("//", "t", 4)),
+    op("or", op("==", op("%", "t", 2), 0), op("==", "t", "s")),
+    op("!=", "t", "s"),
+    op("<=", op("+", "t", "g"), "s"),
+    op("<", op("*", 2, "t"), "s"),
+)
+
+
+@st.composite
+def attention_jobs(draw: st.DrawFn) -> Case:
+    """Letters b k (batch), g (a group's queries), s (queries), t (keys), d z (summed), e (of v alone), in any order everywhere."""
+    summed = draw(st.sampled_from(["d", "dz"]))
+    own = draw(st.sampled_from(["e", "ez", "d"]))
+    summed, own = ("d", "e") if set(own) & set(summed) and own != "d" else (summed, own)
+    extent = {
+        x: draw(st.integers(1, most)) for x, most in (("b", 2), ("k", 2), ("g", 3), ("s", 20), ("t", 45), ("d", 5), ("z", 3), ("e", 4))
+    }
+    start = {x: draw(st.integers(0, 5)) if x in "st" else 0 for x in extent}
+    dtype = draw(FLOATS)
+    stop = {x: start[x] + n for x, n in extent.items()}
+
+    def factor(name: str, word: str) -> tuple[View, Load]:
+        order = draw(st.permutations(word))
+        return draw(tiles(name, tuple(stop[c] for c in order), dtype)), ld(name, *order)
+
+    batch = "bk" if draw(st.booleans()) else "k"
+    (q_view, q), (k_view, k), (v_view, v) = factor("q", "bkgs" + summed), factor("p", batch + "t" + summed), factor("v", "bkt" + own)
+    target = "".join(draw(st.permutations("bkgs" + own)))
+    gate_view, gate = factor("gate", draw(st.sampled_from([target, target[:2]])))
+    score = draw(st.sampled_from(SCORES))
+    masks = draw(st.lists(st.sampled_from(MASKS), max_size=3))
+    if masks:
+        condition = masks[0]
+        for mask in masks[1:]:
+            condition = op("and", condition, mask)
+        score = fn("where", condition, score, -math.inf)
+    epilogue = draw(st.sampled_from([Acc(1), Acc(1), op("*", Acc(1), fn("sigmoid", gate)), op("+", gate, op("*", Acc(1), 2.0))]))
+    used = {*target, *summed, "t"}
+    reads = [q_view, k_view, v_view]
+    reads += [View("bias", dtype, (Box((0, 0, 0), (stop["k"], stop["s"], stop["t"])),)), View("slope", dtype, (Box((0,), (stop["g"],)),))]
+    reads += [View("lengths", DType.INT32, (Box((0,), (stop["b"],)),)), gate_view]
+    named = {load.name for e in (score, epilogue) for load in loads(e)} | {"q", "p", "v"}
+    job = AttentionJob(
+        tuple(Range(Letter(x), start[x], stop[x]) for x in sorted(used)),
+        tuple(view for view in reads if view.name in named),
+        View("o", dtype, (Box(tuple(start[c] for c in target), tuple(stop[c] for c in target)),)),
+        q, k, letters(summed), score, Letter("t"), v, letters(target), epilogue,
+    )  # fmt: skip
+    lengths = np.array([draw(st.integers(0, 50)) for _ in range(stop["b"])])
+    return fill(job, draw(st.integers(0, 99)), lengths=lengths)

