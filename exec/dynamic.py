@@ -28,7 +28,7 @@ class _Dynamic:
     def __init__(self, run: Run) -> None:
         memgraph = run.memgraph
         self._run = run
-        self._queue = queue_numbers(memgraph).tolist()
+        self._queue = queue_numbers(memgraph).tobytes()
         """[node] a position in QUEUES"""
         self._after = successors(memgraph)
         self._waits = waits(memgraph)

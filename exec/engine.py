@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from einpage.exec.device import Device, actions
 from einpage.exec.errors import CountMismatch, NodeError
+from einpage.exec.resident import give_back_pages
 from einpage.exec.watch import ENGINES, Hooks, Watch, describe, plan_bytes
 from einpage.memplan.memgraph import MemGraph, NodeId
 from einpage.memplan.simulate import QUEUES, queue_numbers
@@ -109,10 +110,9 @@ def predecessors(memgraph: MemGraph) -> Neighbours:
     return Neighbours(memgraph.edges.target, memgraph.edges.source, len(memgraph.nodes))
 
 
-def waits(memgraph: MemGraph) -> list[int]:
+def waits(memgraph: MemGraph) -> array[int]:
     """For each node, how many predecessors it has."""
-    counts: list[int] = np.bincount(memgraph.edges.target, minlength=len(memgraph.nodes)).tolist()
-    return counts
+    return array("i", np.bincount(memgraph.edges.target, minlength=len(memgraph.nodes)).astype(np.intc).tobytes())
 
 
 def successors(memgraph: MemGraph) -> Neighbours:
@@ -147,6 +147,7 @@ def supervise(run: Run, bodies: Mapping[str, Callable[[], None]], first: Callabl
 
     threads = [threading.Thread(target=engine, args=(body,), name=f"einpage-{name}", daemon=True) for name, body in bodies.items()]
     run.device.begin()
+    give_back_pages()
     run.origin = perf_counter()
     try:
         first()

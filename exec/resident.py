@@ -39,9 +39,14 @@ def alone(make: Callable[[], T]) -> T:
 
 
 def give_back_memory() -> None:
-    """Free what nobody refers to, and give free pages of the heap back to the system where the C library can (glibc): a heap that
-    planning has grown and left holes in keeps its pages otherwise."""
+    """Free what nobody refers to, and give the pages back."""
     gc.collect()
+    give_back_pages()
+
+
+def give_back_pages() -> None:
+    """Give free pages of the heap back to the system where the C library can (glibc): it keeps them otherwise, and threads have heaps
+    of their own, which take none from it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
