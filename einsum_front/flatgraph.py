@@ -7,7 +7,7 @@ planning, which reads every entry many times, wants the graph as it was cut.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import isnan, nan
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from einpage.einsum_front.columns import Columns, Int32s, Int64s, UInt8s, frozen, ragged
 from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.job import Box, Job, Range, View
-from einpage.einsum_front.taskgraph import Kind, Task, TaskGraph, Tensor, TensorId
+from einpage.einsum_front.taskgraph import Kind, Task, TaskGraph, Tensor, TensorId, tile_name
 
 
 def flat(graph: TaskGraph) -> TaskGraph:
@@ -51,7 +51,8 @@ class Texts:
 class Tensors(Columns[Tensor]):
     id: Int32s
     """[tensor] its position"""
-    name: Texts
+    name_by_tensor: Mapping[int, str]
+    """Of those whose name does not follow from value and box."""
     box: Int32s
     """[tensor] which of `boxes`"""
     sort: Int32s
@@ -65,9 +66,9 @@ class Tensors(Columns[Tensor]):
 
     def entries(self, start: int, stop: int) -> Iterator[Tensor]:
         ids, boxes, sorts = (column[start:stop].tolist() for column in (self.id, self.box, self.sort))
-        for i, name, box, sort in zip(ids, self.name.entries(start, stop), boxes, sorts, strict=True):
-            value, dtype, kind = self.sorts[sort]
-            yield Tensor(i, name, value, self.boxes[box], dtype, kind)
+        for at, i, number, sort in zip(range(start, stop), ids, boxes, sorts, strict=True):
+            (value, dtype, kind), box = self.sorts[sort], self.boxes[number]
+            yield Tensor(i, self.name_by_tensor.get(at) or tile_name(value, box), value, box, dtype, kind)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,7 +136,7 @@ def _tensors(tensors: Sequence[Tensor], parts: _Parts) -> Tensors:
         ids.append(t.id)
         box.append(boxes.setdefault(parts.box(t.box), len(boxes)))
         sort.append(sorts.setdefault((t.value, t.dtype, t.kind), len(sorts)))
-    names = Texts.of(t.name for t in tensors)
+    names = {i: t.name for i, t in enumerate(tensors) if t.name != tile_name(t.value, t.box)}
     return Tensors(frozen(ids), names, frozen(box), frozen(sort), tuple(boxes), tuple(sorts))
 
 

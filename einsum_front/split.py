@@ -19,7 +19,7 @@ from einpage.einsum_front.job import AttentionJob, Box, ContractJob, GatherJob, 
 from einpage.einsum_front.notes import note_of
 from einpage.einsum_front.opgraph import KIND_WORD, AttentionOp, ContractOp, FusedOp, GatherOp, MapOp, OpGraph, op_loads
 from einpage.einsum_front.schedule import Draft, scheduled
-from einpage.einsum_front.taskgraph import Kind, Nbytes, Op, OpId, TaskGraph, Tensor, TensorId, Value
+from einpage.einsum_front.taskgraph import Kind, Nbytes, Op, OpId, TaskGraph, Tensor, TensorId, Value, tile_name
 from einpage.einsum_front.template import Template, Tile, result_cuts, takeovers, tiles
 from einpage.einsum_front.tiling import Cuts, cuts, load_box, most_pieces, target_letters, tiling_of
 from einpage.einsum_front.work import flops
@@ -179,7 +179,7 @@ class _Splitter:
             at = s.tile.at
             order = (segment, tuple(at[i] for i in rows), tuple(at[i] for i in range(len(at)) if i not in rows), op_id, s.tile.link)
             link = f"+{s.tile.link}" if s.tile.links > 1 else ""
-            name = f"{op.value}{_suffix(s.tile.box)}{link}"
+            name = f"{tile_name(op.value, s.tile.box)}{link}"
             self.drafts.append(
                 Draft(
                     name, op_id, tuple(operands), result, tuple(inplace), s.flops, s.bytes_touched, s.job, isinstance(op, GatherOp), order
@@ -193,7 +193,7 @@ class _Splitter:
             value, box = self.values[name], self.grids[name].box(number)
             box = self.boxes.setdefault(box, box)
             found = TensorId(len(self.tensors))
-            self.tensors.append(Tensor(found, f"{name}{_suffix(box)}", name, box, value.dtype, value.kind))
+            self.tensors.append(Tensor(found, tile_name(name, box), name, box, value.dtype, value.kind))
             self.tensor_by_tile[name, number] = found
         return found
 
@@ -204,7 +204,7 @@ class _Splitter:
             shape = (box.stop[0], *op.shape)
             self.values[name] = Value(name, f"{op.base}~acc", shape, DType.FP32, Kind.ACTIVATION)
         found = TensorId(len(self.tensors))
-        self.tensors.append(Tensor(found, f"{name}{_suffix(box)}", name, box, DType.FP32, Kind.ACTIVATION))
+        self.tensors.append(Tensor(found, tile_name(name, box), name, box, DType.FP32, Kind.ACTIVATION))
         return found
 
 
@@ -235,7 +235,3 @@ def _whole_bytes(template: Template, dtypes: list[DType], dtype: DType, whole: M
         boxes = {load_box(load, whole, shape) for load in op_loads(template.op) if load.name == slot}
         total += min(sum(box.size for box in boxes), prod(shape)) * slot_dtype.nbytes
     return Nbytes(total)
-
-
-def _suffix(box: Box) -> str:
-    return f"[{','.join(f'{a}:{b}' for a, b in zip(box.start, box.stop, strict=True))}]"

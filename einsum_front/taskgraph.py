@@ -83,6 +83,11 @@ class Tensor:
         return Nbytes(self.box.size * self.dtype.nbytes)
 
 
+def tile_name(value: str, box: Box) -> str:
+    """`value[start:stop,...]`"""
+    return f"{value}[{','.join(f'{a}:{b}' for a, b in zip(box.start, box.stop, strict=True))}]"
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """A fused operation before splitting: what bounds are made of, and what `show` prints."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-from einpage.memplan.flat import COMPUTE, FREE, GATHER, MOVE, Nodes
-from einpage.memplan.memgraph import MemGraph, NodeId
+from einpage.memplan.flat import COMPUTE, FREE, GATHER, MOVE
+from einpage.memplan.memgraph import NodeId
 
 Action: TypeAlias = Callable[[NodeId], None]
 
@@ -55,7 +55,7 @@ class Device(Protocol):
         """Told that a residency's contents ended."""
 
 
-def actions(memgraph: MemGraph, device: Device) -> list[Action]:
-    """For each node, the method of `device` that runs it."""
-    by_kind: dict[int, Action] = {COMPUTE: device.compute, MOVE: device.copy, GATHER: device.gather, FREE: device.free}
-    return [by_kind[kind] for kind in Nodes.of(memgraph.nodes).kind.tolist()]
+def actions(device: Device) -> tuple[Action, ...]:
+    """For each kind of node, as Nodes.kind says it, the method of `device` that runs it."""
+    by_kind: dict[int, Action] = {COMPUTE: device.compute, GATHER: device.gather, MOVE: device.copy, FREE: device.free}
+    return tuple(by_kind[kind] for kind in range(len(by_kind)))

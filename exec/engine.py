@@ -22,6 +22,7 @@ from einpage.exec.device import Device, actions
 from einpage.exec.errors import CountMismatch, NodeError
 from einpage.exec.resident import give_back_pages
 from einpage.exec.watch import ENGINES, Hooks, Watch, describe, plan_bytes
+from einpage.memplan.flat import Nodes
 from einpage.memplan.memgraph import MemGraph, NodeId
 from einpage.memplan.simulate import QUEUES, queue_numbers
 
@@ -59,7 +60,7 @@ class Run:
         self.origin = 0.0
         self.started = array("d", [nan]) * len(memgraph.nodes)
         self.finished = array("d", [nan]) * len(memgraph.nodes)
-        self._actions = actions(memgraph, device)
+        self._kinds, self._action_by_kind = Nodes.of(memgraph.nodes).kind.tobytes(), actions(device)
         self._conditions: list[threading.Condition] = []
 
     def condition(self) -> threading.Condition:
@@ -73,7 +74,7 @@ class Run:
             raise Stopped
         self.started[node] = perf_counter() - self.origin
         try:
-            self._actions[node](node)
+            self._action_by_kind[self._kinds[node]](node)
         except BaseException as error:
             raise NodeError(node, describe(self.memgraph, node), self.memgraph.queue(node), error) from error
         self.finished[node] = perf_counter() - self.origin
@@ -175,7 +176,7 @@ def supervise(run: Run, bodies: Mapping[str, Callable[[], None]], first: Callabl
 
 
 def _measured(run: Run, wall_s: float) -> Measured:
-    start_s, finish_s = np.array(run.started), np.array(run.finished)
+    start_s, finish_s = np.asarray(run.started), np.asarray(run.finished)
     left_out = np.flatnonzero(np.isnan(finish_s))
     assert len(left_out) == 0, f"the dispatcher never ran node {left_out[0]} ({describe(run.memgraph, NodeId(int(left_out[0])))})"
     moved, planned = (run.device.h2d_bytes, run.device.d2h_bytes), plan_bytes(run.memgraph)

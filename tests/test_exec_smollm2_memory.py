@@ -50,9 +50,10 @@ class Ran:
     peak_bytes: int
 
 
-def run(spec: Path, *words: str) -> Ran:
+def run(spec: Path, *words: str, prompt: str | None = None) -> Ran:
+    """With the text file as prompt where none is given."""
     command = [sys.executable, "-m", "einpage.exec.cli", "run", str(spec), "--weights", str(smollm2_path()), "--machine", "cpu", "--json"]
-    text = TEXT_FILE.read_text(encoding="utf-8")
+    text = TEXT_FILE.read_text(encoding="utf-8") if prompt is None else prompt
     done = subprocess.run(
         [sys.executable, "-c", BETWEEN, *command, "--prompt", text, *words],
         capture_output=True,
@@ -70,13 +71,17 @@ def run_llama(dtype: DType) -> Ran:
     return run(LLAMA, "--budget", "64MiB", "--dtype", dtype.value, "--perplexity")
 
 
-@pytest.fixture(scope="module")
-def base_bytes(tmp_path_factory: pytest.TempPathFactory) -> int:
-    spec = tmp_path_factory.mktemp("nothing") / "nothing.yaml"
+def base(folder: Path, prompt: str | None = None) -> int:
+    spec = folder / "nothing.yaml"
     spec.write_text(NOTHING, encoding="utf-8")
-    ran = run(spec, "--budget", "64KiB")
+    ran = run(spec, "--budget", "64KiB", prompt=prompt)
     assert ran.facts["arena_bytes"] + ran.facts["host_bytes"] < MIB
     return ran.peak_bytes
+
+
+@pytest.fixture(scope="module")
+def base_bytes(tmp_path_factory: pytest.TempPathFactory) -> int:
+    return base(tmp_path_factory.mktemp("nothing"))
 
 
 @pytest.mark.parametrize(("dtype", "within"), [(DType.FP32, 0.01), (DType.BF16, 0.3)])
@@ -106,3 +111,14 @@ def test_memory_of_a_plan_of_many_nodes(base_bytes: int) -> None:
     ran = run(LLAMA, "--budget", "1MiB", "--perplexity")
     assert ran.facts["nodes"] > 25_000
     check_memory(ran, DType.FP32, base_bytes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("budget", "nodes"), [("48128", 130_000), ("300KiB", 45_000)])
+def test_memory_of_the_smallest_budgets(budget: str, nodes: int, tmp_path: Path) -> None:
+    """Under 47 KiB, the smallest there is, 130,000 nodes are planned: what planning left behind once came to 90 MB."""
+    prompt = "The capital of France is"
+    ran = run(LLAMA, "--budget", budget, prompt=prompt)
+    assert ran.facts["nodes"] > nodes
+    assert ran.facts["top"][0][0][1] == " Paris"
+    check_memory(ran, DType.FP32, base(tmp_path, prompt))
