@@ -114,6 +114,7 @@ def test_memory_of_a_plan_of_many_nodes(base_bytes: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("budget", "nodes"), [("48128", 130_000), ("300KiB", 45_000)])
 def test_memory_of_the_smallest_budgets(budget: str, nodes: int, tmp_path: Path) -> None:
     """Under 47 KiB, the smallest there is, 130,000 nodes are planned: what planning left behind once came to 90 MB."""
