@@ -48,6 +48,8 @@ ROOMS = (0.005, 0.02, 0.04, 0.06, 0.1, 0.15)
 tell how many places it will find."""
 PLACED = {1: 2, 2: 4, 3: 8}
 """By effort: how many."""
+ENOUGH = {1: 6, 2: 12, 3: 40}
+"""By effort: with so many that became plans, no more are placed."""
 BYTES_COUNT = 1.0
 """What moving a byte counts beside time, in parts of its time on the link: a plan that moves much less may take a little longer, though
 never longer than the plans to beat."""
@@ -107,11 +109,14 @@ def _searched(slots: Slots, budget_bytes: int, effort: int, start: MemGraph, bou
         return best
     capacity = budget_bytes // slots.alignment * slots.alignment
     limit_s, best_score = best_s, _score(best_s, _moved(best.memgraph), machine)
+    planned = 0
     for candidate in _shortlist(_candidates(slots, capacity, effort), PLACED[effort]):
-        if candidate.score >= WORTH * best_score:
+        if candidate.score >= WORTH * best_score or planned == ENOUGH[effort]:
             break
         way = Way(int(candidate.slack * capacity), candidate.table.moved_bytes, candidate.keep)
-        for found in settled(slots, budget_bytes, way.keep, candidate.table, way.slack_bytes):
+        plans = list(settled(slots, budget_bytes, way.keep, candidate.table, way.slack_bytes))
+        planned += bool(plans)
+        for found in plans:
             seconds = simulate(found, machine).makespan_s
             score = _score(seconds, _moved(found), machine)
             if score < best_score and seconds <= limit_s:

@@ -21,7 +21,7 @@ import numpy as np
 from einpage.memplan.place_field import NOWHERE, Field, Snapshot
 from einpage.memplan.place_repair import CAREFUL, RESTLESS, repair
 
-WORK, WORK_PER_BLOCK = 350_000, 100
+WORK, WORK_PER_BLOCK = 50_000, 200
 """What may be spent on repairs, about in microseconds: at least, and for each block."""
 DUST_SHARE = 0.002
 """Of the arena: the smallest blocks that need no more than this at once are packed apart, at its top, before the others."""

@@ -38,8 +38,8 @@ LESS_EFFORT = 0.3
 def settled(
     slots: Slots, budget_bytes: int, keep: Keep, table: Timetable, slack_bytes: int, wishes: Sequence[Wish] = WISHES
 ) -> Iterator[MemGraph]:  # fmt: skip
-    """The plan in which just `keep` stays where all blocks find places; else one for each of `wishes` with which places are found,
-    by cutting what has none.
+    """The plan in which just `keep` stays where all blocks find places; else one for each of `wishes` with which places are found, by
+    cutting what has none, until with one of them nothing has to be cut.
 
     `slack_bytes` is what `table` leaves free.
     """
