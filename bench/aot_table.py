@@ -1,8 +1,8 @@
 """What would every kernel of every shipped spec use on GPUs that are not here? Registers, spills and shared memory on sm_80 and sm_90.
 
 Every job that the specs need at real sizes is written as Triton source and compiled; equal sources once. Gate: all compile, fit the
-shared memory a program may have, and no matrix product and no attention spills. Three minutes. With --variants also the tiles that the
-table of matrix products offers besides those in use.
+shared memory a program may have, and no matrix product and no attention spills. Three minutes; with --variants, which adds the tiles that
+the table of matrix products offers besides those in use, seven.
 """
 
 from __future__ import annotations
@@ -115,8 +115,9 @@ def main(words: Sequence[str] | None = None) -> int:
                         all_found.append((r, jobs[r.job]))
                         print(line(r, jobs[r.job]), flush=True)
     broken = [(r, task) for r, task in all_found if faults(r)]
-    worst = sorted(all_found, key=lambda found: (found[0].spills, found[0].registers), reverse=True)[:5]
-    print(f"\n{len(all_found)} kernels, {len(broken)} break the gate. The most registers and spills:\n{HEAD}")
+    bounded = [(r, task) for r, task in all_found if not isinstance(r.job, MapJob)]
+    worst = sorted(bounded, key=lambda found: (found[0].spills, found[0].registers), reverse=True)[:8]
+    print(f"\n{len(all_found)} kernels, {len(broken)} break the gate. Of products and attention, the most spills and registers:\n{HEAD}")
     for r, task in [*worst, *(b for b in broken if b not in worst)]:
         print(line(r, task))
     return 1 if broken else 0

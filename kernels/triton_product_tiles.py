@@ -78,7 +78,7 @@ _HALF = {
     80: {
         Shape.DECODE: (Tiles(16, 32, 256, 4, 3), Tiles(16, 64, 64, 4, 4), Tiles(16, 128, 128, 8, 3)),
         Shape.NARROW: (Tiles(64, 128, 64, 8, 3), Tiles(64, 64, 64, 4, 4)),
-        Shape.FEW: (Tiles(64, 64, 64, 4, 4), Tiles(128, 64, 64, 8, 3), Tiles(64, 64, 64, 8, 4)),
+        Shape.FEW: (Tiles(64, 64, 64, 4, 4), Tiles(64, 128, 64, 8, 3), Tiles(64, 64, 64, 8, 4)),
         Shape.SQUARE: (Tiles(128, 128, 64, 8, 3), Tiles(128, 128, 32, 4, 4), Tiles(128, 128, 64, 8, 4)),
         Shape.LARGE: (Tiles(128, 256, 64, 8, 3), Tiles(256, 128, 64, 8, 3), Tiles(128, 128, 64, 8, 3), Tiles(128, 128, 32, 4, 4)),
         Shape.TWIN: (Tiles(128, 64, 64, 8, 3), Tiles(64, 128, 64, 8, 3), Tiles(128, 64, 32, 4, 4)),
