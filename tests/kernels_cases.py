@@ -245,6 +245,11 @@ def windowed() -> Case:
     return attention(s=(0, 40), score=causal(Acc(0), op("<", op("-", "s", "t"), 5)), b=1)
 
 
+def wide_window(cuts: list[int] | None = None) -> Case:
+    """A window of several blocks of keys: some see all of a block, some a part."""
+    return attention(s=(3, 90), score=causal(Acc(0), op("<", op("-", "s", "t"), 50)), b=1, cuts=cuts)
+
+
 def capped() -> Case:
     return attention(score=causal(op("*", fn("tanh", op("/", Acc(0), 5.0)), 5.0)))
 
@@ -339,6 +344,9 @@ ATTENTIONS: dict[str, Callable[[], Case]] = {
     "causal_bf16": lambda: attention(BF),
     "causal_fp16": lambda: attention(HF),
     "windowed": windowed,
+    "many_blocks": lambda: attention(s=(0, 75), b=1),
+    "wide_window": wide_window,
+    "wide_window_tiles": lambda: wide_window([20, 61]),
     "capped": capped,
     "padded": padded,
     "no_mask": no_mask,

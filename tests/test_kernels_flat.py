@@ -57,14 +57,8 @@ def test_letters_that_lie_behind_each_other_are_one_term() -> None:
 
 
 def test_lines_that_nothing_reads_go_and_what_they_alone_read_too() -> None:
-    lines = [
-        "    s = row // 3",
-        "    m = s % 2  # of s",
-        "    total = 0",
-        "    for i in range(4):",
-        "        total = total + i",
-        "    f(total)",
-    ]
+    loop = ["    for i in range(4):", "        total = total + i"]
+    lines = ["    s = row // 3", "    m = s % 2  # of s", "    n = 3", "    total = 0", *loop, "    f(total, n)"]
     assert without_unread(lines) == lines[2:]
 
 

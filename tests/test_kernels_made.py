@@ -90,7 +90,7 @@ sizes: {{rows: 40, cols: 50}}
 axes: {{r: rows, c: cols}}
 inputs: {{x: {{axes: r c}}}}
 body:
-  - y[r,c] = x[r,c] / sqrt(sum[c](x[r,c]**2) * sum[r](x[r,c]**2)) + max[r,c](x[r,c])
+  - y[r,c] = x[r,c] / sqrt(mean[c](x[r,c]**2) * sum[r](x[r,c]**2)) + max[r,c](x[r,c])
 outputs: {{y: {{axes: r c}}}}
 """,
     "reduction within a reduction": f"""{HEAD}
