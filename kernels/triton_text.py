@@ -1,9 +1,10 @@
 """Expressions as lines of Triton source: letters become variables, loads become masked `tl.load`s, sums are written by the caller.
 
 In: an expression and a frame, which says which variable holds each letter's numbers and along which axes of the block they run. Out:
-lines, and the text of the value. Arithmetic is fp32 whatever the dtype of the operands, addresses are int64. A letter's variable counts
-from 0 whatever the job's range, and boxes are folded into the addresses' constants, so that tiles of equal shape have equal text; where
-a letter's own value is wanted, its start is added, which a launch passes. Text only: Triton is not imported here.
+lines, and the text of the value. Arithmetic is fp32 whatever the dtype of the operands; what is made of letters and integers alone is
+compared and divided as integers. Addresses take 32 bits where every tile allows it. A letter's variable counts from 0 whatever the job's
+range, and boxes are folded into the addresses' constants, so that tiles of equal shape have equal text; where a letter's own value is
+wanted, its start is added, which a launch passes. Text only: Triton is not imported here.
 """
 
 from __future__ import annotations
