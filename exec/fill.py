@@ -30,14 +30,14 @@ def fill(
     slots: Mapping[TensorId, torch.Tensor],
     progress: Callable[[str, int], None] | None = None,
 ) -> None:
-    """Write every weight tile of `graph` into its slot, a tensor of the tile's shape in the run's dtype.
+    """Write every weight tile of `graph` that has a slot into it, a tensor of the tile's shape in the run's dtype.
 
     `progress(name, nbytes)` is called after each block with the bytes written to slots of that weight. Raises WeightError
     where the file cannot be read any more.
     """
     tiles_by_value: dict[str, list[TensorId]] = {}
     for tensor in graph.tensors:
-        if tensor.kind is Kind.WEIGHT:
+        if tensor.kind is Kind.WEIGHT and tensor.id in slots:
             tiles_by_value.setdefault(tensor.value, []).append(tensor.id)
     shape_by_value = {v.name: v.shape for v in graph.values}
     place = {name: i for i, name in enumerate(resolved.checkpoint.tensors)}

@@ -7,7 +7,6 @@ compared with those of the plan's nodes, added up here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -117,8 +116,8 @@ class Loaded:
         if layout != self._layout:
             self._layout, self._held = layout, {}
         sources = model.resolved.source_by_weight
-        missing = tuple(t for t in graph.tensors if t.kind is Kind.WEIGHT and self._held.get(t.value) != sources[t.value])
-        fill(replace(graph, tensors=missing), model.resolved, slots)
+        missing = [t for t in graph.tensors if t.kind is Kind.WEIGHT and self._held.get(t.value) != sources[t.value]]
+        fill(graph, model.resolved, {t.id: slots[t.id] for t in missing})
         self._held |= {t.value: sources[t.value] for t in missing}
         arrays = bind_inputs(model.program, model.tokens, {})
         for tensor in graph.tensors:
