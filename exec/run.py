@@ -152,7 +152,11 @@ def run_model(
     """
     prepared = prepare_run(model, machine, options, named, loading, planned_hook)
     planned, host, device = prepared.planned, prepared.host, prepared.device
-    passes = prepared.run(options.dispatch, hooks)
+    try:
+        passes = prepared.run(options.dispatch, hooks)
+    except Exception:  # an interrupt does not wait for what the device still has to do
+        prepared.close()
+        raise
     measured = passes[-1]
     wall_s = sum(m.wall_s for m in passes) / len(passes)
     on_device = {"device": device.name, "arena_bytes": device.arena_bytes, "outside_arena_bytes": device.outside_arena_bytes}

@@ -9,6 +9,7 @@ serial loop. Everything slow (views, kernels, pinning) is done when the device i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -57,11 +58,6 @@ class StreamDevice:
         self.arena_bytes: int = memgraph.budget_bytes
         self._backend, self._host = Backend(backend), host
         self._host_bytes = host.whole()
-        if host.nbytes:
-            driver.pin(self._host_bytes)
-        self._arena = driver.allocate(memgraph.budget_bytes)
-        if poison:
-            _poison(driver, self._arena)
         self._view_by_residency: dict[int, Tensor] = {}
         self._slots: list[_Slot] = []
         self._turn = 0
@@ -75,12 +71,25 @@ class StreamDevice:
         self._met: set[NodeId] = set()
         self._recorded: dict[NodeId, Call] = {}
         """Stretches of computes, by their first."""
-        self._pieces: list[tuple[Piece, ...]] = [self._prepared(NodeId(i), node) for i, node in enumerate(memgraph.nodes)]
+        self._pieces: list[tuple[Piece, ...]] = []
         self._streams = [STREAM_BY_QUEUE.get(memgraph.queue(NodeId(i))) for i in range(len(memgraph.nodes))]
         self.h2d_bytes, self.d2h_bytes = 0, 0
+        if host.nbytes:
+            driver.pin(self._host_bytes)
+        try:
+            self._arena = driver.allocate(memgraph.budget_bytes)
+            if poison:
+                _poison(driver, self._arena)
+            self._pieces += [self._prepared(NodeId(i), node) for i, node in enumerate(memgraph.nodes)]
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
-        """Take back what was pinned. The device is of no use afterwards."""
+        """Take back what was pinned, when the streams are done with it. The device is of no use afterwards."""
+        for stream in (COMPUTE, H2D, D2H):
+            with suppress(RuntimeError):  # a device that failed copies no more
+                self.driver.synchronize(self.driver.record(stream))
         for slot in self._slots:
             self.driver.unpin(slot.memory)
         if self._host.nbytes:

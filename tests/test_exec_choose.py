@@ -105,6 +105,19 @@ def test_a_whole_model_runs_on_streams_as_on_the_cpu(passes: int | None) -> None
         torch.set_num_threads(threads)
 
 
+@pytest.mark.usefixtures("a_gpu")
+@pytest.mark.parametrize("dispatch", Dispatch)
+def test_a_run_that_fails_leaves_nothing_pinned(dispatch: Dispatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver()
+    monkeypatch.setattr(choose, "CudaDriver", lambda: driver)
+    model = open_model(SPECS / "llama.yaml", SIZES, "random:0")
+    tokens = {"tokens": np.full((1, 7), SIZES["vocab"], np.int32), "lengths": np.full(1, 7, np.int32)}
+    options = RunOptions(budget_bytes=20_000, dispatch=dispatch, device=DeviceKind.CUDA)
+    with pytest.raises(NodeError, match="IndexOutOfRange"):
+        run_model(model, load_machine("h100"), options, tokens)
+    assert driver.pinned == {}
+
+
 @pytest.mark.interpreter
 def test_the_kernels_of_a_gpu_run_on_streams_and_indices_are_checked_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's kernels, interpreted, bound beforehand, in whatever order the fake driver takes; a length that is too long is refused."""

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from einpage.einsum_front.dtype import DType
+from einpage.einsum_front.errors import UsageError
 from einpage.exec import streams
 from einpage.exec.enforced import Put, Seen, Waited, unenforced
 from einpage.exec.errors import NodeError
@@ -20,7 +22,7 @@ from einpage.exec.static import schedule
 from einpage.exec.watch import Hooks, Progress, plan_bytes
 from einpage.kernels.errors import IndexOutOfRange
 from einpage.kernels.gather import blocks_of, prepare_gather
-from einpage.memplan.memgraph import Free, HostGather, MemGraph, Move
+from einpage.memplan.memgraph import Free, HostGather, MemGraph, Move, NodeId
 from einpage.memplan.plan import plan as make_plan
 from fake_driver import FakeDriver, WatchedDevice
 from kernels_cases import GATHERS
@@ -170,6 +172,33 @@ def test_exactly_the_host_arena_is_pinned_and_given_back() -> None:
     assert device.outside_arena_bytes == 1000
     device.close()
     assert driver.pinned == {}
+
+
+class FullDriver(FakeDriver):
+    """No device memory is left."""
+
+    def allocate(self, nbytes: int) -> Tensor:
+        raise UsageError(f"too little for {nbytes}")
+
+
+def test_a_device_that_cannot_be_made_leaves_nothing_pinned() -> None:
+    _, plan, values = made(1)
+    driver = FullDriver()
+    with pytest.raises(UsageError, match="too little"):
+        WatchedDevice(plan, filled_host(plan, values), driver)
+    assert driver.pinned == {}
+
+
+def test_a_device_is_closed_when_its_streams_are_done() -> None:
+    _, plan, values = made(1)
+    host, driver = filled_host(plan, values), FakeDriver(steps=0)
+    device = WatchedDevice(plan, host, driver)
+    for item in range(len(plan.nodes)):
+        for piece in range(device.pieces(NodeId(item))):
+            device.issue(NodeId(item), piece)
+    assert any(driver._queues)
+    device.close()
+    assert not any(driver._queues)
 
 
 def test_a_second_pass_gives_the_same() -> None:
