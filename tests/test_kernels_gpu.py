@@ -33,9 +33,7 @@ pytestmark = [
 
 F, BF, HF = DType.FP32, DType.BF16, DType.FP16
 HALVES = (BF, HF)
-REFUSED = {"row_extremes"}
-"""What the Triton backend says it cannot do (test_kernels_triton.py)."""
-SMALL = {name: make for name, make in {**MAPS, **CONTRACTS, **ATTENTIONS}.items() if name not in REFUSED}
+SMALL = {**MAPS, **CONTRACTS, **ATTENTIONS}
 RAGGED = ((1, 1, 1), (17, 129, 65), (128, 128, 64), (1, 4097, 96), (333, 517, 1029), (129, 255, 2048), (1000, 72, 7))
 """Rows, columns, inner."""
 
