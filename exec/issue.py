@@ -60,7 +60,9 @@ class _Issued(StreamRun):
     def __init__(self, run: Run, device: StreamDevice) -> None:
         super().__init__(run, device)
         self._plan = schedule(run.memgraph)
-        self._groups = sorted(groups(self._plan), key=lambda group: group.items[0].node)
+        found = sorted(groups(self._plan), key=lambda group: group.items[0].node)
+        self._groups = [(g, len(g.items) > 1 and device.replays([item.node for item in g.items])) for g in found]
+        """And whether it is replayed."""
         self._marks: list[list[Mark]] = [[] for _ in ENGINES]
         self._seen = [0] * len(ENGINES)
         """Per stream: how many of its marks were seen to pass."""
@@ -73,12 +75,12 @@ class _Issued(StreamRun):
             self.run.started[free] = self.run.finished[free] = 0.0
         self._clock = Clock(self.run, self.device)
         driver = self.device.driver
-        for count, group in enumerate(self._groups, 1):
+        for count, (group, replayed) in enumerate(self._groups, 1):
             first, stream = group.items[0], group.stream
             for other, marks in first.waits:
                 driver.wait(Stream(stream), self._marks[other][marks - 1])
             nodes = [item.node for item in group.items]
-            if len(nodes) > 1 and self.device.replays(nodes):
+            if replayed:
                 self._marks[stream] += [self.replay(nodes)] * len(nodes)
             else:
                 for node in nodes:

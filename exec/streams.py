@@ -131,15 +131,18 @@ class StreamDevice:
         self._pieces[node][piece]()
 
     def replays(self, nodes: Sequence[NodeId]) -> bool:
-        """Whether these computes are worth putting at once: whether they were asked about before. A single pass records nothing."""
-        met = nodes[0] in self._met
-        self._met.add(nodes[0])
-        return met
+        """Whether these computes are worth putting at once: whether they were asked about before. A single pass records nothing.
+
+        Recorded now, before the run: CUDA waits for the whole device before each recording.
+        """
+        first = nodes[0]
+        if first in self._met and first not in self._recorded:
+            self._recorded[first] = self.driver.capture(COMPUTE, [self._calls[node] for node in nodes])
+        self._met.add(first)
+        return first in self._recorded
 
     def replay(self, nodes: Sequence[NodeId]) -> None:
-        """Put these computes on their stream, in order, at once; recorded when they are first replayed."""
-        if nodes[0] not in self._recorded:
-            self._recorded[nodes[0]] = self.driver.capture(COMPUTE, [self._calls[node] for node in nodes])
+        """Put these computes, for which `replays` was true, on their stream, in order, at once."""
         self.driver.launch(COMPUTE, self._recorded[nodes[0]])
 
     def compute(self, node: NodeId) -> None:

@@ -44,6 +44,8 @@ class FakeDriver:
     name: str = "fake"
     captured: int = 0
     """Stretches recorded so far."""
+    acts_at_capture: list[int] = field(default_factory=list)
+    """How many acts there were before each recording."""
     _queues: list[deque[Any]] = field(default_factory=lambda: [deque() for _ in range(STREAMS)])
     _random: Random = field(default_factory=Random)
     _clock: int = 0
@@ -75,6 +77,7 @@ class FakeDriver:
 
     def capture(self, stream: Stream, calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
         self.captured += 1
+        self.acts_at_capture.append(len(self.acts))
         return lambda: [call() for call in calls]
 
     def record(self, stream: Stream) -> Mark:

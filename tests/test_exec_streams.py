@@ -224,8 +224,10 @@ def test_stretches_of_computes_are_recorded_when_met_again() -> None:
     ]
     for turn in range(3):
         device.acts.clear()
+        driver.acts_at_capture.clear()
         measured = run_issued(plan, device)
         assert driver.captured == (len(stretches) if turn else 0)
+        assert driver.acts_at_capture == ([0] * len(stretches) if turn == 1 else []), "recorded while the run was going on"
         assert differences(outputs(plan, host), direct(graph, values)) == []
         assert unenforced(plan, device.acts) == []
         assert measured.compute_s <= measured.wall_s
