@@ -181,7 +181,7 @@ def run_model(
         "peak_rss_bytes": peak_resident_bytes(),
         **answers(found, model.tokens, model.tokenizer, options.perplexity),
     }
-    warnings = tuple(profile_warnings(machine, wall_s, planned.bounds.bound_s, planned.predicted_s))
+    warnings = tuple(profile_warnings(machine, options.device, wall_s, planned.bounds.bound_s, planned.predicted_s))
     return RunResult(planned, measured, found, {**facts, "warnings": list(warnings)}, warnings)
 
 
@@ -208,7 +208,7 @@ def run_passes(memgraph: MemGraph, device: Device, options: RunOptions, dispatch
         yield runner(options.device, dispatch)(memgraph, device, hooks)
 
 
-def profile_warnings(machine: Machine, wall_s: float, bound_s: float, predicted_s: float) -> Iterator[str]:
+def profile_warnings(machine: Machine, device: DeviceKind, wall_s: float, bound_s: float, predicted_s: float) -> Iterator[str]:
     """Says where a run was faster than its lower bound or far faster than predicted: the profile was measured while the machine was
     busy. It is dropped if it is the kept one."""
     if wall_s < bound_s:
@@ -217,11 +217,12 @@ def profile_warnings(machine: Machine, wall_s: float, bound_s: float, predicted_
         found = f"the run took {format_seconds(wall_s)}, far less than the {format_seconds(predicted_s)} predicted:"
     else:
         return
+    measure = f"einpage machine --measure --device {device.value}"
     if forget(machine):
-        cure = "the next run measures again, or `einpage machine --measure` does it now"
+        cure = f"the next run measures again, or `{measure}` does it now"
         yield f"{found} the rates of this machine's profile are too low; {cure}"
     else:
-        cure = "`einpage machine --measure` measures this machine, and a run without --machine, --h2d and --d2h uses what was measured"
+        cure = f"`{measure}` measures this machine, and a run without --machine, --h2d and --d2h uses what was measured"
         yield f"{found} the rates of the profile {machine.name} are too low for this machine; {cure}"
 
 

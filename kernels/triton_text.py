@@ -168,7 +168,9 @@ class Writer:
                 return self._call(fn, [self.value(a, frame, index) for a in args], index)
             case Reduce():
                 if self.reduce is None:
-                    raise Unsupported("a reduction within a product's epilogue or an attention's score: use the torch backend")
+                    raise Unsupported(
+                        "a reduction within a product's epilogue or an attention's score: give it a name of its own in the spec"
+                    )
                 return self.reduce(e, frame)
             case Name(word):
                 raise AssertionError(f"the name {word} reached a kernel unresolved")
@@ -176,7 +178,9 @@ class Writer:
 
     def _letter(self, letter: Letter, frame: Frame) -> Val:
         if letter not in frame.letters:
-            raise Unsupported(f"{letter} is free inside a reduction over other letters of the result: use the torch backend")
+            raise Unsupported(
+                f"{letter} is free inside a reduction over other letters of the result: give it a name of its own in the spec"
+            )
         return frame.letters[letter]
 
     def _unary(self, op: str, x: Val, index: bool) -> Val:

@@ -170,7 +170,11 @@ def _ours(shared: Shared, seq: int, wanted: Tensor) -> dict[str, float]:
     budget = (128 << 10) if setting.dry else CAP
     for regime, passes in (("cold", None), ("steady", 3)):
         what = f"einpage {regime}, {seq} tokens"
-        if not report.begin(what, LEAST_LEFT_S):
+        key = {"peer": "einpage", "regime": regime, "seq": seq, "cap_bytes": budget}
+        if not report.begin(what, LEAST_LEFT_S):  # an earlier process may have had it
+            for row in report.rows:
+                if key.items() <= row.items() and row.get("wall_s"):
+                    found[regime] = row["wall_s"]
             continue
         try:
             with prepared(setting, shared.held.put(opened(shared.sizes, seq)), machine, budget, passes) as ready:
@@ -182,7 +186,6 @@ def _ours(shared: Shared, seq: int, wanted: Tensor) -> dict[str, float]:
             report.failed(what, error)
             continue
         distance = relative(run.logits[0], wanted)
-        key = {"peer": "einpage", "regime": regime, "seq": seq, "cap_bytes": budget}
         figures = {"wall_s": run.wall_s, "walls_s": run.walls_s, "predicted_s": predicted_s}
         said = f"logits within {distance:.1e}"
         report.row(what, distance <= TOLERANCE, said, key, figures, f"{run.wall_s:.4f} s, {said}")
