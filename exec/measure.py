@@ -27,7 +27,7 @@ from einpage.einsum_front.job import Box, Contraction, ContractJob, Job, MapJob,
 from einpage.einsum_front.taskgraph import Nbytes
 from einpage.exec.calibrate import usual_slowdown
 from einpage.exec.host import Arena
-from einpage.exec.profiles import Say, cached, keep, measured, profile_path
+from einpage.exec.profiles import Say, measured, profile_path
 from einpage.kernels.access import TORCH_DTYPE
 from einpage.kernels.dispatch import prepare
 from einpage.memplan.machine import Machine
@@ -59,7 +59,7 @@ def default_threads() -> int:
 
 def measured_cpu(*, threads: int | None = None, again: bool = False, say: Say | None = None) -> Machine:
     """The profile of this machine with `threads` torch threads, as `profiles.measured`."""
-    return measured(_path(threads), lambda: measure_cpu(threads=threads), again, say)
+    return measured(cpu_profile(threads), lambda: measure_cpu(threads=threads), again, say)
 
 
 def measure_cpu(seconds: float = 1.2, threads: int | None = None) -> Machine:
@@ -89,18 +89,8 @@ def measure_cpu(seconds: float = 1.2, threads: int | None = None) -> Machine:
     return replace(machine, usual_slowdown=_rounded(usual_slowdown(machine)))
 
 
-def keep_cpu(machine: Machine) -> None:
-    """Write a measured profile to where `cached_cpu` looks. Raises UsageError where that cannot be written."""
-    assert machine.threads is not None
-    keep(machine, _path(machine.threads))
-
-
-def cached_cpu(threads: int | None = None) -> Machine | None:
-    """The profile that was kept for this machine and number of threads; None where there is none that can be read."""
-    return cached(_path(threads))
-
-
-def _path(threads: int | None) -> Path:
+def cpu_profile(threads: int | None = None) -> Path:
+    """Where the profile of this CPU with so many torch threads is kept."""
     return profile_path("cpu", f"{_cpu_name()}|{cores()}|{torch.__version__}", str(default_threads() if threads is None else threads))
 
 

@@ -98,7 +98,8 @@ class StreamDevice:
 
     @property
     def outside_arena_bytes(self) -> int:
-        """The most device memory seen in use besides the arena: the driver's own, compiled kernels, other processes."""
+        """Device memory in use besides the arena: the driver's own, compiled kernels, other processes. Asked after a run, which gives
+        nothing back, it is the most there was; asked before and after, the larger of the two."""
         self._used = max(self._used, self.driver.used_bytes())
         return max(0, self._used - self.arena_bytes)
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from command_words import LLAMA, LLAMA_SIZES, MLP, MLP_SIZES, PLAN_KEYS, SMALL_LLAMA, facts, ran
-from einpage.exec import command_line, files, measure
+from einpage.exec import command_line, files, measure, profiles
 from einpage.memplan.machine import load_machine
 from specs_small import small_data, small_program
 
@@ -228,23 +228,23 @@ def test_a_run_that_beats_its_bound_says_so_and_has_the_machine_measured_again(
     monkeypatch.setenv("EINPAGE_CACHE", str(tmp_path / "cache"))
     fast = load_machine("cpu", threads=measure.default_threads())
     slow = replace(fast, device_bytes_per_s=1e3)
-    measure.keep_cpu(slow)
+    profiles.keep(slow, measure.cpu_profile())
     monkeypatch.setattr(measure, "measure_cpu", lambda seconds=0.0, threads=None: replace(fast, threads=threads or fast.threads))
     weights, given = mlp_files(tmp_path)
     words = ["run", MLP, *MLP_SIZES, "--weights", weights, "--input", given, "--budget", "1MiB"]
     assert "too low for this machine" in facts(capsys, *words, "--d2h", "1kB/s")["warnings"][0]
-    assert measure.cached_cpu() == slow, "dropped for rates that the user gave"
+    assert profiles.cached(measure.cpu_profile()) == slow, "dropped for rates that the user gave"
     found = facts(capsys, *words)
     assert found["wall_s"] < found["bound_s"]
     assert "einpage machine --measure" in found["warnings"][0] and "measures again" in found["warnings"][0]
     again = facts(capsys, *words)
     assert again["bound_s"] <= again["wall_s"] and again["warnings"] == []
-    assert measure.cached_cpu() == fast
-    measure.keep_cpu(slow)
+    assert profiles.cached(measure.cpu_profile()) == fast
+    profiles.keep(slow, measure.cpu_profile())
     assert "warning: the run took" in ran(capsys, *words)[1]
-    measure.keep_cpu(replace(fast, usual_slowdown=1e6))
+    profiles.keep(replace(fast, usual_slowdown=1e6), measure.cpu_profile())
     assert "far less than the" in facts(capsys, *words)["warnings"][0]
-    assert measure.cached_cpu() is None, "dropped, to be measured again"
+    assert profiles.cached(measure.cpu_profile()) is None, "dropped, to be measured again"
 
 
 def test_all_faults_of_weights_come_at_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

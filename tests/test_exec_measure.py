@@ -48,8 +48,8 @@ def test_measuring_gives_a_whole_profile() -> None:
     assert 1 <= machine.usual_slowdown < 1e4
     assert machine.threads == 1
     assert torch.get_num_threads() == 1
-    measure.keep_cpu(machine)
-    assert measure.cached_cpu(threads=1) == machine
+    profiles.keep(machine, measure.cpu_profile(1))
+    assert profiles.cached(measure.cpu_profile(1)) == machine
 
 
 def test_a_profile_is_measured_once(own_cache: Path, quick: list[int | None]) -> None:
@@ -95,25 +95,25 @@ def test_runs_that_take_longer_than_the_rates_say_are_noticed() -> None:
 
 def test_only_the_kept_profile_is_forgotten(own_cache: Path, quick: list[int | None]) -> None:
     kept = measure.measured_cpu(threads=2)
-    assert not profiles.forget(replace(kept, h2d_bytes_per_s=1.0)) and measure.cached_cpu(threads=2) == kept
+    assert not profiles.forget(replace(kept, h2d_bytes_per_s=1.0)) and profiles.cached(measure.cpu_profile(2)) == kept
     assert not profiles.forget(replace(kept, threads=None))
-    assert profiles.forget(kept) and measure.cached_cpu(threads=2) is None
+    assert profiles.forget(kept) and profiles.cached(measure.cpu_profile(2)) is None
     assert not profiles.forget(kept)
 
 
 def test_other_threads_are_another_profile(quick: list[int | None]) -> None:
     measure.measured_cpu(threads=3)
-    assert measure.cached_cpu(threads=3) is not None
-    assert measure.cached_cpu(threads=4) is None
+    assert profiles.cached(measure.cpu_profile(3)) is not None
+    assert profiles.cached(measure.cpu_profile(4)) is None
     assert measure.measured_cpu(threads=4).threads == 4
 
 
 def test_a_broken_profile_is_measured_again(own_cache: Path, quick: list[int | None]) -> None:
     measure.measured_cpu(threads=2)
     (own_cache / os.listdir(own_cache)[0]).write_text("name: [")
-    assert measure.cached_cpu(threads=2) is None
+    assert profiles.cached(measure.cpu_profile(2)) is None
     assert measure.measured_cpu(threads=2) == a_machine(name="cpu", threads=2)
-    assert measure.cached_cpu(threads=2) == a_machine(name="cpu", threads=2)
+    assert profiles.cached(measure.cpu_profile(2)) == a_machine(name="cpu", threads=2)
 
 
 def test_a_cache_that_cannot_be_written_is_told_and_not_fatal(

@@ -66,35 +66,12 @@ def test_equals_the_naive_definition(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [F, BF, HF], ids=lambda d: d.value)
 @pytest.mark.parametrize("shape", RAGGED, ids=lambda s: "x".join(map(str, s)))
-def test_ragged_products(shape: tuple[int, int, int], dtype: DType) -> None:
-    """Weights as checkpoints hold them, [columns, inner]."""
-    rows, columns, inner = shape
-    case = contract(
-        ld("x", *"sm"),
-        ld("w", *"fm"),
-        "m",
-        "sf",
-        {"s": rows, "f": columns, "m": inner},
-        (view("x", rows, inner, dtype=dtype), view("w", columns, inner, dtype=dtype)),
-        dtype=dtype,
-    )
-    assert_like_twin(case, on_gpu(case))
-
-
-@pytest.mark.parametrize("dtype", HALVES, ids=lambda d: d.value)
-@pytest.mark.parametrize("shape", RAGGED, ids=lambda s: "x".join(map(str, s)))
-def test_ragged_products_of_other_strides(shape: tuple[int, int, int], dtype: DType) -> None:
-    """Both factors with the summed letter outermost."""
-    rows, columns, inner = shape
-    case = contract(
-        ld("x", *"ms"),
-        ld("w", *"mf"),
-        "m",
-        "sf",
-        {"s": rows, "f": columns, "m": inner},
-        (view("x", inner, rows, dtype=dtype), view("w", inner, columns, dtype=dtype)),
-        dtype=dtype,
-    )
+@pytest.mark.parametrize(("x", "w"), [("sm", "fm"), ("ms", "mf")], ids=["summed last", "summed first"])
+def test_ragged_products(x: str, w: str, shape: tuple[int, int, int], dtype: DType) -> None:
+    """Factors as activations and checkpoints hold them, and with the summed letter outermost."""
+    extent = dict(zip("sfm", shape, strict=True))
+    reads = tuple(view(name, *(extent[c] for c in axes), dtype=dtype) for name, axes in (("x", x), ("w", w)))
+    case = contract(ld("x", *x), ld("w", *w), "m", "sf", {**extent}, reads, dtype=dtype)
     assert_like_twin(case, on_gpu(case))
 
 
