@@ -25,8 +25,8 @@ RUNS = 9
 def usual_slowdown(machine: Machine) -> float:
     """Measured ÷ predicted seconds of RUNS runs, each on a device of its own: of the fastest.
 
-    Runs as short as these are often held up for as long as they take by whatever else the machine does, and by what measuring has just
-    asked of it; a longer run is held up for a part of it.
+    Runs as short as these are often held up for as long as they take by whatever else the machine does; a longer one is for a part of
+    what it takes.
     """
     model = open_model(SPEC, SIZES, "random:0")
     assert model.resolved is not None

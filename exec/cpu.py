@@ -60,6 +60,11 @@ class CpuDevice:
         self.h2d_bytes = 0
         self.d2h_bytes = 0
 
+    def enter(self) -> None:
+        # A new thread has OpenMP's own number of threads until torch is asked in it for anything that consults torch's: a product of few
+        # rows is not, and would wake, for every call, a team whose members then spin on the cores that copies need.
+        torch.set_num_threads(torch.get_num_threads())
+
     def bring(self) -> None:
         tensor, start = self._residencies.tensor, self._memgraph.start
         master_by_tensor = {int(tensor[r]): r for r in start if not self._on_device[r]}

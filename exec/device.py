@@ -39,6 +39,9 @@ class Device(Protocol):
     def begin(self) -> None:
         """Called before each run: forget what was counted."""
 
+    def enter(self) -> None:
+        """Called on each engine's thread before its first node: what the thread itself must be told."""
+
     def bring(self) -> None:
         """Before the first of several passes: put what is on the device at the start where it lies. Not counted."""
 

@@ -138,6 +138,7 @@ def supervise(run: Run, bodies: Mapping[str, Callable[[], None]], first: Callabl
 
     def engine(body: Callable[[], None]) -> None:
         try:
+            run.device.enter()
             body()
         except Stopped:
             pass

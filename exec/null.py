@@ -24,6 +24,9 @@ class NullDevice:
         self.d2h_bytes = 0
         self.calls: list[NodeId] = []
 
+    def enter(self) -> None:
+        pass
+
     def bring(self) -> None:
         pass
 

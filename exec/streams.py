@@ -113,6 +113,9 @@ class StreamDevice:
             except (IndexOutOfRange, Unsupported) as error:
                 raise NodeError(node, describe(self.memgraph, node), Queue.COMPUTE, error) from error
 
+    def enter(self) -> None:
+        pass
+
     def bring(self) -> None:
         for r in (self.memgraph.residencies[r] for r in self.memgraph.start):
             if r.place.kind is PlaceKind.DEVICE:

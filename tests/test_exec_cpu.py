@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.taskgraph import TaskGraph
 from einpage.exec.cpu import CpuDevice
 from einpage.exec.dynamic import run_dynamic
+from einpage.exec.engine import Measured
 from einpage.exec.errors import NodeError
 from einpage.exec.host import POISON, outputs
 from einpage.exec.serial import random_order, run_serial
@@ -121,20 +124,34 @@ def test_the_arena_is_exactly_the_budget_and_what_is_outside_is_reported() -> No
     assert device.name == "cpu"
 
 
-def test_threads_are_set_once_and_seen_by_engines() -> None:
-    """torch counts threads per process and starts each Python thread with that count."""
+def openmp_threads() -> Callable[[], int]:
+    """OpenMP's own number of threads for a team that the calling thread opens. To ask torch for its number changes this one."""
+    mapped = Path("/proc/self/maps")
+    libraries = {line.split()[-1] for line in mapped.read_text().splitlines() if "omp" in line} if mapped.exists() else set()
+    found = [library for library in libraries if Path(library).name.startswith(("libgomp", "libiomp", "libomp"))]
+    if not found:
+        pytest.skip("no OpenMP library is mapped by that name")
+    asked: Callable[[], int] = ctypes.CDLL(found[0]).omp_get_max_threads
+    return asked
+
+
+@pytest.mark.parametrize("dispatch", [run_serial, run_dynamic, run_static])
+def test_kernels_have_the_threads_they_were_given_on_every_engine(dispatch: Callable[..., Measured]) -> None:
+    """A new thread has as many as the machine has cores until it is told; a team too many spins on the cores that copies need."""
     _, plan, values = made(6)
-    before = torch.get_num_threads()
+    before, asked = torch.get_num_threads(), openmp_threads()
     seen: list[int] = []
 
     class Looking(CpuDevice):
-        def compute(self, node: Any) -> None:
-            seen.append(torch.get_num_threads())
+        def compute(self, node: NodeId) -> None:
+            seen.append(asked())
             super().compute(node)
 
     try:
-        run_static(plan, Looking(plan, filled_host(plan, values), threads=before + 1))
-        assert set(seen) == {before + 1}
+        for threads in (before + 1, before + 2):
+            seen.clear()
+            dispatch(plan, Looking(plan, filled_host(plan, values), threads=threads))
+            assert set(seen) == {threads}
     finally:
         torch.set_num_threads(before)
 
