@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import os
 import tempfile
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -45,13 +46,16 @@ def _stored(text: str) -> Path:
 
 
 @lru_cache(maxsize=1)
-def _temporary() -> Path:
-    return Path(tempfile.mkdtemp(prefix="einpage-kernels-"))
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    """Removed when the process ends."""
+    return tempfile.TemporaryDirectory(prefix="einpage-kernels-")
 
 
-def _folders() -> list[Path]:
+def _folders() -> Iterator[Path]:
+    """Where kernels may be kept, best first; the temporary folder is made when it is asked for."""
     if own := os.environ.get("EINPAGE_CACHE"):
         first = Path(own)
     else:
         first = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "einpage"
-    return [first / "kernels", _temporary()]
+    yield first / "kernels"
+    yield Path(_temporary().name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -143,6 +144,22 @@ def test_equal_sources_are_one_function_and_the_text_is_kept() -> None:
     assert build(text) is build(text)
     assert "tl.rsqrt" in text
     assert "# [b s]" in text
+
+
+@pytest.mark.parametrize("cache", ["kept", "/dev/null/nowhere"])
+def test_nothing_is_left_where_temporary_files_go(cache: str, tmp_path: Path) -> None:
+    """Kernels are kept in the cache; where that cannot be written, in a temporary folder for as long as the process lives."""
+    program = (
+        "import tempfile, pathlib; from einpage.kernels.triton_build import build;"
+        "build('import triton\\n\\n@triton.jit\\ndef kernel(x):\\n    pass\\n');"
+        "print(*[len([*pathlib.Path(f).rglob('*.py')]) for f in (tempfile.gettempdir(), 'kept')])"
+    )
+    temporary, root = tmp_path / "temporary", str(Path(__file__).parents[1])
+    temporary.mkdir()
+    env = {"PYTHONPATH": root, "PATH": "/usr/bin:/bin", "TMPDIR": str(temporary), "EINPAGE_CACHE": cache}
+    done = subprocess.run([sys.executable, "-c", program], env=env, check=True, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.split() == (["0", "1"] if cache == "kept" else ["1", "0"])
+    assert [*temporary.iterdir()] == []
 
 
 def test_torch_jobs_never_import_triton() -> None:
