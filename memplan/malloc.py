@@ -12,7 +12,7 @@ from einpage.einsum_front.taskgraph import TensorId
 from einpage.memplan.arena import HOLE, Fit
 from einpage.memplan.memory import NOWHERE, WORKSPACE, Memory, Reservation
 from einpage.memplan.record import NO_RESIDENCY
-from einpage.memplan.victim import LARGE, PINNED, Column, Price, cheapest_window
+from einpage.memplan.victim import FAR, HOLE_LOAD, Column, Price, cheapest_window
 
 
 class Allocator:
@@ -20,7 +20,6 @@ class Allocator:
 
     def __init__(self, memory: Memory, fit: Fit, price: Price) -> None:
         self.memory, self.fit, self.price = memory, fit, price
-        self._size = np.array(memory.size, object if memory.device.capacity >= LARGE else np.int64)
 
     def sim_malloc(self, it: Reservation, want: TensorId) -> bool:
         """Find bytes without moving anything out; False where no hole is large enough."""
@@ -70,26 +69,21 @@ class Allocator:
         memory = self.memory
         owners = np.frombuffer(memory.device.owners, np.int64)
         until = memory.loose_until.take(owners)
-        leaving = (until > horizon).nonzero()[0]
-        tensors = owners[leaving]
-        return self._row(nbytes, leaving, tensors, until[leaving] - it.step, memory.is_dirty.take(tensors))
+        may = (until > horizon).nonzero()[0]
+        return self._row(nbytes, may, memory.loose_load.take(owners.take(may)), until.take(may) - it.step)
 
     def _any_row(self, it: Reservation, nbytes: int) -> range | None:
         """The cheapest neighbours of `nbytes`, whoever touches them, but for residents."""
         memory = self.memory
-        segments = [(i, TensorId(t)) for i, t in enumerate(memory.device.owners) if t not in (HOLE, WORKSPACE) and t not in memory.held]
-        leaving, tensors = np.array(segments, np.int64).reshape(-1, 2).T
-        distance = [max(memory.reuse.next_use(t) - it.step, 1) for _, t in segments]
-        dirty = [memory.host.copy[t] == NO_RESIDENCY for _, t in segments]
-        return self._row(nbytes, leaving, tensors, np.array(distance, np.int64), np.array(dirty, bool))
+        may = [(i, TensorId(t)) for i, t in enumerate(memory.device.owners) if t != WORKSPACE and t not in memory.held]
+        loads = [HOLE_LOAD if t == HOLE else memory.load(t) for _, t in may]
+        distance = [FAR if t == HOLE else max(memory.reuse.next_use(t) - it.step, 1) for _, t in may]
+        segments = np.array([i for i, _ in may], np.int64)
+        return self._row(nbytes, segments, np.array(loads, memory.loose_load.dtype), np.array(distance, np.int64))
 
-    def _row(self, nbytes: int, leaving: Column, tensors: Column, distance: Column, dirty: Column) -> range | None:
-        """The cheapest row of the segments `leaving`, which `tensors` own, and of holes; as segments of the arena."""
-        arena = self.memory.device
-        cost = self.price(self._size.take(tensors), distance, dirty)
-        prices = np.where(np.frombuffer(arena.owners, np.int64) == HOLE, 0, PINNED).astype(cost.dtype, copy=False)
-        prices[leaving] = cost
-        window = cheapest_window(np.frombuffer(arena.bounds, np.int64), prices, nbytes)
+    def _row(self, nbytes: int, may: Column, loads: Column, distance: Column) -> range | None:
+        """The cheapest row of the segments `may` of the arena, holes among them."""
+        window = cheapest_window(np.frombuffer(self.memory.device.bounds, np.int64), may, self.price(loads, distance), nbytes)
         return None if window is None else range(*window)
 
     def _clear(self, it: Reservation, row: range | None) -> int | None:

@@ -20,6 +20,7 @@ from einpage.memplan.memgraph import ALIGNMENT, DEVICE, NodeId, ResidencyId, ali
 from einpage.memplan.record import NO_RESIDENCY, Recorder
 from einpage.memplan.residents import NOBODY, Residents
 from einpage.memplan.reuse import Reuse, Step
+from einpage.memplan.victim import FAR, HOLE_LOAD, LARGE, Column, load
 
 NOWHERE = -1
 """Stands for an offset."""
@@ -72,8 +73,9 @@ class Memory:
         """On the device and not pinned."""
         self.loose_until: NDArray[np.int64] = np.full(n - HOLE, NO_STEP)
         """[tensor] the next use of what may leave, NO_STEP of the rest; WORKSPACE and HOLE count from the end."""
-        self.is_dirty: NDArray[np.bool_] = np.zeros(n - HOLE, bool)
-        """[tensor] of what may leave, whether the host has no copy."""
+        self.loose_until[HOLE] = FAR
+        self.loose_load: Column = np.full(n - HOLE, HOLE_LOAD, object if self.device.capacity >= LARGE else np.int64)
+        """[tensor] the load of what may leave."""
         self.held: set[TensorId] = set()
         """Residents that are still there: each has a pin of its own."""
         self.room = self.device.capacity
@@ -184,7 +186,11 @@ class Memory:
     def _let_loose(self, t: TensorId) -> None:
         self.loose_bytes += self.size[t]
         self.loose_until[t] = self.reuse.next_use(t)
-        self.is_dirty[t] = self.host.copy[t] == NO_RESIDENCY
+        self.loose_load[t] = self.load(t)
+
+    def load(self, t: TensorId) -> int:
+        """What it costs to move `t` out and in again, as a Price sees it."""
+        return load(self.size[t], self.host.copy[t] == NO_RESIDENCY)
 
     def _gone(self, t: TensorId) -> None:
         self.on_device[t] = NO_RESIDENCY

@@ -11,8 +11,10 @@ where some task's footprint exceeds the budget (or the host is full).
 
 from __future__ import annotations
 
+import gc
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from einpage.einsum_front.errors import UsageError
@@ -186,8 +188,9 @@ def _moved_bytes(found: MemGraph) -> int:
 def _by_horizons(
     graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions, order: Sequence[TaskId], residents: Residents = NOBODY
 ) -> MemGraph:
-    horizons = Horizons(graph, machine, budget_bytes, options, order, residents)
-    horizons.run()
+    with collector_at_rest():
+        horizons = Horizons(graph, machine, budget_bytes, options, order, residents)
+        horizons.run()
     memory, recorder = horizons.memory, horizons.recorder
     return MemGraph(
         graph=graph,
@@ -200,6 +203,18 @@ def _by_horizons(
         end=memory.end(),
         alignment=options.alignment,
     )
+
+
+@contextmanager
+def collector_at_rest() -> Iterator[None]:
+    """No search for cycles of garbage: the horizons make none, and each search looks at all objects of the graph."""
+    ran = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if ran:
+            gc.enable()
 
 
 class Horizons:

@@ -1,6 +1,6 @@
 """Who leaves the arena when bytes are wanted: a price for each tensor, and the cheapest row of neighbours that makes one hole.
 
-In: candidates as columns of bytes, reuse distance, dirtiness. Out: whole prices, so that sums are exact and plans are the same everywhere.
+In: loads (bytes that must move again) and reuse distances. Out: whole prices, so that sums are exact and plans the same everywhere.
 Reuse distance is Belady's rule (1966); it is optimal for equal clean sizes only, hence the weights and the windows.
 
     segments   | x pinned | a: price 4 | hole | b: price 9 | c: price 2 |      wanted: a hole of two segments
@@ -19,13 +19,15 @@ from numpy.typing import NDArray
 
 Column: TypeAlias = NDArray[Any]
 """[candidate] or [segment], by offset; of int64, or of Python's ints where those are too short."""
-Price: TypeAlias = Callable[[Column, Column, Column], Column]
-"""price(nbytes, distance in steps, dirty) > 0: what it costs to have each tensor leave. Lower leaves first."""
+Price: TypeAlias = Callable[[Column, Column], Column]
+"""price(load, distance in steps): what it costs to have each tensor leave, positive, and 0 for a hole. Lower leaves first."""
 
-PINNED = -1
-"""The price of a segment that may not leave."""
+HOLE_LOAD = -1
+"""The load of a hole: a hole leaves at once, and at no price."""
+FAR = 1 << 62
+"""A step after all others, to which a hole may be away."""
 LARGE = 1 << 37
-"""In an arena this large sizes reach a Price as Python's ints; in a smaller one no sum of `weighted` comes to half of what int64 holds."""
+"""In an arena this large loads reach a Price as Python's ints; in a smaller one no sum of `weighted` comes to half of what int64 holds."""
 FEW = 300
 """Of so few segments it is as fast to look at all."""
 _ONE = 1 << 24
@@ -41,15 +43,20 @@ class VictimPolicy(Enum):
     """Any, drawn from the seed: for tests."""
 
 
-def weighted(nbytes: Column, distance: Column, dirty: Column) -> Column:
-    """A clean tensor costs its reload; a dirty one its offload too. Gained is the room until the next use."""
-    prices: Column = nbytes * (1 + dirty) * _ONE // distance + 1
+def load(nbytes: int, dirty: bool) -> int:
+    """A clean tensor costs its reload; a dirty one its offload too."""
+    return nbytes * (1 + dirty) * _ONE
+
+
+def weighted(loads: Column, distance: Column) -> Column:
+    """Gained is the room until the next use."""
+    prices: Column = loads // distance + 1
     return prices
 
 
-def farthest(nbytes: Column, distance: Column, dirty: Column) -> Column:
+def farthest(loads: Column, distance: Column) -> Column:
     """So steep in the distance that the nearest next use of a window decides; too steep for int64."""
-    return (1 << 200) // distance.astype(object) ** 8 + 1
+    return np.where(loads == HOLE_LOAD, 0, (1 << 200) // distance.astype(object) ** 8 + 1)
 
 
 def price_of(policy: VictimPolicy, seed: int) -> Price:
@@ -61,30 +68,27 @@ def price_of(policy: VictimPolicy, seed: int) -> Price:
             return farthest
         case VictimPolicy.RANDOM:
             random = Random(seed)
-            return lambda nbytes, distance, dirty: np.array([random.randrange(1, _ONE) for _ in distance], np.int64)
+            return lambda loads, distance: np.array([0 if x == HOLE_LOAD else random.randrange(1, _ONE) for x in loads], np.int64)
 
 
-def cheapest_window(bounds: Column, prices: Column, wanted: int) -> tuple[int, int] | None:
-    """The half-open range of neighbours, none PINNED, of at least `wanted` bytes whose prices sum to least; a hole's price is 0.
+def cheapest_window(bounds: Column, may: Column, prices: Column, wanted: int) -> tuple[int, int] | None:
+    """The half-open range of neighbours, of at least `wanted` bytes and all among `may`, whose prices sum to least.
 
-    Segment i is [bounds[i], bounds[i + 1]). Of equal sums the leftmost wins. None where pinned segments leave no such range. O(n log n).
+    Segment i is [bounds[i], bounds[i + 1]); `may` [candidate] are segments, ascending, holes too, and `prices` [candidate] is theirs. Of
+    equal sums the leftmost wins. None where the other segments leave no such range. O(n log n).
     """
-    may = prices != PINNED
-    if len(prices) > FEW:
-        alone = prices[may & (bounds[1:] - bounds[:-1] >= wanted)]
+    begins, ends = bounds[:-1], bounds[1:]
+    if len(may) > FEW:
+        alone = prices[(ends - begins).take(may) >= wanted]
         if len(alone):
-            may &= prices <= alone.min()  # what is dearer than one that is enough alone is in no cheapest range
-    there = may.nonzero()[0]
-    run = _after(-1, there - np.arange(len(there)))  # neighbours have the same
+            cheap = (prices <= alone.min()).nonzero()[0]  # what is dearer than one that is enough alone is in no cheapest range
+            may, prices = may.take(cheap), prices.take(cheap)
+    run = may - np.arange(len(may))  # neighbours have the same
     # The shortest range that ends with each begins with the last that starts so many bytes before.
-    begun = bounds[there].searchsorted(bounds[there + 1] - wanted, "right")
-    last = (run[1:] == run[begun]).nonzero()[0]
+    first = begins.take(may).searchsorted(ends.take(may) - wanted, "right") - 1
+    last = ((run.take(first) == run) & (first >= 0)).nonzero()[0]
     if not len(last):
         return None
-    first, total = begun[last] - 1, _after(0, prices[there].cumsum())
-    best = (total[last + 1] - total[first]).argmin()
-    return int(there[first[best]]), int(there[last[best]]) + 1
-
-
-def _after(first: int, column: Column) -> Column:
-    return np.concatenate((np.array([first], column.dtype), column))
+    first, total = first.take(last), prices.cumsum()
+    best = (total.take(last) - total.take(first) + prices.take(first)).argmin()
+    return int(may[first[best]]), int(may[last[best]]) + 1

@@ -9,14 +9,14 @@ import pytest
 
 from einpage.einsum_front.job import Box
 from einpage.einsum_front.taskgraph import Nbytes, TaskGraph
-from einpage.memplan import malloc, victim
+from einpage.memplan import memory, victim
 from einpage.memplan.footprint import largest_footprint
 from einpage.memplan.malloc import Allocator
 from einpage.memplan.memgraph import ALIGNMENT, NodeId, Queue
 from einpage.memplan.memory import NOWHERE, Reservation
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.record import NO_RESIDENCY
-from einpage.memplan.victim import FEW, LARGE, VictimPolicy
+from einpage.memplan.victim import FEW, LARGE, VictimPolicy, load
 from strategies import a_machine, random_graph
 
 
@@ -27,8 +27,8 @@ def plain_row(self: Allocator, it: Reservation, nbytes: int, horizon: int) -> li
     for t in range(len(memory.at)):
         use = None if memory.at[t] == NOWHERE or memory.pins[t] else memory.reuse.next_use(t)
         if use is not None and use > horizon:
-            columns = np.array([memory.size[t]], object), np.array([use - it.step]), np.array([memory.host.copy[t] == NO_RESIDENCY])
-            price_by_tensor[t] = int(self.price(*columns)[0])
+            loads = np.array([load(memory.size[t], memory.host.copy[t] == NO_RESIDENCY)], object)
+            price_by_tensor[t] = int(self.price(loads, np.array([use - it.step]))[0])
     segments = list(memory.device.segments())
     best: tuple[int, int, list[tuple[int, int, int | None]]] | None = None
     for first in range(len(segments)):
@@ -47,7 +47,7 @@ def plain_row(self: Allocator, it: Reservation, nbytes: int, horizon: int) -> li
 @pytest.mark.parametrize(("large", "few"), [(0, FEW), (LARGE, FEW), (LARGE, 0)])
 def test_the_row_that_leaves_is_what_a_plain_sweep_finds(large: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random graphs, aligned or not, in arenas from tight to roomy."""
-    monkeypatch.setattr(malloc, "LARGE", large)
+    monkeypatch.setattr(memory, "LARGE", large)
     monkeypatch.setattr(victim, "FEW", few)
     search = Allocator._loose_row
     calls = nothing = 0

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from einpage.einsum_front.dtype import DType
 from einpage.einsum_front.job import Box
 from einpage.einsum_front.taskgraph import HOST_AT_START, Kind, Nbytes, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
-from einpage.memplan.arena import FitPolicy
+from einpage.memplan.arena import HOLE, FitPolicy
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.fault import Reason
 from einpage.memplan.footprint import largest_footprint
@@ -26,7 +26,7 @@ from einpage.memplan.plan import Horizons, PlanOptions, plan
 from einpage.memplan.record import NO_RESIDENCY
 from einpage.memplan.reuse import Step
 from einpage.memplan.validate import judge
-from einpage.memplan.victim import VictimPolicy
+from einpage.memplan.victim import FAR, HOLE_LOAD, VictimPolicy, load
 from strategies import a_machine, alignments, budgets, machines, random_graph, task_graphs
 
 all_options = st.builds(
@@ -159,9 +159,10 @@ def test_the_simulation_counts_what_it_may_evict(graph: TaskGraph, options: Plan
         horizons.allocate(Step(step), task)
         loose = [t.id for t in graph.tensors if memory.at[t.id] >= 0 and not memory.pins[t.id]]
         assert memory.loose_bytes == sum(memory.size[t] for t in loose)
-        until = {t: use for t, use in enumerate(memory.loose_until.tolist()) if use != NO_STEP}
+        until = {t.id: memory.loose_until[t.id] for t in graph.tensors if memory.loose_until[t.id] != NO_STEP}
         assert until == {t: memory.reuse.next_use(t) for t in loose}
-        assert {t for t in loose if memory.is_dirty[t]} == {t for t in loose if memory.host.copy[t] == NO_RESIDENCY}
+        assert all(memory.loose_load[t] == load(memory.size[t], memory.host.copy[t] == NO_RESIDENCY) for t in loose)
+        assert (memory.loose_until[HOLE], memory.loose_load[HOLE]) == (FAR, HOLE_LOAD)
         assert horizons.ahead_bytes == sum(it.ahead_bytes for it in horizons.between)
         assert not any(memory.reuse.is_dead(t) for t in loose)
         if horizons.between[-1].runs_at_once or options.prefetch is False:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,9 +18,10 @@ from einpage.memplan.memgraph import ALIGNMENT, HOST, EdgeKind, aligned
 from einpage.memplan.order import as_written, random_topological
 from einpage.memplan.record import AT_START, Recorder
 from einpage.memplan.reuse import Reuse, Step
-from einpage.memplan.victim import FEW, LARGE, PINNED, Price, VictimPolicy, cheapest_window, farthest, price_of, weighted
+from einpage.memplan.victim import FAR, FEW, HOLE_LOAD, LARGE, Price, VictimPolicy, cheapest_window, farthest, load, price_of, weighted
 from strategies import a_machine, random_graph, task_graphs
 
+PINNED = -1
 segments = st.lists(st.tuples(st.integers(1, 6), st.sampled_from([PINNED, 0, 1, 2, 3, 9])), max_size=9)
 
 
@@ -30,11 +33,12 @@ def test_the_cheapest_window_is_what_brute_force_finds(tiling: list[tuple[int, i
     leftmost = min(possible, key=lambda ab: (sum(prices[slice(*ab)]), ab[1], -ab[0]), default=None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(victim, "FEW", few)
-        assert cheapest_window(np.cumsum([0, *sizes]), np.array(prices, dtype), wanted) == leftmost
+        may = np.array([i for i, p in enumerate(prices) if p != PINNED], np.int64)
+        assert cheapest_window(np.cumsum([0, *sizes]), may, np.array(prices, dtype)[may], wanted) == leftmost
 
 
 def one(price: Price, nbytes: int, distance: int, dirty: bool) -> int:
-    return int(price(np.array([nbytes]), np.array([distance]), np.array([dirty]))[0])
+    return int(price(np.array([load(nbytes, dirty)]), np.array([distance]))[0])
 
 
 @pytest.mark.parametrize("price", [weighted, farthest])
@@ -50,7 +54,13 @@ def test_weighted_prefers_clean_and_small() -> None:
 
 def test_prices_of_an_arena_that_is_not_large_are_exact() -> None:
     """What costs most: as many bytes as there are, dirty, wanted at once."""
-    assert one(weighted, LARGE - 1, 1, True) == int(weighted(np.array([LARGE - 1], object), np.array([1]), np.array([True]))[0]) > LARGE
+    assert one(weighted, LARGE - 1, 1, True) == int(weighted(np.array([load(LARGE - 1, True)], object), np.array([1]))[0]) > LARGE
+
+
+@pytest.mark.parametrize("price", [*map(partial(price_of, seed=0), VictimPolicy)])
+def test_a_hole_has_no_price(price: Price) -> None:
+    assert price(np.array([HOLE_LOAD, load(1, False)]), np.array([FAR, 1 << 40])).tolist()[0] == 0
+    assert one(price, 1, 1 << 40, False) > 0
 
 
 def test_farthest_looks_at_the_nearest_of_a_window_only() -> None:
