@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from einpage.exec.measure import cores
 from einpage.exec.run import RunOptions, RunResult, run_model
 from einpage.exec.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 from einpage.exec.trace import write_trace
+from einpage.exec.waiting import planning, said_to_wait
 from einpage.exec.words import fusions_of, names_of, pieces_of, settings_of, start_of, write_timeline
 from einpage.memplan.machine import Machine, checked_threads, load_machine
 from einpage.memplan.units import format_bytes, format_seconds, parse_bytes, parse_rate
@@ -63,7 +64,7 @@ def run_from_arguments(a: argparse.Namespace) -> int:
     refuse_unwritable(a.logits, a.trace, a.timeline)
     model = open_model(a.spec, settings_of(a.set), a.weights, tokens, tokenizer)
     machine = machine_of(a, chosen.kind)
-    with progress_shown(chosen.why, quiet=a.json) as shown:
+    with progress_shown(chosen.why, planning(a.effort), quiet=a.json) as shown:
         result = run_model(model, machine, options, named, hooks=shown.hooks, loading=shown.loading, planned_hook=shown.planned)
     warnings += result.warnings
     facts = {**result.facts, "warnings": warnings}
@@ -132,8 +133,9 @@ def machine_of(a: argparse.Namespace, kind: DeviceKind) -> Machine:
 class Shown:
     """Two progress bars on stderr: weights loaded, then bytes moved by the engines. Silent where `quiet` or not a terminal."""
 
-    def __init__(self, bars: Progress, device: str, quiet: bool) -> None:
-        self._bars, self._device, self._quiet = bars, device, quiet
+    def __init__(self, bars: Progress, begin: Callable[[], None], device: str, quiet: bool) -> None:
+        """`begin` is called when there is a plan: the bars may be drawn."""
+        self._bars, self._begin, self._device, self._quiet = bars, begin, device, quiet
         self._load: TaskID | None = None
         self._run: TaskID | None = None
 
@@ -143,6 +145,7 @@ class Shown:
 
     def planned(self, planned: Planned) -> None:
         """Nothing can be refused any more: say where it runs, and start with the weights."""
+        self._begin()
         if not self._quiet:
             print(f"device: {self._device}", file=sys.stderr)
         tensors = planned.graph.tensors
@@ -160,11 +163,20 @@ class Shown:
 
 
 @contextmanager
-def progress_shown(device: str, quiet: bool) -> Iterator[Shown]:
+def progress_shown(device: str, planning: str, quiet: bool) -> Iterator[Shown]:
+    """First what is waited for, then the bars: a terminal has room for one of them."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bars:
-        yield Shown(bars, device, quiet)
+    bars = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
+    with ExitStack() as drawn:
+        waiting = drawn.enter_context(ExitStack())
+        waiting.enter_context(said_to_wait(planning, quiet))
+
+        def begin() -> None:
+            waiting.close()
+            drawn.enter_context(bars)
+
+        yield Shown(bars, begin, device, quiet)
 
 
 def stuck(heads: tuple[watching.Head, ...]) -> None:

@@ -28,6 +28,7 @@ from einpage.exec.files import refuse_unwritable
 from einpage.exec.graph_command import planned_trace
 from einpage.exec.interrupt import ends_at_once
 from einpage.exec.packing import pack_from_arguments
+from einpage.exec.waiting import planning, said_to_wait
 from einpage.exec.words import fusions_of, names_of, pieces_of, settings_of, start_of, write_timeline
 from einpage.memplan.bounds import Effort
 from einpage.memplan.footprint import largest_footprint
@@ -174,7 +175,9 @@ def plan_command(a: argparse.Namespace) -> int:
     if a.budget is None:
         raise UsageError("plan needs --budget SIZE, the device arena, as 8GiB; or --sweep budget=4GiB:40GiB")
     budget = parse_bytes(a.budget, "--budget")
-    planned = planned_for(a, budget, began)
+    with said_to_wait(planning(a.effort), quiet=a.json):
+        planned = planned_for(a, budget, began)
+        helps = advice_for(a, planned)
     machine = planned.machine
     warnings = []
     if budget > machine.device_bytes:
@@ -183,7 +186,6 @@ def plan_command(a: argparse.Namespace) -> int:
         save_plan(Path(a.out), planned.memgraph, recipe_of(a, planned))
     if a.timeline:
         write_timeline(Path(a.timeline), planned, None)
-    helps = advice_for(a, planned)
     facts = {**planned.report, "split": {str(k): n for k, n in planned.graph.split}, "advice": helps, "warnings": warnings}
     if a.json:
         print(json.dumps(facts))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from einpage.einsum_front.errors import UsageError
 from einpage.exec.files import refuse_unwritable, write_atomically
+from einpage.exec.waiting import said_to_wait
 from einpage.memplan.errors import PackingDoesNotFit
 from einpage.memplan.pack import Packed, pack
 from einpage.memplan.packfile import packing_text, read_buffers
@@ -26,7 +27,9 @@ def pack_from_arguments(a: argparse.Namespace) -> int:
     if not (math.isfinite(a.seconds) and a.seconds > 0):
         raise UsageError(f"--seconds {a.seconds:g} is not a positive number of seconds")
     refuse_unwritable(a.out)
-    packed = pack(read_buffers(Path(a.file)), capacity, a.seconds, a.seed)
+    buffers = read_buffers(Path(a.file))
+    with said_to_wait(f"packing, for {a.seconds:g} s at most", quiet=a.json):
+        packed = pack(buffers, capacity, a.seconds, a.seed)
     print(json.dumps(facts_of(packed)) if a.json else rendered(packed))
     sys.stdout.flush()
     if not packed.fits:

@@ -1,0 +1,68 @@
+"""What a person sees while something takes long and says nothing: a line on stderr, what it is and for how long, gone when it is over.
+
+Only on a terminal, and only after a second: most plans are there by then, and what draws the line is imported when it is wanted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock, Timer
+from typing import TextIO
+
+PATIENCE_S = 1.0
+
+
+def planning(effort: int) -> str:
+    """What is said while a plan is made."""
+    return f"planning at effort {effort}; --effort 0 takes less" if effort else "planning"
+
+
+@contextmanager
+def said_to_wait(text: str, quiet: bool = False, stream: TextIO | None = None) -> Iterator[None]:
+    """Within, after PATIENCE_S, `text` and the seconds so far stand on `stream` (stderr), unless `quiet` or that is no terminal."""
+    stream = sys.stderr if stream is None else stream
+    if quiet or not stream.isatty():
+        yield
+        return
+    line = _Line(text, stream)
+    timer = Timer(PATIENCE_S, line.draw)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        line.wipe()
+
+
+class _Line:
+    """Drawn by the timer's thread, wiped by the one that waits, in either order."""
+
+    def __init__(self, text: str, stream: TextIO) -> None:
+        self._text, self._stream = text, stream
+        self._lock, self._over = Lock(), False
+        self._wipe = _nothing
+
+    def draw(self) -> None:
+        with self._lock:
+            if self._over:
+                return
+            from rich.console import Console
+            from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+            columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+            shown = Progress(*columns, console=Console(file=self._stream), transient=True)
+            shown.add_task(self._text, total=None)
+            shown.start()
+            self._wipe = shown.stop
+
+    def wipe(self) -> None:
+        with self._lock:
+            self._over = True
+            self._wipe()
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,76 @@
+"""The line that says what is waited for: drawn on a terminal when patience has run out, gone when it is over, else nothing at all."""
+
+from __future__ import annotations
+
+import io
+import time
+
+import pytest
+
+from einpage.exec import waiting
+from einpage.exec.waiting import planning, said_to_wait
+
+ERASE_LINE = "\x1b[2K"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "PATIENCE_S", 0.01)
+    monkeypatch.setenv("TERM", "xterm")
+
+
+def wait_for(stream: io.StringIO, seconds: float = 30.0) -> None:
+    stop = time.monotonic() + seconds
+    while not stream.getvalue() and time.monotonic() < stop:
+        time.sleep(0.01)
+
+
+def test_a_long_wait_is_said_and_wiped() -> None:
+    stream = Terminal()
+    with said_to_wait(planning(1), stream=stream):
+        wait_for(stream)
+    assert "planning at effort 1; --effort 0 takes less" in stream.getvalue()
+    assert "0:00:0" in stream.getvalue()
+    assert stream.getvalue().rstrip().endswith(ERASE_LINE)
+
+
+def test_a_short_wait_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "PATIENCE_S", 60.0)
+    stream = Terminal()
+    with said_to_wait(planning(0), stream=stream):
+        pass
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize(("stream", "quiet"), [(io.StringIO(), False), (Terminal(), True)])
+def test_nothing_is_said_where_nobody_looks(stream: io.StringIO, quiet: bool) -> None:
+    with said_to_wait("x", quiet, stream):
+        wait_for(stream, 0.3)
+    assert stream.getvalue() == ""
+
+
+def test_a_wait_that_fails_is_wiped_too() -> None:
+    stream = Terminal()
+
+    def interrupted() -> None:
+        with said_to_wait("x", stream=stream):
+            wait_for(stream)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert stream.getvalue().rstrip().endswith(ERASE_LINE)
+
+
+def test_what_comes_too_late_is_not_drawn() -> None:
+    """The timer may fire while the wait ends."""
+    stream = Terminal()
+    line = waiting._Line("x", stream)
+    line.wipe()
+    line.draw()
+    assert stream.getvalue() == ""
