@@ -154,6 +154,11 @@ def build_graph(
     return found
 
 
+def cut_graph(program: Program, dtype: DType, pieces: Mapping[Letter, int], outputs: Sequence[str], no_fuse: Sequence[str]) -> TaskGraph:
+    """The tasks of `program` with each letter of `pieces` in so many, and no other letter cut. Raises UsageError as build_graph."""
+    return split(fuse(program, outputs, leaving(no_fuse)), pieces, dtype)
+
+
 def smallest(opgraph: OpGraph, dtype: DType, enough: int, pieces: Mapping[Letter, int] | None = None) -> tuple[Built, int]:
     """Cut so that the largest working set is as small as any split allows (letters in `pieces` are fixed), or no more than `enough`
     bytes; and what any split needs at least, which is less than that only where the search was too long to end.

@@ -28,18 +28,18 @@ from einpage.exec.files import refuse_unwritable
 from einpage.exec.graph_command import planned_trace
 from einpage.exec.interrupt import ends_at_once
 from einpage.exec.packing import pack_from_arguments
+from einpage.exec.verifying import verify_from_arguments
 from einpage.exec.waiting import planning, said_to_wait
 from einpage.exec.words import fusions_of, names_of, pieces_of, settings_of, start_of, write_timeline
 from einpage.memplan.bounds import Effort
 from einpage.memplan.footprint import largest_footprint
 from einpage.memplan.machine import Machine, load_machine, machine_names, machine_text
 from einpage.memplan.plan import PlanOptions
-from einpage.memplan.planfile import load_plan, save_plan
+from einpage.memplan.planfile import save_plan
 from einpage.memplan.policies import Policy
 from einpage.memplan.report import render as render_report
 from einpage.memplan.residents import Start
 from einpage.memplan.units import format_bytes, parse_bytes
-from einpage.memplan.validate import judge
 
 DTYPE = DType.FP32.value
 """What a spec is planned and run in where nobody says."""
@@ -106,8 +106,11 @@ def parser() -> argparse.ArgumentParser:
 
     verify = commands.add_parser("verify", help="judge a saved plan again")
     verify.add_argument("plan", metavar="PLAN.json")
+    verify.add_argument("--spec", metavar="SPEC", help="prove too that its graph is what this spec says")
+    verify.add_argument("--weights", metavar="PATH|random:SEED", help="for --spec: the checkpoint that gave the sizes, if one did")
+    verify.add_argument("--graph", metavar="FILE.json[.gz]", help="prove too that its graph is this access trace")
     verify.add_argument("--json", action="store_true")
-    verify.set_defaults(command_function=verify_command)
+    verify.set_defaults(command_function=verify_from_arguments)
 
     packing = commands.add_parser("pack", help="place buffers whose lives are known: minimalloc's CSV")
     packing.add_argument("file", metavar="FILE.csv", help="columns id,lower,upper,size; a buffer is alive in [lower, upper)")
@@ -239,28 +242,6 @@ def run_command(a: argparse.Namespace) -> int:
     with ends_at_once():
         from einpage.exec.command import run_from_arguments
     return run_from_arguments(a)
-
-
-def verify_command(a: argparse.Namespace) -> int:
-    saved = load_plan(Path(a.plan))
-    fault = judge(saved.memgraph)
-    facts = {
-        "plan": a.plan,
-        "verified": fault is None,
-        "reason": None if fault is None else fault.reason.name,
-        "nodes": [] if fault is None else list(fault.nodes),
-        "message": "" if fault is None else fault.message,
-        "tasks": len(saved.memgraph.graph.tasks),
-        "node_count": len(saved.memgraph.nodes),
-        "edges": len(saved.memgraph.edges),
-    }
-    if a.json:
-        print(json.dumps(facts))
-    elif fault is None:
-        print(f"{a.plan}: verified: {facts['tasks']} tasks, {facts['node_count']} nodes, {facts['edges']} edges")
-    else:
-        print(f"{a.plan}: rejected: {facts['reason']}: {fault.message} (nodes {facts['nodes']})", file=sys.stderr)
-    return 0 if fault is None else 2
 
 
 def machine_command(a: argparse.Namespace) -> int:

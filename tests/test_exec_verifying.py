@@ -1,0 +1,116 @@
+"""`einpage verify --spec` and `--graph`: the graph in a plan file is that of the model, in every tensor and task."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_words import LLAMA, MLP, SMALL_LLAMA, facts, ran
+
+SQUEEZE, VGG = (str(Path(__file__).parent / "data" / f"{name}.json.gz") for name in ("squeezenet", "vgg19"))
+Plan = dict[str, Any]
+
+
+def saved(capsys: pytest.CaptureFixture[str], path: Path, *words: str) -> str:
+    ran(capsys, "plan", *words, "--out", str(path))
+    return str(path)
+
+
+@pytest.fixture
+def llama_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Path:
+    words = (LLAMA, *SMALL_LLAMA, "--budget", "600KiB", "--dtype", "bf16", "--outputs", "all_logits", "--no-fuse", "attention")
+    return Path(saved(capsys, tmp_path / "plan.json", *words))
+
+
+def test_the_graph_of_a_plan_is_that_of_its_spec(capsys: pytest.CaptureFixture[str], llama_plan: Path) -> None:
+    found = facts(capsys, "verify", str(llama_plan), "--spec", LLAMA)
+    assert (found["verified"], found["reason"], found["compared_with"]) == (True, None, LLAMA)
+    assert f"its graph is that of {LLAMA}" in ran(capsys, "verify", str(llama_plan), "--spec", LLAMA)[0]
+    assert "its graph as the file says it" in ran(capsys, "verify", str(llama_plan))[0]
+
+
+@pytest.mark.parametrize("more", [("--passes", "4"), ("--warm",), ("--free-order",), ("--effort", "1")])
+def test_however_it_was_planned(capsys: pytest.CaptureFixture[str], tmp_path: Path, more: tuple[str, ...]) -> None:
+    plan = saved(capsys, tmp_path / "plan.json", LLAMA, *SMALL_LLAMA, "--budget", "700KiB", *more)
+    assert facts(capsys, "verify", plan, "--spec", LLAMA)["verified"] is True
+
+
+def test_the_graph_of_a_trace_is_compared_with_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plan = saved(capsys, tmp_path / "plan.json", "--graph", SQUEEZE, "--budget", "6939187", "--h2d", "12GB/s")
+    assert facts(capsys, "verify", plan, "--graph", SQUEEZE)["verified"] is True
+    out, err = ran(capsys, "verify", plan, "--graph", VGG, status=2)
+    assert out == "" and "rejected: OTHER_GRAPH: the graph's name is 'squeezenet', and should be 'vgg19'" in err
+
+
+def change_flops(plan: Plan) -> None:
+    plan["tasks"][3][5] += 1
+
+
+def change_ops(plan: Plan) -> None:
+    plan["ops"][0][2] += 1
+
+
+def change_name(plan: Plan) -> None:
+    plan["graph"]["name"] = "other"
+
+
+def change_settings(plan: Plan) -> None:
+    plan["recipe"]["settings"]["layers"] = "1"
+
+
+def change_split(plan: Plan) -> None:
+    plan["recipe"]["split"] = {"v": 2}
+
+
+CHANGES = [
+    (change_flops, "tasks 3: .*: flops is"),
+    (change_ops, "ops 0: .*: flops is"),
+    (change_name, "the graph's name is 'other'"),
+    (change_settings, "the graph has .*, and should have"),
+    (change_split, "the graph has .*, and should have"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), CHANGES, ids=lambda x: getattr(x, "__name__", ""))
+def test_a_plan_of_another_graph_is_rejected(
+    capsys: pytest.CaptureFixture[str], llama_plan: Path, change: Callable[[Plan], None], said: str
+) -> None:
+    plan = json.loads(llama_plan.read_text())
+    change(plan)
+    llama_plan.write_text(json.dumps(plan))
+    assert facts(capsys, "verify", str(llama_plan))["verified"] is True, "the judge alone cannot tell"
+    out, _ = ran(capsys, "verify", str(llama_plan), "--spec", LLAMA, "--json", status=2)
+    found = json.loads(out)
+    assert (found["verified"], found["reason"]) == (False, "OTHER_GRAPH")
+    assert re.search(said, found["message"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--spec", LLAMA, "--graph", VGG), "exclude each other"),
+        (("--weights", "random:0"), "add --spec"),
+        (("--graph", VGG), "was made of a spec, llama.yaml: compare it with that"),
+        (("--spec", MLP), "--set seq: no size or scalar has this name"),
+        (("--spec", "nowhere.yaml"), "nowhere.yaml"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    capsys: pytest.CaptureFixture[str], llama_plan: Path, words: tuple[str, ...], said: str
+) -> None:
+    out, err = ran(capsys, "verify", str(llama_plan), *words, status=2)
+    assert out == "" and said in err
+
+
+@pytest.mark.parametrize("key", ["dtype", "outputs", "split", "settings", "no_fuse"])
+def test_a_recipe_that_lacks_something_is_refused(capsys: pytest.CaptureFixture[str], llama_plan: Path, key: str) -> None:
+    plan = json.loads(llama_plan.read_text())
+    del plan["recipe"][key]
+    llama_plan.write_text(json.dumps(plan))
+    _, err = ran(capsys, "verify", str(llama_plan), "--spec", LLAMA, status=2)
+    assert f"its recipe has no '{key}'" in err
