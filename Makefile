@@ -52,7 +52,7 @@ bench: $(VENV)/.bench $(MODEL)  ## the measurements of bench/README.md, as files
 	$(PY) -m bench.noise tests/data --out bench/results/local
 	$(PY) -m bench.turnip_cases --out bench/results/local
 
-kernels: $(VENV)/.test  ## the Triton kernels alone: interpreted against their twins, then compiled for sm_80 and sm_90, with a table
+kernels: $(VENV)/.test  ## the Triton kernels alone: interpreted against their twins, then compiled for sm_80, sm_86, sm_90, with a table
 	$(PYTEST) -q -m interpreter
 	$(PY) -m bench.aot_table
 

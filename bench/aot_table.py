@@ -1,8 +1,8 @@
-"""What would every kernel of every shipped spec use on GPUs that are not here? Registers, spills and shared memory on sm_80 and sm_90.
+"""What would every kernel of every shipped spec use on GPUs that are not here? Registers, spills, shared memory on sm_80, sm_86, sm_90.
 
 Every job that the specs need at real sizes is written as Triton source and compiled; equal sources once. Gate: all compile, fit the
-shared memory a program may have, and no matrix product and no attention spills. Three minutes; with --variants, which adds the tiles that
-the table of matrix products offers besides those in use, seven.
+shared memory a program may have, and no matrix product and no attention spills. Five minutes; with --variants, which adds the tiles that
+the table of matrix products offers besides those in use, ten.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from einpage.einsum_front.expr import Letter
 from einpage.einsum_front.fuse import fuse
 from einpage.einsum_front.job import AttentionJob, ContractJob, GatherJob, Job, MapJob
 from einpage.einsum_front.split import split
-from einpage.kernels.aot import SHARED_LIMIT, Resources, resources
+from einpage.kernels.aot import Resources, resources
 from einpage.kernels.triton_contract import product_of
 from einpage.kernels.triton_product_tiles import variants
 from einpage.kernels.triton_target import CAPABILITIES, Target
-from einpage.kernels.triton_tiles import Tiles
+from einpage.kernels.triton_tiles import SHARED_LIMIT, Tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,7 @@ HEAD = f"{'arch':<5} {'kind':<9} {'first task':<34} {'block':<15} warps stages r
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--capabilities", type=int, nargs="+", choices=CAPABILITIES, default=CAPABILITIES)
     parser.add_argument("--variants", action="store_true", help="also the tiles of the table that are not in use")
     options = parser.parse_args(words)
     seen: set[tuple[int, str]] = set()
@@ -105,7 +106,7 @@ def main(words: Sequence[str] | None = None) -> int:
     for model in MODELS:
         jobs = jobs_of(model)
         print(f"\n{model.title}, {model.dtype.value}\n{HEAD}")
-        for capability in CAPABILITIES:
+        for capability in options.capabilities:
             asked = [(Target(capability), list(jobs))]
             asked += list(targets(list(jobs), capability)) if options.variants else []
             for target, members in asked:

@@ -15,13 +15,14 @@ from torch import Tensor
 from einpage.einsum_front.errors import UsageError
 from einpage.exec.driver import Mark, Stream
 from einpage.exec.watch import ENGINES
-from einpage.kernels.aot import SHARED_LIMIT
+from einpage.kernels.triton_target import shared_bytes
+from einpage.kernels.triton_tiles import SHARED_LIMIT
 from einpage.memplan.units import format_bytes
 
 OLDEST = (8, 0)
 """Compute capability from which on Triton's kernels use tensor cores."""
 LEAST_SHARED = min(SHARED_LIMIT.values())
-"""Bytes of shared memory a program may have on the smallest GPU that the tables of tiles were made for; some later ones have less."""
+"""Bytes of shared memory a program may have on the smallest GPU that the tables of tiles were made for."""
 
 
 class CudaDriver:
@@ -103,9 +104,7 @@ def why_not_cuda() -> str | None:
     if capability < OLDEST:
         return f"{torch.cuda.get_device_name(0)} is sm_{capability[0]}{capability[1]}; Triton's kernels need sm_80 or later"
     try:
-        from triton.runtime import driver
-
-        shared = int(driver.active.utils.get_device_properties(0)["max_shared_mem"])
+        shared = shared_bytes()
     except Exception as error:  # no Triton, no C compiler, a driver it does not know: whatever it is, no kernel will run
         return f"Triton does not work here: {type(error).__name__}: {error}"
     if shared < LEAST_SHARED:

@@ -1,6 +1,6 @@
 """What generated kernels would use on GPUs that are not here: registers, spills, shared memory, as the compiler for them says.
 
-In: jobs and a compute capability (80, 90). Out: a `Resources` per kernel; kernels of equal text are compiled once. One process compiles
+In: jobs and a compute capability (80, 86, 90). Out: a `Resources` per kernel; kernels of equal text are compiled once. One process compiles
 several, each within a time limit; where one takes longer, the process is ended and the kernel counts as failed.
 """
 
@@ -22,9 +22,8 @@ from einpage.einsum_front.job import GatherJob, Job
 from einpage.kernels.triton_jobs import launches_of
 from einpage.kernels.triton_launch import Launch
 from einpage.kernels.triton_target import Target
+from einpage.kernels.triton_tiles import SHARED_LIMIT
 
-SHARED_LIMIT = {80: 166_912, 90: 232_448}
-"""Bytes of shared memory one program may have, by compute capability; the compiler does not refuse more."""
 START_S = 120.0
 """How long the compiling process may take to start."""
 _TYPE = {DType.FP32: "*fp32", DType.BF16: "*bf16", DType.FP16: "*fp16", DType.INT32: "*i32", DType.INT64: "*i64"}

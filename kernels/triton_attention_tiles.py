@@ -13,15 +13,17 @@ from einpage.kernels.triton_tiles import Tiles, cover
 
 _HALF = {
     80: {64: Tiles(128, 64, 0, 8, 3), 128: Tiles(128, 64, 0, 8, 3), 256: Tiles(64, 32, 0, 8, 3)},
+    86: {64: Tiles(128, 64, 0, 8, 3), 128: Tiles(128, 64, 0, 8, 2), 256: Tiles(64, 32, 0, 8, 2)},
     90: {64: Tiles(128, 64, 0, 8, 3), 128: Tiles(128, 64, 0, 8, 3), 256: Tiles(128, 64, 0, 8, 2)},
 }
 """bf16 and fp16, by the longer of the two head sizes, up to a power of two."""
 _FULL = {
     80: {64: Tiles(64, 32, 0, 8, 2), 128: Tiles(32, 32, 0, 4, 2), 256: Tiles(32, 16, 0, 4, 2)},
+    86: {64: Tiles(64, 32, 0, 8, 2), 128: Tiles(32, 32, 0, 4, 2), 256: Tiles(32, 16, 0, 4, 2)},
     90: {64: Tiles(64, 32, 0, 8, 2), 128: Tiles(32, 16, 0, 8, 2), 256: Tiles(32, 16, 0, 4, 2)},
 }
 """fp32, in exact arithmetic without tensor cores."""
-_SHORTER = {(80, 128), (90, 256)}
+_SHORTER = {(80, 128), (86, 128), (90, 256)}
 """(architecture, head size) in bf16 and fp16 whose steps are halved where keys lie in several tiles."""
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from einpage.einsum_front.dtype import DType
-from einpage.kernels.triton_tiles import Tiles
+from einpage.kernels.triton_tiles import SHARED_LIMIT, Tiles
 
 PROGRAMS = 100
 """About how many programs a GPU runs at once; fewer leave it idle."""
@@ -68,15 +68,32 @@ def product_tiles(p: Product, capability: int) -> Tiles:
 def variants(p: Product, capability: int) -> tuple[Tiles, ...]:
     """The table's entry for `p`: the tile in use, then those worth timing against it. A small side of the product is the tile's."""
     shape = shape_of(p)
-    found = (_FULL if p.dtype is DType.FP32 else _HALF)[capability][shape]
+    table = (_FULL if p.dtype is DType.FP32 else _HALF)[capability][shape]
+    found = tuple(_fitting(t, p, SHARED_LIMIT[capability]) for t in table)
     if p.columns < p.rows and shape in (Shape.DECODE, Shape.NARROW):
         return tuple(replace(t, rows=t.columns, columns=t.rows) for t in found)
     return found
 
 
+def _fitting(tiles: Tiles, p: Product, limit: int) -> Tiles:
+    """`tiles` with fewer stages where the factors of all sums, none of them shared, take more shared memory than there is."""
+    stage = p.sums * (tiles.rows + tiles.columns) * tiles.inner * p.dtype.nbytes
+    ahead = max(1, min(tiles.stages - 1, limit // stage))  # the last stage is in registers
+    return tiles if ahead == tiles.stages - 1 else replace(tiles, stages=ahead + 1)
+
+
 _HALF = {
     80: {
         Shape.DECODE: (Tiles(16, 32, 256, 4, 3), Tiles(16, 64, 64, 4, 4), Tiles(16, 128, 128, 8, 3)),
+        Shape.NARROW: (Tiles(64, 128, 64, 8, 3), Tiles(64, 64, 64, 4, 4)),
+        Shape.FEW: (Tiles(64, 64, 64, 4, 4), Tiles(64, 128, 64, 8, 3), Tiles(64, 64, 64, 8, 4)),
+        Shape.SQUARE: (Tiles(128, 128, 64, 8, 3), Tiles(128, 128, 32, 4, 4), Tiles(128, 128, 64, 8, 4)),
+        Shape.LARGE: (Tiles(128, 256, 64, 8, 3), Tiles(256, 128, 64, 8, 3), Tiles(128, 128, 64, 8, 3), Tiles(128, 128, 32, 4, 4)),
+        Shape.TWIN: (Tiles(128, 64, 64, 8, 3), Tiles(64, 128, 64, 8, 3), Tiles(128, 64, 32, 4, 4)),
+        Shape.MANY: (Tiles(64, 64, 32, 8, 3),),
+    },
+    86: {
+        Shape.DECODE: (Tiles(16, 32, 256, 4, 3), Tiles(16, 32, 128, 4, 4), Tiles(16, 128, 128, 8, 3)),
         Shape.NARROW: (Tiles(64, 128, 64, 8, 3), Tiles(64, 64, 64, 4, 4)),
         Shape.FEW: (Tiles(64, 64, 64, 4, 4), Tiles(64, 128, 64, 8, 3), Tiles(64, 64, 64, 8, 4)),
         Shape.SQUARE: (Tiles(128, 128, 64, 8, 3), Tiles(128, 128, 32, 4, 4), Tiles(128, 128, 64, 8, 4)),
@@ -129,5 +146,5 @@ _FMA = {
     Shape.TWIN: (Tiles(64, 64, 16, 8, 3), Tiles(64, 64, 32, 8, 3)),
     Shape.MANY: (Tiles(32, 32, 32, 4, 3),),
 }
-_FULL = {80: _FMA, 90: _FMA}
+_FULL = {80: _FMA, 86: _FMA, 90: _FMA}
 """fp32, in exact arithmetic without tensor cores."""

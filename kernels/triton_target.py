@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from einpage.kernels.triton_tiles import Tiles
+from einpage.kernels.triton_tiles import SHARED_LIMIT, Tiles
 
-CAPABILITIES = (80, 90)
-"""Compute capabilities that the tables speak of."""
+CAPABILITIES = tuple(SHARED_LIMIT)
+"""Compute capabilities that the tables speak of; 86 stands for all GPUs with less shared memory than 80 has (8.6, 8.9, 12.0)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,4 +28,16 @@ def here() -> Target:
     if os.environ.get("TRITON_INTERPRET") == "1" or not torch.cuda.is_available():
         return Target()
     major, minor = torch.cuda.get_device_capability()
-    return Target(max(c for c in CAPABILITIES if c <= max(10 * major + minor, CAPABILITIES[0])))
+    return Target(table_of(10 * major + minor, shared_bytes()))
+
+
+def table_of(capability: int, shared: int) -> int:
+    """Of CAPABILITIES, the latest that a GPU of `capability` with `shared` bytes of shared memory a program can run; 80 at least."""
+    return max((c for c in CAPABILITIES if c <= capability and SHARED_LIMIT[c] <= shared), default=CAPABILITIES[0])
+
+
+def shared_bytes() -> int:
+    """Of shared memory that one program may have on the GPU at hand. Raises whatever Triton does where it does not work."""
+    from triton.runtime import driver
+
+    return int(driver.active.utils.get_device_properties(torch.cuda.current_device())["max_shared_mem"])

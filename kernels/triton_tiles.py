@@ -20,6 +20,9 @@ class Tiles:
     """Some warps copy while others multiply."""
 
 
+SHARED_LIMIT = {80: 166_912, 86: 101_376, 90: 232_448}
+"""Bytes of shared memory one program may have, by compute capability; the compiler does not refuse more."""
+
 POINTWISE = Tiles(2048, 1, 0, 4, 1)
 """`rows`: elements a program of a pointwise job."""
 ROW = Tiles(2048, 16384, 0, 4, 1)

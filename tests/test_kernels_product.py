@@ -19,8 +19,8 @@ pytestmark = pytest.mark.interpreter
 from einpage.kernels import triton_text  # noqa: E402
 from einpage.kernels.triton_jobs import kernel_sources, triton_kernel  # noqa: E402
 from einpage.kernels.triton_product_tiles import Product, Shape, product_tiles, shape_of, variants  # noqa: E402
-from einpage.kernels.triton_target import CAPABILITIES, Target  # noqa: E402
-from einpage.kernels.triton_tiles import Tiles  # noqa: E402
+from einpage.kernels.triton_target import CAPABILITIES, Target, table_of  # noqa: E402
+from einpage.kernels.triton_tiles import SHARED_LIMIT, Tiles  # noqa: E402
 
 SMALL = Target(product=Tiles(16, 16, 16, 4, 1, group=2))
 ENGINE = Target(product=Tiles(16, 32, 16, 4, 2, descriptors=True, specialised=True))
@@ -238,6 +238,23 @@ def test_big_products_of_half_precision_have_big_tiles(capability: int) -> None:
 def test_a_small_side_of_columns_is_the_tiles_small_side() -> None:
     tall = product_tiles(Product(BF, 1, 32000, 9, 4096, 1), 90)
     assert (tall.rows, tall.columns) == (64, 16)
+
+
+@pytest.mark.parametrize(("sums", "stages"), [(1, 3), (2, 3), (3, 2), (9, 2)])
+def test_a_tile_of_many_sums_has_fewer_stages_where_shared_memory_is_short(sums: int, stages: int) -> None:
+    few_rows = Product(BF, 1, 1, 32000, 4096, sums)
+    tiles = product_tiles(few_rows, 86)
+    assert tiles.stages == stages
+    assert sums > 3 or (stages - 1) * sums * (tiles.rows + tiles.columns) * tiles.inner * 2 <= SHARED_LIMIT[86]
+    assert product_tiles(few_rows, 90).stages >= stages
+
+
+@pytest.mark.parametrize(
+    ("capability", "shared", "table"),
+    [(80, 166_912, 80), (86, 101_376, 86), (89, 101_376, 86), (120, 101_376, 86), (90, 232_448, 90), (100, 232_448, 90), (75, 65_536, 80)],
+)
+def test_the_table_of_a_gpu_follows_its_shared_memory(capability: int, shared: int, table: int) -> None:
+    assert table_of(capability, shared) == table
 
 
 def test_a_forced_tile_is_used() -> None:
