@@ -56,7 +56,7 @@ never longer than the plans to beat."""
 WORTH = 0.99
 """A timetable is placed if it scores this share of the best plan's score, or less: places cost about the rest."""
 GOOD_ENOUGH = 1.002
-"""A plan this near a bound is not improved."""
+"""A plan this near its bounds, of time and of bytes, is not improved."""
 SLOWER = 1.25
 """What tasks or copies may take longer than told; of plans that are equal otherwise, the one that minds less."""
 
@@ -97,15 +97,15 @@ def better_plan(slots: Slots, budget_bytes: int, effort: int, start: MemGraph, b
 
 
 def _searched(slots: Slots, budget_bytes: int, effort: int, start: MemGraph, bound_s: float) -> Decided:
-    machine = slots.machine
+    machine, least_bytes = slots.machine, _least_bytes(slots)
     best, best_s = Decided(start), simulate(start, machine).makespan_s
-    if best_s <= bound_s or slots.accesses.slots > MOST_SLOTS[1]:
+    if (best_s <= bound_s and _moved(start) <= least_bytes) or slots.accesses.slots > MOST_SLOTS[1]:
         return best
     for static in static_plans(slots, budget_bytes, STATIC, best_s).values():
         seconds = simulate(static.memgraph, machine).makespan_s
         if seconds < best_s:
             best, best_s = Decided(static.memgraph, Way(static.slack_bytes, _moved(static.memgraph), static.keep)), seconds
-    if best_s <= GOOD_ENOUGH * bound_s:
+    if best_s <= GOOD_ENOUGH * bound_s and _moved(best.memgraph) <= GOOD_ENOUGH * least_bytes:
         return best
     capacity = budget_bytes // slots.alignment * slots.alignment
     limit_s, best_score = best_s, _score(best_s, _moved(best.memgraph), machine)
@@ -155,6 +155,12 @@ def _score(seconds: float, moved_bytes: int, machine: Machine) -> float:
 
 def _moved(memgraph: MemGraph) -> int:
     return moved_bytes(memgraph, Queue.H2D) + moved_bytes(memgraph, Queue.D2H)
+
+
+def _least_bytes(slots: Slots) -> int:
+    """Over both links, in any plan: each load once, and each sink."""
+    a = slots.accesses
+    return sum(slots.nbytes[t] for t in (*a.loaded.tolist(), *np.flatnonzero(a.sink).tolist()))
 
 
 def _shortlist(candidates: list[Candidate], each: int) -> list[Candidate]:
