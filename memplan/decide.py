@@ -176,7 +176,7 @@ def _shortlist(candidates: list[Candidate], each: int) -> list[Candidate]:
 
 
 def _candidates(slots: Slots, capacity: int, effort: int) -> list[Candidate]:
-    """Timetables of all ways tried, each way once; the best with slack as well."""
+    """Timetables of all ways tried, each way once; the best with slack as well, where it makes a difference."""
     ways = {keep.tobytes(): (reserve, keep) for reserve, keep in _keeps(slots, capacity, effort)}
 
     def candidate(reserve: float, slack: float, keep: Keep) -> Candidate:
@@ -184,7 +184,15 @@ def _candidates(slots: Slots, capacity: int, effort: int) -> list[Candidate]:
         return Candidate(reserve, slack, keep, table, _score(table.seconds, table.moved_bytes, slots.machine))
 
     found = sorted((candidate(reserve, 0.0, keep) for reserve, keep in ways.values()), key=lambda c: c.score)
-    return found + [candidate(c.reserve, slack, c.keep) for c in found[:SLACKENED] for slack in SLACKS]
+    slackened: list[Candidate] = []
+    for c in found[:SLACKENED]:
+        different = [c]
+        for slack in SLACKS:
+            other = candidate(c.reserve, slack, c.keep)
+            if all(other.table.steps != it.table.steps for it in different):
+                different.append(other)
+        slackened += different[1:]
+    return found + slackened
 
 
 def _keeps(slots: Slots, capacity: int, effort: int) -> Iterator[tuple[float, Keep]]:

@@ -14,7 +14,7 @@ from einpage.memplan.assemble import Blocks, assemble, blocks_of
 from einpage.memplan.cut import Key, cut, within
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.memgraph import MemGraph
-from einpage.memplan.place import place
+from einpage.memplan.place import Block, place
 from einpage.memplan.slots import Slots
 from einpage.memplan.timetable import Keep, Timetable, timetable
 from einpage.memplan.wish import modest, seated
@@ -39,7 +39,7 @@ def settled(
     slots: Slots, budget_bytes: int, keep: Keep, table: Timetable, slack_bytes: int, wishes: Sequence[Wish] = WISHES
 ) -> Iterator[MemGraph]:  # fmt: skip
     """The plan in which just `keep` stays where all blocks find places; else one for each of `wishes` with which places are found, by
-    cutting what has none, until with one of them nothing has to be cut.
+    cutting what has none, until with one of them nothing has to be cut. Wishes that come to the same are tried once.
 
     `slack_bytes` is what `table` leaves free.
     """
@@ -51,8 +51,12 @@ def settled(
             slots, budget_bytes, table, wished, {k: at for k, at in zip(wished.keys, offsets, strict=True) if at is not None}
         )
         return
+    tried: list[tuple[Block, ...]] = []
     for wish in wishes:
         blocks = modest(slots, wished, *wish)
+        if blocks.blocks in tried:
+            continue
+        tried.append(blocks.blocks)
         offsets = place(blocks.blocks, capacity)
         found = cut(slots, blocks, offsets, keep, capacity, drives=True) or cut(slots, blocks, offsets, keep, capacity)
         if found is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import accumulate
 
@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from einpage.einsum_front.taskgraph import HOST_AT_START, TaskGraph
-from einpage.memplan import wish
+from einpage.memplan import decide, wish
 from einpage.memplan.accesses import Accesses
 from einpage.memplan.assemble import Blocks, Stays, assemble, blocks_of
 from einpage.memplan.cut import cut, within
@@ -26,11 +26,11 @@ from einpage.memplan.place import place
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.policies import Policy, static_plans
 from einpage.memplan.report import moved_bytes
-from einpage.memplan.settle import settled
+from einpage.memplan.settle import WISHES, settled
 from einpage.memplan.simulate import QUEUES, queue_numbers, simulate
 from einpage.memplan.slots import Slots, slots_of
 from einpage.memplan.text import memgraph_text
-from einpage.memplan.timetable import Keep, bytes_kept, timetable
+from einpage.memplan.timetable import Keep, Timetable, bytes_kept, timetable
 from einpage.memplan.validate import judge
 from einpage.memplan.wish import modest, seated
 from strategies import a_machine, machines, random_graph, task_graphs
@@ -194,6 +194,45 @@ def test_a_plan_at_its_bound_of_time_still_moves_less() -> None:
         assert simulate(found, machine).makespan_s <= start_s
         less += moved(found) < moved(start)
     assert less >= 5, less
+
+
+def test_nothing_is_placed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ways with the same timetable one is placed; slack that changes none is no other way."""
+    placed: list[tuple[bytes, Timetable]] = []
+
+    def seen(slots: Slots, budget_bytes: int, keep: Keep, table: Timetable, slack_bytes: int) -> Iterator[MemGraph]:
+        assert not [t for k, t in placed if k == keep.tobytes() and t.steps == table.steps]
+        placed.append((keep.tobytes(), table))
+        return settled(slots, budget_bytes, keep, table, slack_bytes)
+
+    monkeypatch.setattr(decide, "settled", seen)
+    monkeypatch.setattr(decide, "steadied", lambda slots, budget_bytes, best: best)
+    most = 0
+    for seed in range(40):
+        graph = random_graph(seed, most_ops=10)
+        slots = slots_of(graph, a_machine(), as_written(graph), 256)
+        if slots is None:
+            continue
+        better_plan(slots, budget_of(graph, 1024), 1, plan(graph, a_machine(), budget_of(graph, 1024)), 0.0)
+        most = max(most, len(placed))
+        placed.clear()
+    assert most > 1
+
+
+def test_the_same_wish_makes_one_plan() -> None:
+    """Wishing what has been wished makes no other plan; of some graphs in the smallest arena there are plans only by cutting stays."""
+    cuts = 0
+    for seed in range(60):
+        graph = random_graph(seed, most_ops=30)
+        slots, capacity = slots_of(graph, a_machine(), as_written(graph), 1), budget_of(graph, 0, 1)
+        if slots is None:
+            continue
+        keep = nearest(slots.accesses, capacity - slots.accesses.footprint)
+        table = timetable(slots, capacity, keep)
+        once, twice = (list(settled(slots, capacity, keep, table, 0, WISHES[:1] * n)) for n in (1, 2))
+        assert len(once) == len(twice)
+        cuts += any(moved(it) > table.moved_bytes for it in once)
+    assert cuts >= 3, cuts
 
 
 def late_s(memgraph: MemGraph) -> float:
