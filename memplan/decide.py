@@ -4,7 +4,7 @@ In: a graph, a machine, a budget, an order, the plan to beat. Out: a plan whose 
 plan's; the same plan for the same input. A timetable costs a hundredth of a plan, so tables choose who is placed, and placed plans
 choose the answer.
 
-    effort 1    policies without a solver
+    effort 1    policies without a solver; the best but the fullest one traded and placed by exact search where places cost much
     effort 2    and shares from the slot LP, rounded, where scipy is there and the graph is small enough
     effort 3    and more of both, and more placed
 """
@@ -24,11 +24,12 @@ from einpage.memplan.memgraph import MemGraph, Queue
 from einpage.memplan.policies import STATIC, static_plans
 from einpage.memplan.prices import shares
 from einpage.memplan.report import moved_bytes
-from einpage.memplan.settle import settled
+from einpage.memplan.settle import Wish, settled
 from einpage.memplan.simulate import QUEUES, queue_numbers, simulate
 from einpage.memplan.slot_lp import Links, time_bound
 from einpage.memplan.slots import Slots
 from einpage.memplan.timetable import Keep, Timetable, timetable
+from einpage.memplan.trade import traded
 
 MOST_SLOTS = {1: 20_000, 2: 4_000, 3: 15_000}
 """By effort: the largest graph that policies (1) and the LP (2, 3) are tried on."""
@@ -53,6 +54,13 @@ ENOUGH = {1: 6, 2: 12, 3: 40}
 BYTES_COUNT = 1.0
 """What moving a byte counts beside time, in parts of its time on the link: a plan that moves much less may take a little longer, though
 never longer than the plans to beat."""
+LOOSE = 0.005
+"""The share of the arena that is free everywhere in the way that is traded (trade.py) and placed by exact search, which finds places
+too seldom in a fuller one."""
+MOST_TRADED = 2_500
+"""Slots of the largest graph on which that is spent."""
+MODEST = (Wish(1.0, 0.0),)
+"""What its blocks wish."""
 WORTH = 0.99
 """A timetable is placed if it scores this share of the best plan's score, or less: places cost about the rest."""
 GOOD_ENOUGH = 1.002
@@ -79,6 +87,8 @@ class Way:
     unplaced_bytes: int
     """Over both links in its timetable, whose blocks had no places yet."""
     keep: Keep = field(repr=False)
+    exact: bool = False
+    """Its blocks wished little, and places for them were searched for exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +120,8 @@ def _searched(slots: Slots, budget_bytes: int, effort: int, start: MemGraph, bou
     capacity = budget_bytes // slots.alignment * slots.alignment
     limit_s, best_score = best_s, _score(best_s, _moved(best.memgraph), machine)
     planned = 0
-    for candidate in _shortlist(_candidates(slots, capacity, effort), PLACED[effort]):
+    candidates = _candidates(slots, capacity, effort)
+    for candidate in _shortlist(candidates, PLACED[effort]):
         if candidate.score >= WORTH * best_score or planned == ENOUGH[effort]:
             break
         way = Way(int(candidate.slack * capacity), candidate.table.moved_bytes, candidate.keep)
@@ -121,6 +132,16 @@ def _searched(slots: Slots, budget_bytes: int, effort: int, start: MemGraph, bou
             score = _score(seconds, _moved(found), machine)
             if score < best_score and seconds <= limit_s:
                 best, best_score = Decided(found, way), score
+    loose = [c for c in candidates if c.reserve >= LOOSE and not c.slack]
+    if loose and slots.accesses.slots <= MOST_TRADED:
+        candidate = _traded(slots, capacity, min(loose, key=lambda c: c.score))
+        if candidate.score < WORTH * best_score:
+            way = Way(0, candidate.table.moved_bytes, candidate.keep, exact=True)
+            for found in settled(slots, budget_bytes, way.keep, candidate.table, 0, MODEST, exact=True):
+                seconds = simulate(found, machine).makespan_s
+                score = _score(seconds, _moved(found), machine)
+                if score < best_score and seconds <= limit_s:
+                    best, best_score = Decided(found, way), score
     return best
 
 
@@ -128,9 +149,10 @@ def steadied(slots: Slots, budget_bytes: int, best: Decided) -> Decided:
     """`best`, or what comes of its way when loads are issued as if tasks took SLOWER: where that takes no longer, moves no more, and
     loses less when tasks or copies are slow.
 
-    Which of two loads the link takes first often makes no difference until a task is late.
+    Which of two loads the link takes first often makes no difference until a task is late. Places that exact search found are kept: a
+    slow clock issues loads sooner, and so full an arena has no places for them.
     """
-    if best.way is None:
+    if best.way is None or best.way.exact:
         return best
     machine, way = slots.machine, best.way
     capacity = budget_bytes // slots.alignment * slots.alignment
@@ -161,6 +183,23 @@ def _least_bytes(slots: Slots) -> int:
     """Over both links, in any plan: each load once, and each sink."""
     a = slots.accesses
     return sum(slots.nbytes[t] for t in (*a.loaded.tolist(), *np.flatnonzero(a.sink).tolist()))
+
+
+def _traded(slots: Slots, capacity: int, candidate: Candidate) -> Candidate:
+    """`candidate` after all trades that move fewer bytes and make its score no worse."""
+
+    def accepts(keep: Keep) -> bool:
+        nonlocal candidate
+        table = timetable(slots, capacity, keep)
+        score = _score(table.seconds, table.moved_bytes, slots.machine)
+        if score > candidate.score:
+            return False
+        candidate = replace(candidate, keep=keep.copy(), table=table, score=score)
+        return True
+
+    room = np.maximum(capacity - slots.accesses.footprint - int(candidate.reserve * capacity), 0)
+    traded(slots.accesses, room, candidate.keep, accepts)
+    return candidate
 
 
 def _shortlist(candidates: list[Candidate], each: int) -> list[Candidate]:

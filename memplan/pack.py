@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, inf
 from random import Random
 from time import perf_counter
 
@@ -53,7 +53,7 @@ def pack(buffers: Sequence[Buffer], capacity: int, seconds: float = 60.0, seed: 
     bound = lower_bound(buffers)
     sized = [i for i, b in enumerate(buffers) if b.size > 0]
     unit = gcd(*(buffers[i].size for i in sized)) or 1
-    spans = _cliques([(buffers[i].lower, buffers[i].upper, buffers[i].size // unit) for i in sized])
+    spans = cliques([(buffers[i].lower, buffers[i].upper, buffers[i].size // unit) for i in sized])
     offsets, proven = _solved(spans, bound // unit, capacity // unit, began + seconds, seed) if spans else ([], bound // unit)
     offset_by_buffer = dict(zip(sized, offsets, strict=True))
     packing = Packing(tuple(buffers), tuple(Offset(offset_by_buffer.get(i, 0) * unit) for i in range(len(buffers))))
@@ -63,7 +63,7 @@ def pack(buffers: Sequence[Buffer], capacity: int, seconds: float = 60.0, seed: 
     return Packed(packing, Nbytes(capacity), bound, Nbytes(proven * unit), took)
 
 
-def _cliques(spans: Sequence[Span]) -> list[Span]:
+def cliques(spans: Sequence[Span]) -> list[Span]:
     """The same overlaps over fewer steps: only an instant before which something begins and after which something ends is kept."""
     begins = {first for first, _, _ in spans}
     ends = {stop for _, stop, _ in spans}
@@ -85,7 +85,7 @@ def _solved(spans: Sequence[Span], bound: int, capacity: int, deadline: float, s
     best = pack_by_order(spans, target, 10**9 if large else _ROUNDS, seed, deadline)
     if large or height_of(spans, best) <= target:
         return best, bound
-    search = _Restarts(Search(spans), seed)
+    search = Restarts(Search(spans), seed)
     given_up = proven = bound
     share = now + _SHARE * (deadline - now)
     while given_up < height_of(spans, best) and perf_counter() < deadline and height_of(spans, best) > capacity:
@@ -100,7 +100,7 @@ def _solved(spans: Sequence[Span], bound: int, capacity: int, deadline: float, s
     return best, proven
 
 
-class _Restarts:
+class Restarts:
     """Searches of one problem that differ in what they try first."""
 
     def __init__(self, search: Search, seed: int) -> None:
@@ -108,15 +108,23 @@ class _Restarts:
         self._rnd = Random(seed)
 
     def until(self, target: int, deadline: float) -> tuple[Outcome, list[int]]:
-        """Restart under limits that follow Luby's sequence: 1 1 2 1 1 2 4 … times a few dives."""
+        """Restart under limits that follow Luby's sequence, 1 1 2 1 1 2 4 … times a few dives, until that is settled or `deadline` past."""
         turn = 0
         while True:
             turn += 1
-            outcome = self._search.run(target, self._rank(), 3 * len(self._search.size) * _luby(turn), deadline)
-            if outcome is not Outcome.OPEN:
-                return outcome, self._search.offsets.tolist()
-            if perf_counter() > deadline:
-                return outcome, []
+            outcome, offsets = self.once(target, 3 * len(self._search.size) * _luby(turn), deadline)
+            if outcome is not Outcome.OPEN or perf_counter() > deadline:
+                return outcome, offsets
+
+    def once(self, target: int, nodes: int, deadline: float = inf) -> tuple[Outcome, list[int]]:
+        """One more start, of at most so many `nodes`."""
+        outcome = self._search.run(target, self._rank(), nodes, deadline)
+        return outcome, [] if outcome is Outcome.OPEN else self._search.offsets.tolist()
+
+    @property
+    def nodes(self) -> int:
+        """Steps of the last start."""
+        return self._search.nodes
 
     def _rank(self) -> Ints:
         """Large buffers first, long ones more or less so, with noise."""

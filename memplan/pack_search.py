@@ -3,11 +3,12 @@
 In: spans over cliques (steps that matter: each holds a set of buffers alive at once, none a part of another) and a target. Out: offsets,
 or nothing: proven where the search ended by itself, open where it ran out of nodes or time.
 
-Only packings in which everything rests on something are tried: an offset is 0 or the end of a buffer alive at the same time. Of an open
-buffer is known the lowest offset it may still get (`low`) and how high what lies below it reaches (`rest`); it can be placed where both
-are equal. A choice is one clique and what comes next on its floor, the lowest `low` in it: one of the buffers that can lie there, or
-none of them, and then each must rest on something yet to come. Pruned is what a clique rules out: buffers that may not lie below x need
-x plus their sizes. Buffers that no chain of open ones links are separate problems: the failure of one undoes no other's work.
+Only packings in which everything rests on something are tried: an offset is 0, the end of a buffer alive at the same time or, of a
+buffer that is pinned, given. Of an open buffer is known the lowest offset it may still get (`low`) and how high what lies below it
+reaches (`rest`); it can be placed where both are equal. A choice is one clique and what comes next on its floor, the lowest `low` in
+it: one of the buffers that can lie there, or none of them, and then each must rest on something yet to come. Pruned is what a clique
+rules out: buffers that may not lie below x need x plus their sizes. Buffers that no chain of open ones links are separate problems:
+the failure of one undoes no other's work.
 Canonical packings, sections and decomposition are ideas of TelaMalloc (ASPLOS 2023) and MiniMalloc (ASPLOS 2023); the choice by
 fewest candidates is fail-first.
 """
@@ -28,6 +29,8 @@ from einpage.memplan.pack_order import Span
 Ints: TypeAlias = NDArray[np.int64]
 
 _NEVER = np.int64(2**62)
+FREE = -1
+"""Stands for an offset."""
 
 
 class Outcome(Enum):
@@ -67,7 +70,8 @@ _Todo: TypeAlias = tuple[_Part, "_Todo | None"]
 class Search:
     """One problem, searched as often as wanted; sizes must sum to less than 2**62."""
 
-    def __init__(self, spans: Sequence[Span]) -> None:
+    def __init__(self, spans: Sequence[Span], pinned: Ints | None = None) -> None:
+        """`pinned` [n]: the offset that a buffer has to have, or FREE; all are free without it."""
         first, stop, size = (np.array(column, dtype=np.int64) for column in zip(*spans, strict=True))
         cliques = int(stop.max())
         steps = np.arange(cliques)
@@ -77,7 +81,13 @@ class Search:
         self._alive: Ints = np.where((first[:, None] <= steps) & (steps < stop[:, None]), size[:, None], 0)  # [n, cliques]
         self._meets = (first[:, None] < stop) & (first < stop[:, None])  # [n, n]
         np.fill_diagonal(self._meets, False)
+        if pinned is None:
+            pinned = np.full(len(spans), FREE, dtype=np.int64)
+        self._least: Ints = np.maximum(pinned, 0)
+        self._most: Ints = np.where(pinned == FREE, _NEVER, pinned)
         self.offsets: Ints = np.zeros(len(spans), dtype=np.int64)
+        self.nodes = 0
+        """Steps of the last run."""
 
     def run(self, target: int, rank: Ints, nodes: int, deadline: float) -> Outcome:
         """Look for a packing no higher than `target` in at most `nodes` steps; of candidates, the highest `rank` [n] comes first.
@@ -85,9 +95,9 @@ class Search:
         With FOUND, `offsets` [n] is the packing.
         """
         stack: list[_Choice] = []
-        everyone = np.zeros(len(self.size), dtype=np.int64)
-        todo = self._parts(np.arange(len(self.size)), everyone, everyone, -1, None)
+        todo = self._parts(np.arange(len(self.size)), self._least, self._least, -1, None)
         for node in range(nodes):
+            self.nodes = node + 1
             if todo is None:
                 return Outcome.FOUND
             if node % 32 == 0 and perf_counter() > deadline:
@@ -132,6 +142,9 @@ class Search:
         low, buffers = part.low, part.buffers
         start, stop = int(self.first[buffers].min()), int(self.stop[buffers].max())
         while True:
+            low = self._past_pinned(buffers, low)
+            if bool((low[buffers] > self._most[buffers]).any()):
+                return None
             by_low = buffers[np.argsort(low[buffers], kind="stable")]
             lows = low[by_low]
             sizes = self._alive[by_low, start:stop]  # [open, cliques], the lowest first
@@ -157,6 +170,21 @@ class Search:
         ordered = candidates[np.argsort(rank[candidates])].tolist()
         none = self._raised(candidates, buffers, low, 1)
         return _Choice(_Part(buffers, low, part.rest, part.parent), at, ordered, none, after)
+
+    def _past_pinned(self, buffers: Ints, low: Ints) -> Ints:
+        """`low` where no buffer would share bytes with one that is pinned and open."""
+        pinned = buffers[self._most[buffers] < _NEVER]
+        if not len(pinned):
+            return low
+        at, top = self._most[pinned][:, None], (self._most[pinned] + self.size[pinned])[:, None]
+        meets = self._meets[np.ix_(pinned, buffers)]
+        while True:
+            lows = low[buffers]
+            passed = np.where(meets & (lows < top) & (lows + self.size[buffers] > at), top, lows).max(0)
+            if np.array_equal(passed, lows):
+                return low
+            low = low.copy()
+            low[buffers] = passed
 
     def _raised(self, lifted: Ints, buffers: Ints, low: Ints, least: int) -> Ints:
         """`low` where `lifted` rest on none of the placed buffers: on an open one then, no lower than its end, and `least` higher."""

@@ -20,9 +20,12 @@ import numpy as np
 
 from einpage.memplan.place_field import NOWHERE, Field, Snapshot
 from einpage.memplan.place_repair import CAREFUL, RESTLESS, repair
+from einpage.memplan.place_windows import search_windows
 
 WORK, WORK_PER_BLOCK = 50_000, 200
 """What may be spent on repairs, about in microseconds: at least, and for each block."""
+NODES_PER_BLOCK = 15
+"""What may be spent on exact search."""
 DUST_SHARE = 0.002
 """Of the arena: the smallest blocks that need no more than this at once are packed apart, at its top, before the others."""
 
@@ -35,23 +38,29 @@ class Block:
     nbytes: int
 
 
-def place(blocks: Sequence[Block], capacity: int, effort: float = 1.0) -> tuple[int | None, ...]:
+def place(blocks: Sequence[Block], capacity: int, effort: float = 1.0, exact: bool = False) -> tuple[int | None, ...]:
     """[block] the offset of its first byte, within `capacity` bytes; None for those without a place.
 
     The bytes of those left out, and a thousandth of the arena for each, are made few, not proven least. Blocks of one size always find
     places where those alive at once fit.
-    Repairs take about `effort` seconds for 5,000 blocks. Deterministic.
+    Repairs take about `effort` seconds for 5,000 blocks; with `exact`, what they leave out is searched for, which may take thirty times
+    as long. Deterministic.
     """
     table = np.array([(b.birth, b.death, b.nbytes) for b in blocks], dtype=np.int64).reshape(-1, 3)
     field = Field(table, capacity, table[:, 2] + (1 + capacity // 1000))
+    work = int(effort * (WORK + WORK_PER_BLOCK * len(blocks)))
     _fill(field)
     if NOWHERE in field.offset:
         best = field.snapshot()
-        work = int(effort * (WORK + WORK_PER_BLOCK * len(blocks)))
         _apart(field, work * 4 // 5)
         if field.snapshot().loss > best.loss:
             field.restore(best)
         repair(field, RESTLESS, work // 5)
+    if exact and NOWHERE in field.offset:
+        best = field.snapshot()
+        _apart(field, work, NODES_PER_BLOCK * len(blocks))
+        if field.snapshot().loss > best.loss:
+            field.restore(best)
     return tuple(None if at == NOWHERE else at for at in field.offset.tolist())
 
 
@@ -60,15 +69,21 @@ def _homeless(field: Field) -> list[int]:
     return sorted(np.flatnonzero(field.offset == NOWHERE).tolist(), key=lambda i: (-int(field.weight[i]), i))
 
 
-def _apart(field: Field, work: int) -> None:
-    """The dust at the top, the rest below it, where `work` is spent on repairs, which do not see the dust then."""
+def _apart(field: Field, work: int, nodes: int = 0) -> None:
+    """The dust at the top, the rest below it, where `work` is spent on repairs, which do not see the dust then; before them `nodes` on
+    exact search."""
     dust = _dust(field)
     small = set(dust)
     core = [i for i in range(len(field.offset)) if i not in small]
     top = field.part(dust, field.capacity)
     _fill(top)
     below = field.part(core, field.capacity - top.height())
-    _fill(below)
+    if nodes:
+        search_windows(below, nodes)
+        for i in next(_orders(below)):
+            below.put(i, tight=False)
+    else:
+        _fill(below)
     repair(below, CAREFUL, work // 2)
     repair(below, RESTLESS, work // 2)
     field.clear()

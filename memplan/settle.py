@@ -36,12 +36,12 @@ LESS_EFFORT = 0.3
 
 
 def settled(
-    slots: Slots, budget_bytes: int, keep: Keep, table: Timetable, slack_bytes: int, wishes: Sequence[Wish] = WISHES
+    slots: Slots, budget_bytes: int, keep: Keep, table: Timetable, slack_bytes: int, wishes: Sequence[Wish] = WISHES, exact: bool = False
 ) -> Iterator[MemGraph]:  # fmt: skip
     """The plan in which just `keep` stays where all blocks find places; else one for each of `wishes` with which places are found, by
     cutting what has none, until with one of them nothing has to be cut. Wishes that come to the same are tried once.
 
-    `slack_bytes` is what `table` leaves free.
+    `slack_bytes` is what `table` leaves free. `exact` looks longer for places for what blocks wish at most.
     """
     capacity = budget_bytes // slots.alignment * slots.alignment
     wished = blocks_of(slots, table)
@@ -57,7 +57,7 @@ def settled(
         if blocks.blocks in tried:
             continue
         tried.append(blocks.blocks)
-        offsets = place(blocks.blocks, capacity)
+        offsets = place(blocks.blocks, capacity, exact=exact)
         found = cut(slots, blocks, offsets, keep, capacity, drives=True) or cut(slots, blocks, offsets, keep, capacity)
         if found is None:
             continue

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from einpage.einsum_front.taskgraph import Nbytes
 from einpage.memplan.pack import pack
 from einpage.memplan.pack_order import Span, height_of, neighbours_of, pack_by_order
-from einpage.memplan.pack_search import Outcome, Search
+from einpage.memplan.pack_search import FREE, Outcome, Search
 from einpage.memplan.packfile import read_buffers
 from einpage.memplan.packing import Buffer, Packing, judge_packing, lower_bound
 from strategies import buffers_with_lives
@@ -179,6 +179,25 @@ def test_orders_give_packings(buffers: list[Buffer]) -> None:
     assert [sorted(found) for found in neighbours_of(spans)] == pairs
     offsets = pack_by_order(spans, 0, 20, 0, inf)
     assert judge_packing(Packing(tuple(buffers), tuple(offsets)), height_of(spans, offsets)) is None
+
+
+@given(buffers_with_lives(most=6), st.data())
+def test_search_leaves_the_pinned_where_they_are(buffers: list[Buffer], data: st.DataObject) -> None:
+    """Of a packing that is as low as can be some are told; the search finds one with them there, and proves none where they overlap."""
+    lowest = pack(buffers, 0).packing
+    told = data.draw(st.lists(st.booleans(), min_size=len(buffers), max_size=len(buffers)))
+    pinned = np.array([at if is_told else FREE for at, is_told in zip(lowest.offsets, told, strict=True)], np.int64)
+    search = Search(spans_of(buffers), pinned)
+    assert search.run(lowest.height, np.arange(len(buffers)), 10**9, inf) is Outcome.FOUND
+    assert judge_packing(Packing(tuple(buffers), tuple(search.offsets.tolist())), lowest.height) is None
+    assert all(search.offsets[pinned != FREE] == pinned[pinned != FREE])
+
+
+def test_search_gives_up_where_a_pinned_one_leaves_too_little() -> None:
+    """Of six bytes two are free below the pinned one and three above it, and the other wants four."""
+    spans = [(0, 1, 1), (0, 2, 4)]
+    assert Search(spans, np.array([2, FREE])).run(6, np.arange(2), 99, inf) is Outcome.NONE
+    assert Search(spans, np.array([4, FREE])).run(6, np.arange(2), 99, inf) is Outcome.FOUND
 
 
 def test_out_of_nodes_is_open() -> None:

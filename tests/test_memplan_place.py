@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from einpage.memplan import place_windows
 from einpage.memplan.place import Block, place
 
 lives = st.tuples(st.integers(0, 30), st.integers(1, 15))
@@ -38,11 +42,11 @@ def fault_of(blocks: Sequence[Block], capacity: int, placed: Sequence[int | None
     return None
 
 
-@given(blocks_of, st.integers(0, 200))
-def test_no_two_that_live_at_once_overlap(blocks: list[Block], capacity: int) -> None:
-    placed = place(blocks, capacity, effort=0.02)
+@given(blocks_of, st.integers(0, 200), st.booleans())
+def test_no_two_that_live_at_once_overlap(blocks: list[Block], capacity: int, exact: bool) -> None:
+    placed = place(blocks, capacity, effort=0.02, exact=exact)
     assert fault_of(blocks, capacity, placed) is None
-    assert placed == place(blocks, capacity, effort=0.02)
+    assert placed == place(blocks, capacity, effort=0.02, exact=exact)
 
 
 @given(st.lists(lives, max_size=40), st.integers(1, 9), st.integers(0, 8))
@@ -80,3 +84,28 @@ def test_a_full_arena_is_packed_without_a_gap() -> None:
     """The drawing in the module, each row full."""
     blocks = [Block(1, 8, 2), Block(1, 8, 2), Block(1, 5, 1), Block(4, 8, 1), Block(1, 3, 1), Block(6, 8, 1), Block(5, 7, 1)]
     assert None not in place(blocks, alive_at_most(blocks))
+
+
+def cut_up(dice: Random, room: Block, parts: int) -> list[Block]:
+    """Blocks that fill `room` with no byte to spare: it is cut in two across bytes or across time, and so are its halves."""
+    if parts == 1 or room.nbytes < 4 or room.death - room.birth < 4:
+        return [room]
+    if dice.random() < 0.5:
+        at = dice.randrange(1, room.nbytes)
+        halves = replace(room, nbytes=at), replace(room, nbytes=room.nbytes - at)
+    else:
+        at = dice.randrange(room.birth + 1, room.death)
+        halves = replace(room, death=at), replace(room, birth=at)
+    return [block for half in halves for block in cut_up(dice, half, parts // 2)]
+
+
+def test_exact_search_fills_an_arena_window_by_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty full rooms in a row, one block across all of them: it lives at the seams, and beside it no byte is to spare."""
+    monkeypatch.setattr(place_windows, "MOST", 40)
+    dice = Random(0)
+    blocks = [block for k in range(20) for block in cut_up(dice, Block(20 * k, 20 * k + 20, 60), 32)]
+    blocks.append(Block(5, 395, 20))
+    left_out = place(blocks, 80, effort=0.01).count(None)
+    placed = place(blocks, 80, effort=0.01, exact=True)
+    assert fault_of(blocks, 80, placed) is None
+    assert left_out > 0 and placed.count(None) == 0
