@@ -50,7 +50,7 @@ tell how many places it will find."""
 PLACED = {1: 2, 2: 4, 3: 8}
 """By effort: how many."""
 ENOUGH = {1: 6, 2: 12, 3: 40}
-"""By effort: with so many that became plans, no more are placed."""
+"""By effort: with so many that became plans, no more are placed; nor with so many that became none."""
 BYTES_COUNT = 1.0
 """What moving a byte counts beside time, in parts of its time on the link: a plan that moves much less may take a little longer, though
 never longer than the plans to beat."""
@@ -119,14 +119,14 @@ def _searched(slots: Slots, budget_bytes: int, effort: int, start: MemGraph, bou
         return best
     capacity = budget_bytes // slots.alignment * slots.alignment
     limit_s, best_score = best_s, _score(best_s, _moved(best.memgraph), machine)
-    planned = 0
+    planned = failed = 0
     candidates = _candidates(slots, capacity, effort)
     for candidate in _shortlist(candidates, PLACED[effort]):
-        if candidate.score >= WORTH * best_score or planned == ENOUGH[effort]:
+        if candidate.score >= WORTH * best_score or ENOUGH[effort] in (planned, failed):
             break
         way = Way(int(candidate.slack * capacity), candidate.table.moved_bytes, candidate.keep)
         plans = list(settled(slots, budget_bytes, way.keep, candidate.table, way.slack_bytes))
-        planned += bool(plans)
+        planned, failed = planned + bool(plans), failed + (not plans)
         for found in plans:
             seconds = simulate(found, machine).makespan_s
             score = _score(seconds, _moved(found), machine)

@@ -20,7 +20,9 @@ from einpage.memplan.keep import Room
 from einpage.memplan.timetable import Keep, bytes_kept
 
 TRADES, WORK = 1_600, 7_000_000
-"""Trades tried at most, and intervals looked at over all of them: two or three seconds."""
+"""Trades tried at most, and intervals glanced at over all of them."""
+TRIED = 1_500_000
+"""Intervals that were weighed, to go or to come in, over all trades: with the above ten seconds at most, as a rule two."""
 LOOKED_AT = 100
 """Trades that are put before the judge, at most."""
 DARED = 3
@@ -34,7 +36,7 @@ def traded(a: Accesses, room: Room, keep: Keep, accepts: Callable[[Keep], bool])
     trader, dice, looked_at = _Trader(a, room, keep), Random(0), 0
     for _ in range(min(TRADES, WORK // len(keep))):
         gone = np.flatnonzero(~trader.keep)
-        if not len(gone) or looked_at == LOOKED_AT:
+        if not len(gone) or looked_at == LOOKED_AT or trader.tried > TRIED:
             break
         saved = trader.trade(int(gone[dice.randrange(len(gone))]), dice)
         looked_at += saved > 0
@@ -57,6 +59,7 @@ class _Trader:
         self.absent: list[int] = np.bincount(a.tensor[~keep], minlength=len(a.nbytes)).tolist()
         """[tensor] its intervals that do not stay: the first of a dirty tensor costs a copy to the host."""
         self.changed: list[int] = []
+        self.tried = 0
 
     def trade(self, j: int, dice: Random) -> int:
         """Have `j` stay; answers the bytes that this saves. Where that is 0 or less, `undo` is due."""
@@ -70,9 +73,11 @@ class _Trader:
             over = near[self.keep[near] & (self.begin[near] <= worst) & (worst < self.end[near]) & (near != j)]
             if not len(over) or saved < least:
                 return 0
+            self.tried += len(over)
             saved += self._flip(min(over.tolist(), key=lambda i: self._rate(i, start, stop) * (1 + dice.random())))
         start, stop = int(self.begin[self.changed].min()), int(self.end[self.changed].max())
         out = np.flatnonzero(~self.keep & (self.begin < stop) & (self.end > start))
+        self.tried += len(out)
         slots = (self.end - self.begin).tolist()
         for i in sorted(out.tolist(), key=lambda i: -self._bytes(i, 1) / slots[i] ** 0.5 * (0.5 + dice.random())):
             if self.left[self.begin[i] : self.end[i]].min() >= self.nbytes[i]:
