@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from threading import Lock, Timer
 from typing import TextIO
 
@@ -42,8 +42,7 @@ class _Line:
 
     def __init__(self, text: str, stream: TextIO) -> None:
         self._text, self._stream = text, stream
-        self._lock, self._over = Lock(), False
-        self._wipe = _nothing
+        self._lock, self._over, self._drawn = Lock(), False, ExitStack()
 
     def draw(self) -> None:
         with self._lock:
@@ -55,14 +54,9 @@ class _Line:
             columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
             shown = Progress(*columns, console=Console(file=self._stream), transient=True)
             shown.add_task(self._text, total=None)
-            shown.start()
-            self._wipe = shown.stop
+            self._drawn.enter_context(shown)
 
     def wipe(self) -> None:
         with self._lock:
             self._over = True
-            self._wipe()
-
-
-def _nothing() -> None:
-    pass
+            self._drawn.close()

@@ -15,6 +15,8 @@ from einpage.kernels.triton_tiles import SHARED_LIMIT, Tiles
 
 PROGRAMS = 100
 """About how many programs a GPU runs at once; fewer leave it idle."""
+SHORTEST = 16
+"""Steps of a tensor core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +78,22 @@ def variants(p: Product, capability: int) -> tuple[Tiles, ...]:
 
 
 def _fitting(tiles: Tiles, p: Product, limit: int) -> Tiles:
-    """`tiles` with fewer stages where the factors of all sums, none of them shared, take more shared memory than there is."""
-    stage = p.sums * (tiles.rows + tiles.columns) * tiles.inner * p.dtype.nbytes
-    ahead = max(1, min(tiles.stages - 1, limit // stage))  # the last stage is in registers
-    return tiles if ahead == tiles.stages - 1 else replace(tiles, stages=ahead + 1)
+    """`tiles` with fewer stages, then shorter steps, where the factors of all sums, none shared, take more shared memory than there is."""
+
+    def held(stages: int, inner: int) -> int:
+        return (stages - 1) * p.sums * (tiles.rows + tiles.columns) * inner * p.dtype.nbytes  # the last stage is in registers
+
+    stages, inner = tiles.stages, tiles.inner
+    while stages > 2 and held(stages, inner) > limit:
+        stages -= 1
+    while inner > SHORTEST and held(stages, inner) > limit:
+        inner //= 2
+    return replace(tiles, stages=stages, inner=inner)
 
 
 _HALF = {
     80: {
         Shape.DECODE: (Tiles(16, 32, 256, 4, 3), Tiles(16, 64, 64, 4, 4), Tiles(16, 128, 128, 8, 3)),
-        Shape.NARROW: (Tiles(64, 128, 64, 8, 3), Tiles(64, 64, 64, 4, 4)),
-        Shape.FEW: (Tiles(64, 64, 64, 4, 4), Tiles(64, 128, 64, 8, 3), Tiles(64, 64, 64, 8, 4)),
-        Shape.SQUARE: (Tiles(128, 128, 64, 8, 3), Tiles(128, 128, 32, 4, 4), Tiles(128, 128, 64, 8, 4)),
-        Shape.LARGE: (Tiles(128, 256, 64, 8, 3), Tiles(256, 128, 64, 8, 3), Tiles(128, 128, 64, 8, 3), Tiles(128, 128, 32, 4, 4)),
-        Shape.TWIN: (Tiles(128, 64, 64, 8, 3), Tiles(64, 128, 64, 8, 3), Tiles(128, 64, 32, 4, 4)),
-        Shape.MANY: (Tiles(64, 64, 32, 8, 3),),
-    },
-    86: {
-        Shape.DECODE: (Tiles(16, 32, 256, 4, 3), Tiles(16, 32, 128, 4, 4), Tiles(16, 128, 128, 8, 3)),
         Shape.NARROW: (Tiles(64, 128, 64, 8, 3), Tiles(64, 64, 64, 4, 4)),
         Shape.FEW: (Tiles(64, 64, 64, 4, 4), Tiles(64, 128, 64, 8, 3), Tiles(64, 64, 64, 8, 4)),
         Shape.SQUARE: (Tiles(128, 128, 64, 8, 3), Tiles(128, 128, 32, 4, 4), Tiles(128, 128, 64, 8, 4)),
@@ -137,6 +137,8 @@ _HALF = {
     },
 }
 """bf16 and fp16."""
+_HALF[86] = {**_HALF[80], Shape.DECODE: (Tiles(16, 32, 256, 4, 3), Tiles(16, 32, 128, 4, 4), Tiles(16, 128, 128, 8, 3))}
+"""16 x 64 in four warps spills there."""
 _FMA = {
     Shape.DECODE: (Tiles(16, 64, 64, 4, 3), Tiles(16, 32, 64, 4, 3)),
     Shape.NARROW: (Tiles(64, 64, 32, 8, 3), Tiles(64, 32, 32, 4, 3)),

@@ -12,7 +12,7 @@ choose the answer.
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,7 +24,7 @@ from einpage.memplan.memgraph import MemGraph, Queue
 from einpage.memplan.policies import STATIC, static_plans
 from einpage.memplan.prices import shares
 from einpage.memplan.report import moved_bytes
-from einpage.memplan.settle import Wish, settled
+from einpage.memplan.settle import WISHES, Wish, settled
 from einpage.memplan.simulate import QUEUES, queue_numbers, simulate
 from einpage.memplan.slot_lp import Links, time_bound
 from einpage.memplan.slots import Slots
@@ -120,28 +120,30 @@ def _searched(slots: Slots, budget_bytes: int, effort: int, start: MemGraph, bou
     capacity = budget_bytes // slots.alignment * slots.alignment
     limit_s, best_score = best_s, _score(best_s, _moved(best.memgraph), machine)
     planned = failed = 0
-    candidates = _candidates(slots, capacity, effort)
-    for candidate in _shortlist(candidates, PLACED[effort]):
-        if candidate.score >= WORTH * best_score or ENOUGH[effort] in (planned, failed):
-            break
-        way = Way(int(candidate.slack * capacity), candidate.table.moved_bytes, candidate.keep)
-        plans = list(settled(slots, budget_bytes, way.keep, candidate.table, way.slack_bytes))
-        planned, failed = planned + bool(plans), failed + (not plans)
+
+    def settle(way: Way, table: Timetable, wishes: Sequence[Wish]) -> bool:
+        """Place what `way` decides, keep the best; whether there was a plan at all."""
+        nonlocal best, best_score
+        plans = list(settled(slots, budget_bytes, way.keep, table, way.slack_bytes, wishes, exact=way.exact))
         for found in plans:
             seconds = simulate(found, machine).makespan_s
             score = _score(seconds, _moved(found), machine)
             if score < best_score and seconds <= limit_s:
                 best, best_score = Decided(found, way), score
+        return bool(plans)
+
+    candidates = _candidates(slots, capacity, effort)
+    for candidate in _shortlist(candidates, PLACED[effort]):
+        if candidate.score >= WORTH * best_score or ENOUGH[effort] in (planned, failed):
+            break
+        way = Way(int(candidate.slack * capacity), candidate.table.moved_bytes, candidate.keep)
+        became = settle(way, candidate.table, WISHES)
+        planned, failed = planned + became, failed + (not became)
     loose = [c for c in candidates if c.reserve >= LOOSE and not c.slack]
     if loose and slots.accesses.slots <= MOST_TRADED:
         candidate = _traded(slots, capacity, min(loose, key=lambda c: c.score))
         if candidate.score < WORTH * best_score:
-            way = Way(0, candidate.table.moved_bytes, candidate.keep, exact=True)
-            for found in settled(slots, budget_bytes, way.keep, candidate.table, 0, MODEST, exact=True):
-                seconds = simulate(found, machine).makespan_s
-                score = _score(seconds, _moved(found), machine)
-                if score < best_score and seconds <= limit_s:
-                    best, best_score = Decided(found, way), score
+            settle(Way(0, candidate.table.moved_bytes, candidate.keep, exact=True), candidate.table, MODEST)
     return best
 
 

@@ -72,7 +72,7 @@ CHANGES = [
     (change_ops, "ops 0: .*: flops is"),
     (change_name, "the graph's name is 'other'"),
     (change_settings, "the graph has .*, and should have"),
-    (change_split, "the graph has .*, and should have"),
+    (change_split, r"the graph's split is .*, and should be \(\('v', 2\),\)"),
 ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import time
+from threading import Event
 
 import pytest
 
@@ -14,8 +14,16 @@ ERASE_LINE = "\x1b[2K"
 
 
 class Terminal(io.StringIO):
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = Event()
+
     def isatty(self) -> bool:
         return True
+
+    def write(self, text: str) -> int:
+        self.written.set()
+        return super().write(text)
 
 
 @pytest.fixture(autouse=True)
@@ -24,16 +32,10 @@ def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
 
 
-def wait_for(stream: io.StringIO, seconds: float = 30.0) -> None:
-    stop = time.monotonic() + seconds
-    while not stream.getvalue() and time.monotonic() < stop:
-        time.sleep(0.01)
-
-
 def test_a_long_wait_is_said_and_wiped() -> None:
     stream = Terminal()
     with said_to_wait(planning(1), stream=stream):
-        wait_for(stream)
+        stream.written.wait(30)
     assert "planning at effort 1; --effort 0 takes less" in stream.getvalue()
     assert "0:00:0" in stream.getvalue()
     assert stream.getvalue().rstrip().endswith(ERASE_LINE)
@@ -48,10 +50,15 @@ def test_a_short_wait_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("stream", "quiet"), [(io.StringIO(), False), (Terminal(), True)])
-def test_nothing_is_said_where_nobody_looks(stream: io.StringIO, quiet: bool) -> None:
+def test_nothing_is_said_where_nobody_looks(stream: io.StringIO, quiet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("there is a timer")
+
+    monkeypatch.setattr(waiting, "Timer", never)
     with said_to_wait("x", quiet, stream):
-        wait_for(stream, 0.3)
-    assert stream.getvalue() == ""
+        pass
+    with pytest.raises(AssertionError, match="there is a timer"), said_to_wait("x", stream=Terminal()):
+        pass
 
 
 def test_a_wait_that_fails_is_wiped_too() -> None:
@@ -59,7 +66,7 @@ def test_a_wait_that_fails_is_wiped_too() -> None:
 
     def interrupted() -> None:
         with said_to_wait("x", stream=stream):
-            wait_for(stream)
+            stream.written.wait(30)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
