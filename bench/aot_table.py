@@ -13,18 +13,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.results import ROOT
-from einpage.einsum_front.document import load_document
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.elaborate import elaborate
-from einpage.einsum_front.expr import Letter
-from einpage.einsum_front.fuse import fuse
-from einpage.einsum_front.job import AttentionJob, ContractJob, GatherJob, Job, MapJob
-from einpage.einsum_front.split import split
-from einpage.kernels.aot import Resources, resources
-from einpage.kernels.triton_contract import product_of
-from einpage.kernels.triton_product_tiles import variants
-from einpage.kernels.triton_target import CAPABILITIES, Target
-from einpage.kernels.triton_tiles import SHARED_LIMIT, Tiles
+from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.elaborate.elaborate import elaborate
+from einpage.einsum_front.fuse.fuse import fuse
+from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob
+from einpage.einsum_front.spec.document import load_document
+from einpage.einsum_front.tile.split import split
+from einpage.kernels.launch.usage import Resources, resources
+from einpage.kernels.on_triton.contract import product_of
+from einpage.kernels.tiles.product_tiles import variants
+from einpage.kernels.tiles.target import CAPABILITIES, Target
+from einpage.kernels.tiles.tiles import SHARED_LIMIT, Tiles
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,17 +17,17 @@ from statistics import mean
 from typing import Any
 
 from bench import results
+from bench.lateness import Spread, drawn, loss
 from bench.results import ROOT
 from bench.traces import references
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.taskgraph import TaskGraph
-from einpage.exec.build import build_graph, open_model, plan_graph
-from einpage.memplan.bounds import Effort
-from einpage.memplan.machine import Machine, links_only, load_machine
-from einpage.memplan.noise import Spread, drawn, loss
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.units import format_bytes, parse_bytes
+from einpage.einsum_front.graph.taskgraph import TaskGraph
+from einpage.einsum_front.graph.trace_file import read_trace
+from einpage.exec.build.judged_plan import build_graph, open_model, plan_graph
+from einpage.memplan.bounds.bounds import Effort
 from einpage.memplan.plan import PlanOptions
-from einpage.memplan.tracefile import read_trace
-from einpage.memplan.units import format_bytes, parse_bytes
+from einpage.memplan.problem.machine import Machine, links_only, load_machine
 
 CELLS = (("v100", "8GiB", 512, 1), ("a100", "16GiB", 2048, 1), ("a100", "8GiB", 8192, 1), ("h100", "8GiB", 2048, 8))
 """Machine, budget, sequence, batch."""

@@ -15,16 +15,16 @@ from typing import Any
 from bench import results
 from bench.results import ROOT
 from bench.traces import SHORT, references
-from einpage.memplan.bounds import bounds
-from einpage.memplan.decide import better_plan
-from einpage.memplan.machine import links_only
-from einpage.memplan.memgraph import Queue
-from einpage.memplan.order import as_written
+from einpage.einsum_front.graph.trace_file import read_trace
+from einpage.memplan.bounds.bounds import bounds
+from einpage.memplan.graph.memgraph import Queue
+from einpage.memplan.graph.simulate import moved_bytes
+from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import PlanOptions, plan
-from einpage.memplan.report import moved_bytes
-from einpage.memplan.slots import slots_of
-from einpage.memplan.tracefile import read_trace
-from einpage.memplan.validate import judge
+from einpage.memplan.problem.machine import links_only
+from einpage.memplan.problem.order import as_written
+from einpage.memplan.problem.slots import slots_of
+from einpage.memplan.schedule.search import better_plan
 
 
 def row(path: Path, reference: dict[str, Any], effort: int) -> dict[str, Any]:

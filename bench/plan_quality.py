@@ -18,13 +18,13 @@ from typing import Any
 from bench import results
 from bench.results import ROOT
 from bench.streaming import streaming
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.program import Program
-from einpage.exec.build import build_graph, make_loop, make_plan, open_model
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.units import format_seconds, parse_bytes
+from einpage.einsum_front.graph.program import Program
+from einpage.exec.build.judged_plan import build_graph, make_loop, make_plan, open_model
 from einpage.memplan.errors import DoesNotFit
-from einpage.memplan.machine import load_machine
 from einpage.memplan.plan import PlanOptions
-from einpage.memplan.units import format_seconds, parse_bytes
+from einpage.memplan.problem.machine import load_machine
 
 MODELS = {
     "7B": {"model": 4096, "layers": 32, "heads": 32, "kv_heads": 32, "ffn": 11008, "vocab": 32000},

@@ -19,13 +19,13 @@ from typing import Any
 from bench import results
 from bench.plan_quality import MODELS
 from bench.results import ROOT
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.taskgraph import HOST_AT_START, TaskGraph, TaskId, TensorId
-from einpage.exec.build import build_graph, open_model
-from einpage.memplan.machine import load_machine
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.units import format_bytes, parse_bytes
+from einpage.einsum_front.graph.taskgraph import HOST_AT_START, TaskGraph, TaskId, TensorId
+from einpage.exec.build.judged_plan import build_graph, open_model
+from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import plan
-from einpage.memplan.units import format_bytes, parse_bytes
-from einpage.memplan.validate import judge
+from einpage.memplan.problem.machine import load_machine
 
 SIZES = {"deep": (16, 32, 64, 128, 256), "passes": (2, 4, 8, 16), "roomy": (2, 4, 8, 16)}
 """Layers, passes, passes. In the last pass what is used is dead, and nobody is chosen to leave: two to four passes choose three times as

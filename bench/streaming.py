@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.fuse import fuse
-from einpage.einsum_front.program import Program
-from einpage.einsum_front.split import split
-from einpage.einsum_front.taskgraph import HOST_AT_START, Kind, Task, TaskGraph, TensorId
-from einpage.memplan.machine import Machine, task_seconds
-from einpage.memplan.memgraph import aligned
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.units import aligned
+from einpage.einsum_front.fuse.fuse import fuse
+from einpage.einsum_front.graph.program import Program
+from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, Task, TaskGraph, TensorId
+from einpage.einsum_front.tile.split import split
+from einpage.memplan.problem.machine import Machine, task_seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,15 +15,15 @@ from typing import Any
 
 from bench import results
 from bench.results import ROOT
-from einpage.einsum_front.dtype import RUN_DTYPES, DType
-from einpage.einsum_front.expr import Letter
-from einpage.einsum_front.taskgraph import HOST_AT_START
-from einpage.exec.build import Planned, build_graph, make_plan, open_model
-from einpage.memplan.bounds import Effort
-from einpage.memplan.machine import Machine
-from einpage.memplan.memgraph import MemGraph, Move, PlaceKind
+from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.base.dtype import RUN_DTYPES, DType
+from einpage.einsum_front.graph.taskgraph import HOST_AT_START
+from einpage.exec.build.judged_plan import Planned, build_graph, make_plan, open_model
+from einpage.memplan.bounds.bounds import Effort
+from einpage.memplan.graph.memgraph import MemGraph, Move, PlaceKind
 from einpage.memplan.plan import PlanOptions
-from einpage.memplan.residents import Start
+from einpage.memplan.problem.machine import Machine
+from einpage.memplan.residency.resident_sets import Start
 
 NO_FUSE = ("attention",)
 PIECES = {Letter("k"): 2}

@@ -15,19 +15,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.errors import UsageError
-from einpage.einsum_front.expr import Letter
-from einpage.exec.build import Model, Planned, build_graph, make_loop, make_plan, open_model
-from einpage.exec.inputs import TokenLists, encode_prompts
-from einpage.exec.tokenizer import load_tokenizer
-from einpage.exec.words import start_for
-from einpage.memplan.machine import Machine, load_machine
+from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.base.units import parse_bytes
+from einpage.exec.build.judged_plan import Model, Planned, build_graph, make_loop, make_plan, open_model, start_for
+from einpage.exec.load.inputs import TokenLists, encode_prompts
+from einpage.exec.load.tokenizer import load_tokenizer
 from einpage.memplan.plan import PlanOptions
-from einpage.memplan.units import parse_bytes
+from einpage.memplan.problem.machine import Machine, load_machine
 
 if TYPE_CHECKING:
-    from einpage.exec.run import RunResult
+    from einpage.exec.run.prepared import RunResult
 
 
 def load_spec(
@@ -100,8 +99,8 @@ def run(
 
     Raises what `plan` and the engines raise; UsageError where the device is not there.
     """
-    from einpage.exec.choose import Dispatch, device_for, kernels_for, measured_machine
-    from einpage.exec.run import RunOptions, run_model
+    from einpage.exec.run.choose import Dispatch, device_for, kernels_for, measured_machine
+    from einpage.exec.run.prepared import RunOptions, run_model
 
     kind = device_for(device).kind
     start_for(False, passes, effort)

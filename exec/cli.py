@@ -9,14 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from einpage.exec.interrupt import INTERRUPTED, ends_at_once
+from einpage.exec.system.interrupt import INTERRUPTED, ends_at_once
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     try:
         with ends_at_once():
-            from einpage.exec.command_line import answer
+            from einpage.exec.command.parser import answer
         return answer(argv)
     except KeyboardInterrupt:
         print("einpage: interrupted", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from einpage.einsum_front.errors import EinpageError
+from einpage.einsum_front.base.errors import EinpageError
 
 
 class IndexOutOfRange(EinpageError):

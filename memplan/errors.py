@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from einpage.einsum_front.errors import EinpageError
+from einpage.einsum_front.base.errors import EinpageError
 
 
 @dataclass(frozen=True, slots=True)

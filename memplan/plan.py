@@ -1,44 +1,33 @@
-"""From a TaskGraph to a MemGraph: an execution is simulated with two positions in one order of tasks.
+"""From a TaskGraph to a MemGraph: which planner makes the plan, and whose plan is taken.
 
 In: a TaskGraph, a Machine, a budget in bytes. Out: a MemGraph, the same bytes for the same input; or DoesNotFit, which is raised exactly
 where some task's footprint exceeds the budget (or the host is full).
 
-    tasks   0   1   2   3   4   5   6   7
-                    ▲           ▲
-        execution horizon   allocation horizon: bytes are promised and reloads started up to here
-        tasks up to here have run; the dead are freed; what lies between is pinned
+    order ──► horizons (effort 0) ──► resident sets (warm, loop) ──► offline search (effort 1 to 3) ──► the best by the simulator
 """
 
 from __future__ import annotations
 
-import gc
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from einpage.einsum_front.errors import UsageError
-from einpage.einsum_front.taskgraph import Nbytes, Task, TaskGraph, TaskId, TensorId
-from einpage.memplan.arena import FIT_BY_POLICY, FitPolicy
-from einpage.memplan.bounds import bounds
-from einpage.memplan.decide import better_plan
+from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.base.units import aligned
+from einpage.einsum_front.graph.taskgraph import TaskGraph, TaskId
+from einpage.memplan.bounds.bounds import bounds
+from einpage.memplan.bounds.steady import steady_bounds
 from einpage.memplan.errors import DoesNotFit, Misfit
-from einpage.memplan.footprint import largest_footprint
-from einpage.memplan.loop import room_below, with_residents, without
-from einpage.memplan.machine import Machine
-from einpage.memplan.malloc import Allocator
-from einpage.memplan.memgraph import ALIGNMENT, MemGraph, Queue, aligned
-from einpage.memplan.memory import Memory, Reservation
-from einpage.memplan.order import FREE_ORDERS, ORDER_BY_POLICY, OrderPolicy
-from einpage.memplan.policies import Policy, static_plans
-from einpage.memplan.record import Recorder
-from einpage.memplan.report import moved_bytes
-from einpage.memplan.residents import NOBODY, Residents, Start, resident_sets
-from einpage.memplan.reuse import Reuse, Step
-from einpage.memplan.simulate import simulate
-from einpage.memplan.slots import slots_of
-from einpage.memplan.steady import steady_bounds
-from einpage.memplan.victim import VictimPolicy, price_of
+from einpage.memplan.graph.memgraph import MemGraph, Queue
+from einpage.memplan.graph.simulate import moved_bytes, simulate
+from einpage.memplan.horizons.horizons import HorizonOptions, plan_by_horizons
+from einpage.memplan.problem.footprint import largest_footprint
+from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.order import FREE_ORDERS, ORDER_BY_POLICY, OrderPolicy
+from einpage.memplan.problem.slots import slots_of
+from einpage.memplan.residency.loop import room_below, with_residents, without
+from einpage.memplan.residency.resident_sets import Residents, Start, resident_sets
+from einpage.memplan.schedule.search import better_plan
+from einpage.memplan.schedule.static_plans import Policy, static_plans
 
 HARDLY_SLOWER = 1.002
 """A plan within this multiple of the fastest is as good."""
@@ -49,24 +38,10 @@ LARGER = 3
 
 
 @dataclass(frozen=True, slots=True)
-class PlanOptions:
+class PlanOptions(HorizonOptions):
     """Each can be switched alone; every combination gives a correct plan."""
 
     order: OrderPolicy = OrderPolicy.AS_WRITTEN
-    victim: VictimPolicy = VictimPolicy.WEIGHTED
-    """Who leaves first when bytes are wanted."""
-    fit: FitPolicy = FitPolicy.BEST
-    """Which hole is used."""
-    prefetch: bool = True
-    """The allocation horizon runs ahead; without it each task's reloads start when the task before has run."""
-    evict_ahead: bool = True
-    """Tensors needed farther away leave for a reload before the horizons meet, when little has been brought in ahead."""
-    ahead_bytes: Nbytes | None = None
-    """What `evict_ahead` keeps brought in ahead; None: a sixteenth of the budget."""
-    alignment: int = ALIGNMENT
-    """What every offset is a multiple of; kernels want the default, a trace's bytes may lie anywhere."""
-    seed: int = 0
-    """Used by RANDOM policies only."""
     effort: int = 0
     """0: the horizons alone; 1 to 3: what decide.py finds is taken where it is better, at ten to a thousand times the time."""
     policy: Policy = Policy.AUTO
@@ -115,7 +90,7 @@ def _in_best_order(graph: TaskGraph, machine: Machine, budget_bytes: int, option
 
 
 def _from_empty(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions, order: Sequence[TaskId]) -> MemGraph:
-    found = _by_horizons(graph, machine, budget_bytes, options, order)
+    found = plan_by_horizons(graph, machine, budget_bytes, options, order)
     slots = slots_of(graph, machine, order, options.alignment) if options.effort else None
     if slots is not None:
         bound_s = bounds(graph, machine, budget_bytes, order).bound_order_s
@@ -169,7 +144,7 @@ def _with(
     graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions, order: Sequence[TaskId], residents: Residents
 ) -> MemGraph:
     if not residents.for_good:
-        return _by_horizons(graph, machine, budget_bytes, options, order, residents)
+        return plan_by_horizons(graph, machine, budget_bytes, options, order, residents)
     below = room_below(graph, residents, budget_bytes, options.alignment)
     rest = _from_empty(without(graph, residents), machine, below, options, order)
     return with_residents(rest, graph, residents, budget_bytes)
@@ -183,96 +158,6 @@ def _bound_s(found: MemGraph, machine: Machine, order: Sequence[TaskId]) -> floa
 
 def _moved_bytes(found: MemGraph) -> int:
     return moved_bytes(found, Queue.H2D) + moved_bytes(found, Queue.D2H)
-
-
-def _by_horizons(
-    graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions, order: Sequence[TaskId], residents: Residents = NOBODY
-) -> MemGraph:
-    with collector_at_rest():
-        horizons = Horizons(graph, machine, budget_bytes, options, order, residents)
-        horizons.run()
-    memory, recorder = horizons.memory, horizons.recorder
-    return MemGraph(
-        graph=graph,
-        budget_bytes=Nbytes(budget_bytes),
-        host_bytes=memory.host.nbytes,
-        residencies=recorder.residencies.finish(),
-        nodes=recorder.nodes.finish(),
-        edges=recorder.edges.finish(),
-        start=memory.start,
-        end=memory.end(),
-        alignment=options.alignment,
-    )
-
-
-@contextmanager
-def collector_at_rest() -> Iterator[None]:
-    """No search for cycles of garbage: the horizons make none, and each search looks at all objects of the graph."""
-    ran = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if ran:
-            gc.enable()
-
-
-class Horizons:
-    """The two positions. Tasks in `between` have been promised their bytes and have not run."""
-
-    def __init__(
-        self, graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions, order: Sequence[TaskId],
-        residents: Residents = NOBODY,
-    ) -> None:  # fmt: skip
-        self.order: Sequence[Task] = [graph.tasks[t] for t in order]
-        self.options = options
-        self.recorder = Recorder(graph)
-        self.memory = Memory(graph, machine, budget_bytes, Reuse(graph, order), self.recorder, options.alignment, residents)
-        self.malloc = Allocator(self.memory, FIT_BY_POLICY[options.fit], price_of(options.victim, options.seed))
-        self.between: deque[Reservation] = deque()
-        self.ahead_bytes = 0
-        """Bytes brought in for tasks in `between`."""
-        self.ahead_wanted = budget_bytes // 16 if options.ahead_bytes is None else options.ahead_bytes
-
-    def run(self) -> None:
-        for step, task in enumerate(self.order):
-            self.allocate(Step(step), task)
-            if self.between[-1].runs_at_once or not self.options.prefetch:
-                self.execute_one()
-        while self.between:
-            self.execute_one()
-
-    def allocate(self, step: Step, task: Task) -> None:
-        """The allocation horizon passes `task`."""
-        it = self.memory.reserve(step, task)
-        for want in self.memory.wants(it):
-            if not self.find_bytes(it, want):
-                self.malloc.sim_malloc_force_reload(it)
-                break
-        self.between.append(it)
-        self.ahead_bytes += it.ahead_bytes
-
-    def find_bytes(self, it: Reservation, want: TensorId) -> bool:
-        """Find bytes: at once, by evicting ahead, by waiting, by evicting. False: the task's own operands are in the way."""
-        if self.malloc.sim_malloc(it, want):
-            return True
-        if self.evicts_ahead_for(it, want) and self.malloc.sim_malloc_offload(it, want, farther_than=len(self.between)):
-            return True
-        while self.between:
-            self.execute_one()
-            if self.malloc.sim_malloc(it, want):
-                return True
-        return self.malloc.sim_malloc_offload(it, want)
-
-    def evicts_ahead_for(self, it: Reservation, want: TensorId) -> bool:
-        """Whether others should leave before the horizons meet: for a reload, where little has been brought in ahead."""
-        return self.options.evict_ahead and self.ahead_bytes + it.ahead_bytes < self.ahead_wanted and want in it.reads
-
-    def execute_one(self) -> None:
-        """The execution horizon passes one task."""
-        it = self.between.popleft()
-        self.memory.execute(it)
-        self.ahead_bytes -= it.ahead_bytes
 
 
 def _refuse_too_small(graph: TaskGraph, budget_bytes: int, alignment: int) -> None:

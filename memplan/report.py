@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from einpage.einsum_front.taskgraph import HOST_AT_START, Kind, TaskId, TensorId
-from einpage.memplan.bounds import Bounds
-from einpage.memplan.flat import COMPUTE, GATHER, MOVE, Nodes, Residencies
-from einpage.memplan.footprint import largest_footprint
-from einpage.memplan.machine import Machine
-from einpage.memplan.memgraph import MemGraph, Queue, aligned
-from einpage.memplan.simulate import QUEUES, Timeline, queue_numbers
-from einpage.memplan.units import format_bytes, format_rate, format_seconds
+from einpage.einsum_front.base.units import aligned, format_bytes, format_rate, format_seconds
+from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, TaskId, TensorId
+from einpage.memplan.bounds.bounds import Bounds
+from einpage.memplan.graph.memgraph import MemGraph, Queue
+from einpage.memplan.graph.packed import COMPUTE, GATHER, MOVE, Nodes, Residencies
+from einpage.memplan.graph.simulate import Timeline, moved_bytes
+from einpage.memplan.problem.footprint import largest_footprint
+from einpage.memplan.problem.machine import Machine
 
 BUSY_ENOUGH = 0.85
 """An engine that works this share of the makespan is what limits the plan."""
@@ -43,14 +43,6 @@ def peak_bytes(memgraph: MemGraph) -> int:
     extents = np.repeat(residencies.on_device, np.diff(residencies.extent_row))
     tops = (residencies.offset + residencies.nbytes)[extents], nodes.scratch_offset + nodes.scratch_nbytes
     return min(aligned(max(int(top.max(initial=0)) for top in tops), memgraph.alignment), memgraph.budget_bytes)
-
-
-def moved_bytes(memgraph: MemGraph, queue: Queue) -> int:
-    """Bytes that cross a link, Queue.H2D or Queue.D2H, in the whole plan."""
-    made = Nodes.of(memgraph.nodes).result[queue_numbers(memgraph) == QUEUES.index(queue)]
-    tensors = memgraph.graph.tensors
-    moved: list[TensorId] = Residencies.of(memgraph.residencies).tensor[made].tolist()
-    return sum((tensors[t].nbytes for t in moved), 0)
 
 
 def once_bytes(memgraph: MemGraph) -> int:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import combinations, count
 
-from einpage.einsum_front.taskgraph import HOST_AT_START, Kind, Task, TaskGraph, TensorId
-from einpage.memplan.machine import Machine, task_seconds
+from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, Task, TaskGraph, TensorId
+from einpage.memplan.problem.machine import Machine, task_seconds
 
 Tensors = frozenset[TensorId]
 

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from einpage.exec.driver import Mark, Stream
-from einpage.exec.enforced import STREAMS, Act, Put, Recorded, Seen, Waited
-from einpage.exec.host import HostArena
-from einpage.exec.streams import StreamDevice
-from einpage.memplan.memgraph import MemGraph, NodeId
+from einpage.exec.device.arena import HostArena
+from einpage.exec.device.driver import Mark, Stream
+from einpage.exec.device.stream_judge import STREAMS, Act, Put, Recorded, Seen, Waited
+from einpage.exec.device.streams import StreamDevice
+from einpage.memplan.graph.memgraph import MemGraph, NodeId
 
 
 @dataclass(slots=True, eq=False)

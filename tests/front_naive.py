@@ -12,9 +12,9 @@ from math import exp, inf
 import torch
 from torch import Tensor
 
-from einpage.einsum_front import fold
-from einpage.einsum_front.expr import Axis, Binary, Call, Expr, Letter, Load, Num, Reduce, Reduction, Unary
-from einpage.einsum_front.program import Program
+from einpage.einsum_front.algebra import arithmetic as fold
+from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Num, Reduce, Reduction, Unary
+from einpage.einsum_front.graph.program import Program
 
 Point = dict[Letter, int]
 

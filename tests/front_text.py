@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from einpage.einsum_front.document import read_document
-from einpage.einsum_front.elaborate import elaborate
-from einpage.einsum_front.errors import SpecError
-from einpage.einsum_front.program import Program
+from einpage.einsum_front.base.errors import SpecError
+from einpage.einsum_front.elaborate.elaborate import elaborate
+from einpage.einsum_front.graph.program import Program
+from einpage.einsum_front.spec.document import read_document
 
 PATH = "small.yaml"
 HEAD = """\

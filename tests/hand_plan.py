@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.job import Box
-from einpage.einsum_front.taskgraph import Kind, Nbytes, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
-from einpage.memplan.memgraph import (
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.units import Nbytes
+from einpage.einsum_front.graph.job import Box
+from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
+from einpage.memplan.graph.memgraph import (
     DEVICE,
     HOST,
     Compute,

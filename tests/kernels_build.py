@@ -6,9 +6,9 @@ import itertools
 
 import numpy as np
 
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.expr import Axis, Binary, Call, Expr, Letter, Load, Num, Reduce, Reduction
-from einpage.einsum_front.job import AttentionJob, Box, ContractJob, GatherJob, MapJob, Range, View
+from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Num, Reduce, Reduction
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.graph.job import AttentionJob, Box, ContractJob, GatherJob, MapJob, Range, View
 from kernels_naive import Case, rounded
 
 F, BF, HF, I32 = DType.FP32, DType.BF16, DType.FP16, DType.INT32

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.expr import Acc, Expr, Letter, Load
-from einpage.einsum_front.job import AttentionJob, Box, Contraction, ContractJob, GatherJob, View
+from einpage.einsum_front.algebra.expr import Acc, Expr, Letter, Load
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.graph.job import AttentionJob, Box, Contraction, ContractJob, GatherJob, View
 from kernels_build import fill, fn, ld, letters, op, ranges, result, view
 from kernels_naive import Case
 

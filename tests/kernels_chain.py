@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.expr import Load, Num
-from einpage.einsum_front.job import Box, ContractJob, Range, View
-from einpage.kernels.dispatch import Backend, prepare
+from einpage.einsum_front.algebra.expr import Load, Num
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.graph.job import Box, ContractJob, Range, View
+from einpage.kernels.prepare import Backend, prepare
 from kernels_naive import Case
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.expr import FUNCTIONS, Expr, Reduction, Unary
-from einpage.einsum_front.job import MapJob, Part
+from einpage.einsum_front.algebra.expr import FUNCTIONS, Expr, Reduction, Unary
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.graph.job import MapJob, Part
 from kernels_build import ex, fill, fn, ld, op, ranges, red, result, view
 from kernels_naive import Case
 

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.expr import Acc, Axis, Binary, Call, Expr, Letter, Load, Num, Reduce, Reduction, Unary, substitute
-from einpage.einsum_front.job import AttentionJob, Box, ContractJob, GatherJob, Job, MapJob, Part
+from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Call, Expr, Letter, Load, Num, Reduce, Reduction, Unary, substitute
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.graph.job import AttentionJob, Box, ContractJob, GatherJob, Job, MapJob, Part
 
 Array = NDArray[Any]
 TORCH = {

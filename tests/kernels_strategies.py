@@ -12,9 +12,9 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.expr import Acc, Axis, Expr, Letter, Load, Reduction, loads, walk
-from einpage.einsum_front.job import AttentionJob, Box, Contraction, ContractJob, MapJob, Part, Range, View
+from einpage.einsum_front.algebra.expr import Acc, Axis, Expr, Letter, Load, Reduction, loads, walk
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.graph.job import AttentionJob, Box, Contraction, ContractJob, MapJob, Part, Range, View
 from kernels_build import ex, fill, fn, ld, letters, op, red
 from kernels_naive import Case
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from einpage.einsum_front.expr import Acc, Axis, Binary, Expr, Letter, Load, Num, Reduce
-from einpage.einsum_front.job import ContractJob, GatherJob, MapJob, Range, View
-from einpage.einsum_front.taskgraph import HOST_AT_START, Task, TaskGraph, TensorId
+from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Expr, Letter, Load, Num, Reduce
+from einpage.einsum_front.graph.job import ContractJob, GatherJob, MapJob, Range, View
+from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Task, TaskGraph, TensorId
 
 Array = NDArray[Any]
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from einpage.einsum_front.taskgraph import HOST_AT_START, Nbytes, Task, TaskGraph, TensorId
-from einpage.memplan.footprint import footprint, largest_footprint, last_use_by_tensor, takeover
-from einpage.memplan.memgraph import (
-    ALIGNMENT,
+from einpage.einsum_front.base.units import ALIGNMENT, Nbytes, aligned
+from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Task, TaskGraph, TensorId
+from einpage.memplan.graph.memgraph import (
     DEVICE,
     HOST,
     Compute,
@@ -29,8 +28,8 @@ from einpage.memplan.memgraph import (
     Place,
     Residency,
     ResidencyId,
-    aligned,
-)  # fmt: skip
+)
+from einpage.memplan.problem.footprint import footprint, largest_footprint, last_use_by_tensor, takeover
 
 
 class _Writer:

@@ -14,16 +14,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from einpage.einsum_front.job import Box
-from einpage.einsum_front.taskgraph import TaskGraph, TensorId
-from einpage.exec.cpu import CpuDevice
-from einpage.exec.device import Device
-from einpage.exec.engine import Measured
-from einpage.exec.host import HostArena, masters, outputs
-from einpage.exec.serial import run_serial
-from einpage.kernels.access import TORCH_DTYPE
-from einpage.kernels.dispatch import Backend, prepare
-from einpage.memplan.memgraph import MemGraph
+from einpage.einsum_front.graph.job import Box
+from einpage.einsum_front.graph.taskgraph import TaskGraph, TensorId
+from einpage.exec.device.arena import HostArena, masters, outputs
+from einpage.exec.device.cpu import CpuDevice
+from einpage.exec.device.device import Device
+from einpage.exec.dispatch.engine import Measured
+from einpage.exec.dispatch.serial import run_serial
+from einpage.kernels.layout.window import TORCH_DTYPE
+from einpage.kernels.prepare import Backend, prepare
+from einpage.memplan.graph.memgraph import MemGraph
 
 Data = Mapping[str, NDArray[Any]]
 

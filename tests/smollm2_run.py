@@ -12,21 +12,22 @@ from pathlib import Path
 
 import torch
 
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.expr import Letter
-from einpage.einsum_front.program import Source
-from einpage.einsum_front.reference import evaluate
-from einpage.einsum_front.taskgraph import Kind, Nbytes
-from einpage.exec.build import Model, Planned, build_graph, make_plan, open_model
-from einpage.exec.cpu import CpuDevice
-from einpage.exec.engine import Measured
-from einpage.exec.fill import fill, read_weights
-from einpage.exec.host import HostArena, masters, outputs
-from einpage.exec.inputs import TokenLists, bind_inputs
-from einpage.exec.serial import run_serial
-from einpage.exec.tokenizer import load_tokenizer
-from einpage.memplan.machine import load_machine
-from einpage.memplan.memgraph import DEVICE, Extent, HostGather, MemGraph, Move, Offset
+from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.units import Nbytes
+from einpage.einsum_front.elaborate.reference import evaluate
+from einpage.einsum_front.graph.program import Source
+from einpage.einsum_front.graph.taskgraph import Kind
+from einpage.exec.build.judged_plan import Model, Planned, build_graph, make_plan, open_model
+from einpage.exec.device.arena import HostArena, masters, outputs
+from einpage.exec.device.cpu import CpuDevice
+from einpage.exec.dispatch.engine import Measured
+from einpage.exec.dispatch.serial import run_serial
+from einpage.exec.load.fill import fill, read_weights
+from einpage.exec.load.inputs import TokenLists, bind_inputs
+from einpage.exec.load.tokenizer import load_tokenizer
+from einpage.memplan.graph.memgraph import DEVICE, Extent, HostGather, MemGraph, Move, Offset
+from einpage.memplan.problem.machine import load_machine
 from real_bytes import slices
 from smollm2 import smollm2_path
 

@@ -17,7 +17,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from einpage.einsum_front.program import Program
+from einpage.einsum_front.graph.program import Program
 from spec_words import LETTERS_BY_SIZE, Named, SpecWords, Term, axes_text
 from strategies import Pick
 

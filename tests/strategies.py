@@ -18,14 +18,14 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.expr import Acc, Axis, Binary, Expr, Letter, Load, Num, Reduce, Reduction
-from einpage.einsum_front.job import Box, Contraction, ContractJob, GatherJob, Job, MapJob, Part, Range, View
-from einpage.einsum_front.taskgraph import Kind, Nbytes, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
-from einpage.memplan.footprint import largest_footprint
-from einpage.memplan.machine import Machine
-from einpage.memplan.memgraph import ALIGNMENT, aligned
-from einpage.memplan.packing import Buffer
+from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Expr, Letter, Load, Num, Reduce, Reduction
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.units import ALIGNMENT, Nbytes, aligned
+from einpage.einsum_front.graph.job import Box, Contraction, ContractJob, GatherJob, Job, MapJob, Part, Range, View
+from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
+from einpage.memplan.packing.buffers import Buffer
+from einpage.memplan.problem.footprint import largest_footprint
+from einpage.memplan.problem.machine import Machine
 
 Pick = Callable[[int, int], int]
 """pick(low, high) answers an integer with both ends included; low is the simplest answer."""

@@ -24,8 +24,8 @@ from bench.gpu.one import GO_ON, PARTS
 from bench.gpu.report import GPU_ONLY, DeviceLost, Report, Setting
 from bench.gpu.runs import opened
 from bench.ring import Ring, flat_parameters
-from einpage.einsum_front.dtype import DType
-from einpage.kernels.dispatch import Backend, prepare
+from einpage.einsum_front.base.dtype import DType
+from einpage.kernels.prepare import Backend, prepare
 
 ROOT = Path(__file__).parents[1]
 

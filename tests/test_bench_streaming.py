@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from bench.streaming import streaming
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.fuse import fuse
-from einpage.einsum_front.program import Program
-from einpage.einsum_front.split import split
-from einpage.einsum_front.taskgraph import Kind
-from einpage.exec.build import open_model
-from einpage.memplan.bounds import bounds
-from einpage.memplan.memgraph import aligned
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.units import aligned
+from einpage.einsum_front.fuse.fuse import fuse
+from einpage.einsum_front.graph.program import Program
+from einpage.einsum_front.graph.taskgraph import Kind
+from einpage.einsum_front.tile.split import split
+from einpage.exec.build.judged_plan import open_model
+from einpage.memplan.bounds.bounds import bounds
 from specs_small import SMALL, SPECS
 from strategies import a_machine
 

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from einpage.einsum_front.errors import UsageError
-from einpage.exec import choose
-from einpage.exec.build import open_model
-from einpage.exec.choose import Chosen, DeviceKind, Dispatch, device_for, kernels_for, make_device, runner
-from einpage.exec.cpu import CpuDevice
-from einpage.exec.dynamic import run_dynamic
-from einpage.exec.errors import NodeError
-from einpage.exec.issue import run_issued
-from einpage.exec.poll import run_polled
-from einpage.exec.run import RunOptions, run_model
-from einpage.exec.serial import run_serial
-from einpage.exec.static import run_static
-from einpage.exec.streams import StreamDevice
-from einpage.memplan.machine import load_machine
+from einpage.einsum_front.base.errors import UsageError
+from einpage.exec.build.judged_plan import open_model
+from einpage.exec.device.cpu import CpuDevice
+from einpage.exec.device.errors import NodeError
+from einpage.exec.device.streams import StreamDevice
+from einpage.exec.dispatch.dynamic import run_dynamic
+from einpage.exec.dispatch.serial import run_serial
+from einpage.exec.dispatch.static import run_static
+from einpage.exec.dispatch.stream_dynamic import run_polled
+from einpage.exec.dispatch.stream_static import run_issued
+from einpage.exec.run import choose
+from einpage.exec.run.choose import Chosen, DeviceKind, Dispatch, device_for, kernels_for, make_device, runner
+from einpage.exec.run.prepared import RunOptions, run_model
+from einpage.memplan.problem.machine import load_machine
 from fake_driver import FakeDriver
 from hand_plan import hand_plan
 
@@ -77,7 +77,7 @@ def test_every_dispatch_has_a_runner_on_each_device() -> None:
 def test_the_device_is_of_the_kind() -> None:
     plan, machine = hand_plan(), load_machine("cpu")
     plan = replace(plan, nodes=(), host_bytes=0)
-    from einpage.exec.host import HostArena
+    from einpage.exec.device.arena import HostArena
 
     assert isinstance(make_device(DeviceKind.CPU, plan, HostArena(0), machine, "torch"), CpuDevice)
     assert isinstance(make_device(DeviceKind.CUDA, plan, HostArena(0), machine, "torch", driver=FakeDriver()), StreamDevice)

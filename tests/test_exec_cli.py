@@ -13,8 +13,11 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from command_words import LLAMA, LLAMA_SIZES, MLP, MLP_SIZES, PLAN_KEYS, SMALL_LLAMA, facts, ran
-from einpage.exec import command_line, files, measure, profiles
-from einpage.memplan.machine import load_machine
+from einpage.exec.command import parser as command_line
+from einpage.exec.measure import cpu as measure
+from einpage.exec.measure import profiles
+from einpage.exec.system import files
+from einpage.memplan.problem.machine import load_machine
 from specs_small import small_data, small_program
 
 

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.taskgraph import TaskGraph
-from einpage.exec.cpu import CpuDevice
-from einpage.exec.dynamic import run_dynamic
-from einpage.exec.engine import Measured
-from einpage.exec.errors import NodeError
-from einpage.exec.host import POISON, outputs
-from einpage.exec.serial import random_order, run_serial
-from einpage.exec.static import run_static
-from einpage.exec.watch import plan_bytes
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.graph.taskgraph import TaskGraph
+from einpage.exec.device.arena import POISON, outputs
+from einpage.exec.device.cpu import CpuDevice
+from einpage.exec.device.errors import NodeError
+from einpage.exec.dispatch.dynamic import run_dynamic
+from einpage.exec.dispatch.engine import Measured
+from einpage.exec.dispatch.progress import plan_bytes
+from einpage.exec.dispatch.serial import random_order, run_serial
+from einpage.exec.dispatch.static import run_static
 from einpage.kernels.errors import IndexOutOfRange
-from einpage.memplan.memgraph import Compute, EdgeKind, Edges, Extent, Free, HostGather, MemGraph, NodeId, Offset
+from einpage.memplan.graph.memgraph import Compute, EdgeKind, Edges, Extent, Free, HostGather, MemGraph, NodeId, Offset
 from plain_plan import plain_plan
 from real_bytes import Data, differences, direct, filled_host, run_on_bytes
 from strategies import data, random_graph

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from einpage.einsum_front.errors import UsageError
-from einpage.exec.dynamic import run_dynamic
-from einpage.exec.errors import CountMismatch, NodeError
-from einpage.exec.null import NullDevice
-from einpage.exec.serial import random_order, run_serial
-from einpage.exec.static import run_static, schedule
-from einpage.exec.watch import ENGINES, Hooks, Progress
-from einpage.memplan.memgraph import Free, MemGraph, Move, NodeId, Queue
+from einpage.einsum_front.base.errors import UsageError
+from einpage.exec.device.errors import CountMismatch, NodeError
+from einpage.exec.device.null import NullDevice
+from einpage.exec.dispatch.dynamic import run_dynamic
+from einpage.exec.dispatch.progress import Hooks, Progress
+from einpage.exec.dispatch.serial import random_order, run_serial
+from einpage.exec.dispatch.static import run_static, schedule
+from einpage.memplan.graph.memgraph import ENGINES, Free, MemGraph, Move, NodeId, Queue
 from hand_plan import edges_of, hand_plan
 from plain_plan import plain_plan
 from strategies import random_graph
@@ -208,7 +208,7 @@ def test_other_bytes_than_planned_are_our_bug(dispatch: Any) -> None:
 
 def test_a_dispatcher_that_forgets_a_node_is_our_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = hand_plan()
-    monkeypatch.setattr("einpage.exec.serial._assert_order", lambda memgraph, order: None)
+    monkeypatch.setattr("einpage.exec.dispatch.serial._assert_order", lambda memgraph, order: None)
     with pytest.raises(AssertionError, match=r"never ran node 13 \(free c on the device\)"):
         run_serial(plan, NullDevice(plan), order=[NodeId(i) for i in range(13)])
 

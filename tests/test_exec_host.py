@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.taskgraph import Nbytes
-from einpage.exec.host import Arena, HostArena, masters, outputs
-from einpage.memplan.memgraph import Extent, Offset
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.units import Nbytes
+from einpage.exec.device.arena import Arena, HostArena, masters, outputs
+from einpage.memplan.graph.memgraph import Extent, Offset
 from hand_plan import hand_plan
 from plain_plan import plain_plan
 from real_bytes import filled_host

@@ -10,10 +10,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.expr import Letter, Span
-from einpage.einsum_front.program import Input, Program
-from einpage.exec.inputs import InputError, TokenLists, bind_inputs, read_input, read_tokens, token_sizes
+from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.errors import Span
+from einpage.einsum_front.graph.program import Input, Program
+from einpage.exec.load.inputs import InputError, TokenLists, bind_inputs, read_input, read_tokens, token_sizes
 
 SPAN = Span(1, 1)
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from einpage.einsum_front.dtype import RUN_DTYPES
-from einpage.einsum_front.errors import UsageError
-from einpage.exec import measure, profiles
-from einpage.exec.calibrate import usual_slowdown
-from einpage.memplan.machine import Machine
+from einpage.einsum_front.base.dtype import RUN_DTYPES
+from einpage.einsum_front.base.errors import UsageError
+from einpage.exec.measure import cpu as measure
+from einpage.exec.measure import profiles
+from einpage.exec.measure.slowdown import usual_slowdown
+from einpage.memplan.problem.machine import Machine
 from strategies import a_machine
 
 

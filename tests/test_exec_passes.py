@@ -12,16 +12,16 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from einpage.einsum_front.taskgraph import TaskGraph
+from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.exec.cli import main
-from einpage.exec.cpu import CpuDevice
-from einpage.exec.dynamic import run_dynamic
-from einpage.exec.engine import Measured
-from einpage.exec.host import masters, outputs
-from einpage.exec.serial import run_serial
-from einpage.exec.static import run_static
+from einpage.exec.device.arena import masters, outputs
+from einpage.exec.device.cpu import CpuDevice
+from einpage.exec.dispatch.dynamic import run_dynamic
+from einpage.exec.dispatch.engine import Measured
+from einpage.exec.dispatch.serial import run_serial
+from einpage.exec.dispatch.static import run_static
 from einpage.memplan.plan import PlanOptions, plan
-from einpage.memplan.residents import Start
+from einpage.memplan.residency.resident_sets import Start
 from real_bytes import differences, direct, filled_host, run_on_bytes
 from strategies import a_machine, budgets, data, task_graphs
 

@@ -9,7 +9,7 @@ import pytest
 
 from command_words import MLP, MLP_SIZES, PLAN_KEYS, facts, ran
 from einpage.exec.cli import main
-from einpage.memplan.planfile import load_plan
+from einpage.memplan.graph.planfile import load_plan
 
 DATA = Path(__file__).parent / "data"
 VGG = str(DATA / "vgg19.json.gz")

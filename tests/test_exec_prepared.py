@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from einpage.exec.build import Model, open_model
-from einpage.exec.choose import Dispatch
-from einpage.exec.inputs import TokenLists
-from einpage.exec.run import RunOptions, prepare_run
-from einpage.memplan.machine import load_machine
+from einpage.exec.build.judged_plan import Model, open_model
+from einpage.exec.load.inputs import TokenLists
+from einpage.exec.run.choose import Dispatch
+from einpage.exec.run.prepared import RunOptions, prepare_run
+from einpage.memplan.problem.machine import load_machine
 from specs_small import SMALL, SPECS
 
 MACHINE = load_machine("cpu", threads=1)

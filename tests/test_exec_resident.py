@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from einpage.exec.resident import available_bytes
+from einpage.exec.system.process_memory import available_bytes
 
 MIB = 1 << 20
 LOOKS = """
 import sys
-from einpage.exec.resident import peak_resident_bytes
+from einpage.exec.system.process_memory import peak_resident_bytes
 before = peak_resident_bytes()
 held = b"x" * (64 << 20)
 del held

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from einpage.einsum_front.dtype import DType
-from einpage.exec.build import build_graph, make_plan
+from einpage.einsum_front.base.dtype import DType
+from einpage.exec.build.judged_plan import build_graph, make_plan
 from einpage.memplan.plan import PlanOptions
-from einpage.memplan.residents import Start
+from einpage.memplan.residency.resident_sets import Start
 from smollm2_run import FRANCE, LLAMA, MACHINE, MIB, WEIGHT_ELEMENTS, arena, moved, open_smollm2, planned
 
 VOCAB, WIDTH = 49152, 576

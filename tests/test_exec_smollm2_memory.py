@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from einpage.einsum_front.dtype import DType
+from einpage.einsum_front.base.dtype import DType
 from smollm2 import smollm2_path
 from smollm2_run import LLAMA, MIB, TEXT_FILE, WEIGHT_ELEMENTS
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from einpage.einsum_front.document import load_document
-from einpage.einsum_front.elaborate import elaborate
-from einpage.einsum_front.program import Program
-from einpage.einsum_front.reference import evaluate
-from einpage.einsum_front.tie import tie
-from einpage.exec.fill import read_weights
-from einpage.exec.inputs import TokenLists, bind_inputs, encode_prompts, token_sizes
-from einpage.exec.tokenizer import Tokenizer, load_tokenizer
-from einpage.exec.weights import open_weights, present_names, resolve, spec_settings
+from einpage.einsum_front.elaborate.elaborate import elaborate
+from einpage.einsum_front.elaborate.reference import evaluate
+from einpage.einsum_front.elaborate.tied_weights import tie
+from einpage.einsum_front.graph.program import Program
+from einpage.einsum_front.spec.document import load_document
+from einpage.exec.load.fill import read_weights
+from einpage.exec.load.inputs import TokenLists, bind_inputs, encode_prompts, token_sizes
+from einpage.exec.load.resolve import open_weights, present_names, resolve, spec_settings
+from einpage.exec.load.tokenizer import Tokenizer, load_tokenizer
 from smollm2 import smollm2_path
 
 SPEC = Path(__file__).parents[1] / "specs" / "llama.yaml"

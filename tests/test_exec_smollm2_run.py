@@ -7,11 +7,11 @@ from functools import partial
 import pytest
 import torch
 
-from einpage.exec.answers import mean_nll
-from einpage.exec.build import Model
-from einpage.exec.dynamic import run_dynamic
-from einpage.exec.serial import random_order, run_serial
-from einpage.exec.static import run_static
+from einpage.exec.build.judged_plan import Model
+from einpage.exec.dispatch.dynamic import run_dynamic
+from einpage.exec.dispatch.serial import random_order, run_serial
+from einpage.exec.dispatch.static import run_static
+from einpage.exec.run.logits import mean_nll
 from smollm2_run import MIB, Dispatch, arena, distance, open_smollm2, planned, reference, run_outputs, text_ids
 
 Pieces = tuple[tuple[str, int], ...]

@@ -6,10 +6,10 @@ from math import ceil
 
 import pytest
 
-from einpage.einsum_front.taskgraph import Task
-from einpage.exec.build import Model, Planned
+from einpage.einsum_front.base.units import ALIGNMENT
+from einpage.einsum_front.graph.taskgraph import Task
+from einpage.exec.build.judged_plan import Model, Planned
 from einpage.exec.cli import main
-from einpage.memplan.memgraph import ALIGNMENT
 from smollm2 import smollm2_path
 from smollm2_run import FRANCE, LLAMA, arena, open_smollm2, planned
 

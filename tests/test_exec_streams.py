@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.errors import UsageError
-from einpage.exec import streams
-from einpage.exec.enforced import Put, Seen, Waited, unenforced
-from einpage.exec.errors import NodeError
-from einpage.exec.host import outputs
-from einpage.exec.issue import groups, run_issued
-from einpage.exec.poll import run_polled
-from einpage.exec.serial import run_serial
-from einpage.exec.static import schedule
-from einpage.exec.watch import Hooks, Progress, plan_bytes
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.errors import UsageError
+from einpage.exec.device import streams
+from einpage.exec.device.arena import outputs
+from einpage.exec.device.errors import NodeError
+from einpage.exec.device.stream_judge import Put, Seen, Waited, unenforced
+from einpage.exec.dispatch.progress import Hooks, Progress, plan_bytes
+from einpage.exec.dispatch.serial import run_serial
+from einpage.exec.dispatch.static import schedule
+from einpage.exec.dispatch.stream_dynamic import run_polled
+from einpage.exec.dispatch.stream_static import groups, run_issued
 from einpage.kernels.errors import IndexOutOfRange
-from einpage.kernels.gather import blocks_of, prepare_gather
-from einpage.memplan.memgraph import Free, HostGather, MemGraph, Move, NodeId
+from einpage.kernels.on_torch.host_gather import blocks_of, prepare_gather
+from einpage.memplan.graph.memgraph import Free, HostGather, MemGraph, Move, NodeId
 from einpage.memplan.plan import plan as make_plan
 from fake_driver import FakeDriver, WatchedDevice
 from kernels_cases import GATHERS

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from einpage.exec.timeline import Clock, Picture, Rect, picture
-from einpage.exec.timeline_html import figure, render_html
-from einpage.exec.timeline_svg import render_svg
-from einpage.memplan.memgraph import Extent, Free, MemGraph, Nbytes, Offset, PlaceKind, Queue
+from einpage.exec.picture.timeline import Clock, Picture, Rect, picture
+from einpage.exec.picture.timeline_html import figure, render_html
+from einpage.exec.picture.timeline_svg import render_svg
+from einpage.memplan.graph.memgraph import Extent, Free, MemGraph, Nbytes, Offset, PlaceKind, Queue
 from hand_plan import hand_plan
 
 NASTY = "</script><img src=x onerror=alert(1)> \"q\" 'a' & {{data}} <!-- \u2028 é"

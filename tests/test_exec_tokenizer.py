@@ -9,8 +9,8 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, processors
 
-from einpage.exec.checkpoint import WeightError
-from einpage.exec.tokenizer import Tokenizer, TokenizerError, load_tokenizer
+from einpage.exec.load.checkpoint import WeightError
+from einpage.exec.load.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 from smollm2 import smollm2_path
 
 

@@ -7,8 +7,8 @@ from threading import Event
 
 import pytest
 
-from einpage.exec import waiting
-from einpage.exec.waiting import planning, said_to_wait
+from einpage.exec.system import spinner as waiting
+from einpage.exec.system.spinner import planning, said_to_wait
 
 ERASE_LINE = "\x1b[2K"
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from einpage.exec.dynamic import run_dynamic
-from einpage.exec.null import NullDevice
-from einpage.exec.serial import run_serial
-from einpage.exec.static import run_static
-from einpage.exec.watch import Head, Hooks, Progress, Watch, describe, heads
-from einpage.memplan.memgraph import NodeId, Queue
+from einpage.exec.device.null import NullDevice
+from einpage.exec.dispatch.dynamic import run_dynamic
+from einpage.exec.dispatch.progress import Head, Hooks, Progress, Watch, heads
+from einpage.exec.dispatch.serial import run_serial
+from einpage.exec.dispatch.static import run_static
+from einpage.memplan.graph.dump import describe
+from einpage.memplan.graph.memgraph import NodeId, Queue
 from hand_plan import hand_plan
 
 DISPATCHERS = {"serial": run_serial, "dynamic": run_dynamic, "static": run_static}

@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch
 
-from einpage.einsum_front.expr import Axis, Letter, Load, Span
-from einpage.einsum_front.job import Part
-from einpage.einsum_front.program import Definition, Output, Program, Source, Weight
-from einpage.einsum_front.tie import tie
-from einpage.exec.build import open_model
-from einpage.exec.checkpoint import WeightError
-from einpage.exec.weights import check_assumptions, open_weights, present_names, resolve, spec_settings
+from einpage.einsum_front.algebra.expr import Axis, Letter, Load
+from einpage.einsum_front.base.errors import Span
+from einpage.einsum_front.elaborate.tied_weights import tie
+from einpage.einsum_front.graph.job import Part
+from einpage.einsum_front.graph.program import Definition, Output, Program, Source, Weight
+from einpage.exec.build.judged_plan import open_model
+from einpage.exec.load.checkpoint import WeightError
+from einpage.exec.load.resolve import check_assumptions, open_weights, present_names, resolve, spec_settings
 
 SPAN = Span(1, 1)
 

@@ -10,13 +10,14 @@ import pytest
 import torch
 from gguf import GGUFReader
 
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.expr import Letter, Span
-from einpage.einsum_front.job import Box
-from einpage.einsum_front.program import Source, Weight
-from einpage.einsum_front.taskgraph import Kind, TaskGraph, Tensor, TensorId, Value
-from einpage.exec.fill import fill, read_weight
-from einpage.exec.weights import Resolved, open_weights, spec_settings
+from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.errors import Span
+from einpage.einsum_front.graph.job import Box
+from einpage.einsum_front.graph.program import Source, Weight
+from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, Tensor, TensorId, Value
+from einpage.exec.load.fill import fill, read_weight
+from einpage.exec.load.resolve import Resolved, open_weights, spec_settings
 from smollm2 import smollm2_path
 
 GGUF_QK = ((0, 1, 3, 2), (4,))
@@ -84,8 +85,8 @@ def test_rows_of_q_and_k_are_deinterleaved(name: str, kv: int, group: int) -> No
 def test_opening_costs_little_and_imports_no_torch() -> None:
     script = (
         "import sys\n"
-        "from einpage.exec.resident import peak_resident_bytes\n"
-        "from einpage.exec.weights import open_weights\n"
+        "from einpage.exec.system.process_memory import peak_resident_bytes\n"
+        "from einpage.exec.load.resolve import open_weights\n"
         "before = peak_resident_bytes()\n"
         "checkpoint = open_weights(sys.argv[1])\n"
         "for row in range(0, 49152, 2048): checkpoint.read_rows('token_embd.weight', row, row + 512)\n"

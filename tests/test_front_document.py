@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from einpage.einsum_front.document import Document, Repeat, load_document, read_document
-from einpage.einsum_front.elaborate import elaborate
-from einpage.einsum_front.errors import SpecError, UsageError
-from einpage.einsum_front.expr import Load
-from einpage.einsum_front.parse import Statement
-from einpage.einsum_front.source import SourceFile
-from einpage.einsum_front.yamltree import Mapping, Scalar, parse_yaml
+from einpage.einsum_front.algebra.expr import Load
+from einpage.einsum_front.base.errors import SpecError, UsageError
+from einpage.einsum_front.elaborate.elaborate import elaborate
+from einpage.einsum_front.spec.document import Document, Repeat, load_document, read_document
+from einpage.einsum_front.spec.parse import Statement
+from einpage.einsum_front.spec.source import SourceFile
+from einpage.einsum_front.spec.yamltree import Mapping, Scalar, parse_yaml
 from front_text import HEAD, PATH, failure, place, program, spec
 
 SPECS = Path(__file__).parent.parent / "specs"

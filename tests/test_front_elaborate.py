@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from einpage.einsum_front import check, elaborate
-from einpage.einsum_front.document import load_document, read_document
-from einpage.einsum_front.expr import Name, loads, text, walk
-from einpage.einsum_front.program import Program
-from einpage.einsum_front.tie import tie
+from einpage.einsum_front.algebra.expr import Name, loads, text, walk
+from einpage.einsum_front.elaborate import elaborate
+from einpage.einsum_front.elaborate import resolve as check
+from einpage.einsum_front.elaborate.tied_weights import tie
+from einpage.einsum_front.graph.program import Program
+from einpage.einsum_front.spec.document import load_document, read_document
 from front_text import HEAD, PATH, failure, place, program, spec
 
 SPECS = Path(__file__).parent.parent / "specs"

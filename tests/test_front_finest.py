@@ -9,22 +9,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from einpage.einsum_front import finest, floors, template, tiling
-from einpage.einsum_front.document import load_document, read_document
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.elaborate import elaborate
-from einpage.einsum_front.expr import Letter
-from einpage.einsum_front.finest import smallest_first
-from einpage.einsum_front.fuse import fuse
-from einpage.einsum_front.opgraph import OpGraph
-from einpage.einsum_front.program import Program
-from einpage.einsum_front.sizer import Sizer
-from einpage.einsum_front.split import split
-from einpage.einsum_front.tiling import most_pieces, tiling_of
-from einpage.exec.build import build_graph, make_plan
+from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.choose import best_first as finest
+from einpage.einsum_front.choose import lower_bound as floors
+from einpage.einsum_front.choose.best_first import smallest_first
+from einpage.einsum_front.choose.working_set import Sizer
+from einpage.einsum_front.elaborate.elaborate import elaborate
+from einpage.einsum_front.fuse.fuse import fuse
+from einpage.einsum_front.graph.opgraph import OpGraph
+from einpage.einsum_front.graph.program import Program
+from einpage.einsum_front.spec.document import load_document, read_document
+from einpage.einsum_front.tile import template, tiling
+from einpage.einsum_front.tile.split import split
+from einpage.einsum_front.tile.tiling import most_pieces, tiling_of
+from einpage.exec.build.judged_plan import build_graph, make_plan
 from einpage.memplan.errors import DoesNotFit
-from einpage.memplan.footprint import largest_footprint
-from einpage.memplan.machine import load_machine
+from einpage.memplan.problem.footprint import largest_footprint
+from einpage.memplan.problem.machine import load_machine
 from spec_strategies import random_spec, specs
 from specs_small import SPECS, small_program
 

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from einpage.einsum_front import template, tiling
-from einpage.einsum_front.attention import MOST_NODES
-from einpage.einsum_front.document import read_document
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.elaborate import elaborate
-from einpage.einsum_front.expr import size
-from einpage.einsum_front.fuse import FuseOptions, fuse
-from einpage.einsum_front.opgraph import KIND_WORD, OpGraph, expressions
-from einpage.einsum_front.program import Program
-from einpage.einsum_front.reference import evaluate
-from einpage.einsum_front.split import split
-from einpage.einsum_front.tiling import most_pieces, tiling_of
+from einpage.einsum_front.algebra.expr import size
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.elaborate.elaborate import elaborate
+from einpage.einsum_front.elaborate.reference import evaluate
+from einpage.einsum_front.fuse.attention import MOST_NODES
+from einpage.einsum_front.fuse.fuse import FuseOptions, fuse
+from einpage.einsum_front.graph.opgraph import KIND_WORD, OpGraph, expressions
+from einpage.einsum_front.graph.program import Program
+from einpage.einsum_front.spec.document import read_document
+from einpage.einsum_front.tile import template, tiling
+from einpage.einsum_front.tile.split import split
+from einpage.einsum_front.tile.tiling import most_pieces, tiling_of
 from real_bytes import direct
 
 TOLERANCE = 1e-5

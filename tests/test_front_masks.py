@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einpage.einsum_front.expr import Axis, Binary, Call, Expr, Letter, Load, Name, Num, Unary, substitute
-from einpage.einsum_front.fold import BadNumber, binary
-from einpage.einsum_front.intervals import interval
-from einpage.einsum_front.masks import LEAF, pairs, visible
-from einpage.einsum_front.parse import parse_expression
-from einpage.einsum_front.rewrite import rename
+from einpage.einsum_front.algebra.arithmetic import BadNumber, binary
+from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Name, Num, Unary, substitute
+from einpage.einsum_front.algebra.intervals import interval
+from einpage.einsum_front.algebra.masks import LEAF, pairs, visible
+from einpage.einsum_front.algebra.rewrite import rename
+from einpage.einsum_front.spec.parse import parse_expression
 
 S, T = Letter("s"), Letter("t")
 _OPS = ("+", "-", "*", "//", "%", "<", "<=", ">", ">=", "==", "!=", "and", "or")
@@ -147,8 +147,8 @@ def test_no_key_is_left_out_because_of_data() -> None:
 
 
 def test_renaming_refuses_capture() -> None:
-    from einpage.einsum_front.expr import Reduce, Reduction
-    from einpage.einsum_front.rewrite import Capture
+    from einpage.einsum_front.algebra.expr import Reduce, Reduction
+    from einpage.einsum_front.algebra.rewrite import Capture
 
     mean = Reduce(Reduction.MEAN, (T,), Load("x", (Axis(S), Axis(T))))
     assert rename(mean, {S: Num(3)}) == Reduce(Reduction.MEAN, (T,), Load("x", (Num(3), Axis(T))))

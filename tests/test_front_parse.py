@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from einpage.einsum_front.errors import SpecError
-from einpage.einsum_front.expr import BINARY, FUNCTIONS, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Reduction, Unary, text
-from einpage.einsum_front.parse import MAX_DEPTH, parse_axes, parse_expression, parse_statement
-from einpage.einsum_front.source import Snippet, SourceFile
+from einpage.einsum_front.algebra.expr import BINARY, FUNCTIONS, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Reduction, Unary, text
+from einpage.einsum_front.base.errors import SpecError
+from einpage.einsum_front.spec.parse import MAX_DEPTH, parse_axes, parse_expression, parse_statement
+from einpage.einsum_front.spec.source import Snippet, SourceFile
 
 A, B, C = Name("a"), Name("b"), Name("c")
 

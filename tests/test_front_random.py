@@ -13,14 +13,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from einpage.einsum_front import template, tiling
-from einpage.einsum_front.document import read_document
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.elaborate import elaborate
-from einpage.einsum_front.fuse import FuseOptions, fuse
-from einpage.einsum_front.reference import evaluate
-from einpage.einsum_front.split import split
-from einpage.einsum_front.tiling import most_pieces, tiling_of
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.elaborate.elaborate import elaborate
+from einpage.einsum_front.elaborate.reference import evaluate
+from einpage.einsum_front.fuse.fuse import FuseOptions, fuse
+from einpage.einsum_front.spec.document import read_document
+from einpage.einsum_front.tile import template, tiling
+from einpage.einsum_front.tile.split import split
+from einpage.einsum_front.tile.tiling import most_pieces, tiling_of
 from real_bytes import direct
 from spec_strategies import random_data, random_spec, specs
 from strategies import Pick

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from einpage.einsum_front.errors import UsageError
-from einpage.einsum_front.program import Program
-from einpage.einsum_front.reference import evaluate, needed
+from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.elaborate.reference import evaluate, needed
+from einpage.einsum_front.graph.program import Program
 from front_naive import evaluate_naively
 from front_text import program
 

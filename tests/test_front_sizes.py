@@ -10,15 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einpage.einsum_front import fold, reference
-from einpage.einsum_front.document import load_document, read_document
-from einpage.einsum_front.elaborate import elaborate
-from einpage.einsum_front.errors import SpecError, UsageError
-from einpage.einsum_front.expr import FUNCTIONS
-from einpage.einsum_front.parse import parse_expression
-from einpage.einsum_front.program import Program
-from einpage.einsum_front.sizes import Evaluator
-from einpage.einsum_front.source import SourceFile
+from einpage.einsum_front.algebra import arithmetic as fold
+from einpage.einsum_front.algebra.expr import FUNCTIONS
+from einpage.einsum_front.base.errors import SpecError, UsageError
+from einpage.einsum_front.elaborate import reference
+from einpage.einsum_front.elaborate.elaborate import elaborate
+from einpage.einsum_front.graph.program import Program
+from einpage.einsum_front.spec.document import load_document, read_document
+from einpage.einsum_front.spec.parse import parse_expression
+from einpage.einsum_front.spec.sizes import Evaluator
+from einpage.einsum_front.spec.source import SourceFile
 from front_text import HEAD, PATH, failure, place, program, spec
 
 Y = "y[b,s,m] = x0[b,s,m]"

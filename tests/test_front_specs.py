@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from einpage.einsum_front.document import read_document
-from einpage.einsum_front.elaborate import elaborate
-from einpage.einsum_front.program import Program
-from einpage.einsum_front.reference import evaluate
-from einpage.einsum_front.tie import tie
+from einpage.einsum_front.elaborate.elaborate import elaborate
+from einpage.einsum_front.elaborate.reference import evaluate
+from einpage.einsum_front.elaborate.tied_weights import tie
+from einpage.einsum_front.graph.program import Program
+from einpage.einsum_front.spec.document import read_document
 
 SPECS = Path(__file__).parent.parent / "specs"
 TOLERANCE = 1e-5

@@ -10,23 +10,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from einpage.einsum_front.choose import candidates, coarse_to_fine
-from einpage.einsum_front.document import load_document
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.elaborate import elaborate
-from einpage.einsum_front.errors import UsageError
-from einpage.einsum_front.expr import Letter
-from einpage.einsum_front.fuse import FuseOptions, fuse
-from einpage.einsum_front.job import AttentionJob
-from einpage.einsum_front.reference import evaluate
-from einpage.einsum_front.sizer import ALIGNMENT
-from einpage.einsum_front.split import split
-from einpage.einsum_front.taskgraph import Kind, TaskGraph
-from einpage.einsum_front.tiling import GRAIN, Cuts, cuts, most_pieces, tiling_of, together
-from einpage.exec.build import build_graph
-from einpage.memplan import memgraph
+from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.choose.coarsest_first import candidates, coarse_to_fine
+from einpage.einsum_front.elaborate.elaborate import elaborate
+from einpage.einsum_front.elaborate.reference import evaluate
+from einpage.einsum_front.fuse.fuse import FuseOptions, fuse
+from einpage.einsum_front.graph.job import AttentionJob
+from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph
+from einpage.einsum_front.spec.document import load_document
+from einpage.einsum_front.tile.split import split
+from einpage.einsum_front.tile.tiling import GRAIN, Cuts, cuts, most_pieces, tiling_of, together
+from einpage.exec.build.judged_plan import build_graph
 from einpage.memplan.errors import DoesNotFit
-from einpage.memplan.footprint import largest_footprint
+from einpage.memplan.problem.footprint import largest_footprint
 from real_bytes import direct
 from specs_small import SMALL, SPECS, small_data, small_program, tensors
 
@@ -132,10 +130,6 @@ def test_a_choice_states_the_planners_largest_working_set(name: str, dtype: DTyp
     for choice in path[:: max(1, len(path) // 6)] + path[-1:]:
         task, nbytes = largest_footprint(split(opgraph, choice.by_letter, dtype))
         assert choice.largest_bytes <= nbytes <= 1.02 * choice.largest_bytes, f"{name} {choice.pieces}: planner {nbytes}, at task {task}"
-
-
-def test_both_align_alike() -> None:
-    assert ALIGNMENT == memgraph.ALIGNMENT
 
 
 def test_a_smaller_budget_gives_a_finer_split_that_fits() -> None:

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.fuse import fuse
-from einpage.einsum_front.split import split
-from einpage.einsum_front.text import graph_text
-from einpage.exec.build import Planned, build_graph, make_plan
-from einpage.memplan.machine import load_machine
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.fuse.fuse import fuse
+from einpage.einsum_front.graph.dump import graph_text
+from einpage.einsum_front.tile.split import split
+from einpage.exec.build.judged_plan import Planned, build_graph, make_plan
+from einpage.memplan.graph.dump import memgraph_text
+from einpage.memplan.problem.machine import load_machine
 from einpage.memplan.report import render
-from einpage.memplan.text import memgraph_text
 from golden_mistakes import command, mistakes_text
 from specs_small import SMALL, SPECS, small_program
 

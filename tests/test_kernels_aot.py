@@ -6,20 +6,20 @@ import json
 
 import pytest
 
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.job import ContractJob
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.graph.job import ContractJob
 from kernels_cases import gated
 from kernels_maps import rms_norm
 
 pytest.importorskip("triton")
 
 from bench.aot_table import MODELS, Model, faults, jobs_of, main
-from einpage.kernels import aot
-from einpage.kernels.aot import Compiler, resources
-from einpage.kernels.triton_jobs import launches_of
-from einpage.kernels.triton_launch import Launch
-from einpage.kernels.triton_target import CAPABILITIES, Target
-from einpage.kernels.triton_tiles import POINTWISE, Tiles
+from einpage.kernels.launch import usage as aot
+from einpage.kernels.launch.kernel import launches_of
+from einpage.kernels.launch.usage import Compiler, resources
+from einpage.kernels.tiles.target import CAPABILITIES, Target
+from einpage.kernels.tiles.tiles import POINTWISE, Tiles
+from einpage.kernels.writer.launch import Launch
 
 
 def model(title: str, dtype: DType) -> Model:

@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.expr import Acc, Expr, Letter
-from einpage.einsum_front.job import AttentionJob
+from einpage.einsum_front.algebra.expr import Acc, Expr, Letter
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.graph.job import AttentionJob
 from kernels_build import fn, ld, letters, op, ranges, result, view
 from kernels_cases import causal
 
 pytest.importorskip("triton")
 
-from einpage.kernels.aot import resources
-from einpage.kernels.triton_target import CAPABILITIES, Target
+from einpage.kernels.launch.usage import resources
+from einpage.kernels.tiles.target import CAPABILITIES, Target
 
 PLAIN = op("*", Acc(0), 0.125)
 

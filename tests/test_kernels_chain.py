@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from einpage.kernels.dispatch import Backend
+from einpage.kernels.prepare import Backend
 from kernels_cases import CONTRACTS
 from kernels_chain import run_chain
 from kernels_naive import assert_right

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einpage.einsum_front.expr import Acc, Letter, Num
-from einpage.kernels.triton_flat import Flat, offset, without_unread
-from einpage.kernels.triton_keys import limits, taken_apart
-from einpage.kernels.triton_values import Val
+from einpage.einsum_front.algebra.expr import Acc, Letter, Num
+from einpage.kernels.on_triton.key_bounds import limits, taken_apart
+from einpage.kernels.writer.linear_index import Flat, offset, without_unread
+from einpage.kernels.writer.values import Val
 from kernels_build import fn, ld, letters, op
 
 

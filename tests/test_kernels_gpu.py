@@ -13,10 +13,10 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.job import GatherJob
-from einpage.kernels.dispatch import Backend, prepare
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.graph.job import GatherJob
 from einpage.kernels.errors import Unsupported
+from einpage.kernels.prepare import Backend, prepare
 from kernels_build import ld, view
 from kernels_cases import ATTENTIONS, CONTRACTS, attention, contract, gated, project
 from kernels_maps import MAPS, rms_norm, rotation

@@ -12,26 +12,26 @@ import numpy as np
 import pytest
 import torch
 
-from einpage.einsum_front import template, tiling
-from einpage.einsum_front.document import read_document
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.elaborate import elaborate
-from einpage.einsum_front.fuse import fuse
-from einpage.einsum_front.job import AttentionJob
-from einpage.einsum_front.program import Program
-from einpage.einsum_front.reference import evaluate
-from einpage.einsum_front.split import split
-from einpage.einsum_front.taskgraph import TaskGraph
-from einpage.einsum_front.tiling import most_pieces, tiling_of
-from einpage.kernels.dispatch import Backend
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.elaborate.elaborate import elaborate
+from einpage.einsum_front.elaborate.reference import evaluate
+from einpage.einsum_front.fuse.fuse import fuse
+from einpage.einsum_front.graph.job import AttentionJob
+from einpage.einsum_front.graph.program import Program
+from einpage.einsum_front.graph.taskgraph import TaskGraph
+from einpage.einsum_front.spec.document import read_document
+from einpage.einsum_front.tile import template, tiling
+from einpage.einsum_front.tile.split import split
+from einpage.einsum_front.tile.tiling import most_pieces, tiling_of
+from einpage.kernels.prepare import Backend
 from kernels_naive import TOLERANCE, relative_error
 from real_bytes import direct
 from spec_strategies import random_data, random_spec
 
 pytest.importorskip("triton")
 
-from einpage.kernels.aot import resources
-from einpage.kernels.triton_target import CAPABILITIES, Target
+from einpage.kernels.launch.usage import resources
+from einpage.kernels.tiles.target import CAPABILITIES, Target
 
 HEAD = """
 einpage: 1

@@ -7,9 +7,9 @@ import math
 
 import pytest
 
-from einpage.einsum_front.expr import Acc, Axis, Binary, Expr, Letter, Num, Unary
-from einpage.kernels.mask import emptied, truth
-from einpage.kernels.torch_attention import attention_program
+from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Expr, Letter, Num, Unary
+from einpage.kernels.layout.mask import emptied, truth
+from einpage.kernels.on_torch.attention import attention_program
 from kernels_build import fn, op
 from kernels_cases import attention, causal
 

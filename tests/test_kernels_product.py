@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.expr import Acc
-from einpage.einsum_front.job import Contraction, ContractJob
+from einpage.einsum_front.algebra.expr import Acc
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.graph.job import Contraction, ContractJob
 from kernels_build import fn, ld, letters, op, view
 from kernels_cases import CONTRACTS, contract, gated
 from kernels_naive import Case, assert_near, assert_right
@@ -16,11 +16,11 @@ from kernels_strategies import contract_jobs
 pytest.importorskip("triton")
 pytestmark = pytest.mark.interpreter
 
-from einpage.kernels import triton_text  # noqa: E402
-from einpage.kernels.triton_jobs import kernel_sources, triton_kernel  # noqa: E402
-from einpage.kernels.triton_product_tiles import Product, Shape, product_tiles, shape_of, variants  # noqa: E402
-from einpage.kernels.triton_target import CAPABILITIES, Target, table_of  # noqa: E402
-from einpage.kernels.triton_tiles import SHARED_LIMIT, Tiles  # noqa: E402
+from einpage.kernels.launch.kernel import kernel_sources, triton_kernel  # noqa: E402
+from einpage.kernels.tiles.product_tiles import Product, Shape, product_tiles, shape_of, variants  # noqa: E402
+from einpage.kernels.tiles.target import CAPABILITIES, Target, table_of  # noqa: E402
+from einpage.kernels.tiles.tiles import SHARED_LIMIT, Tiles  # noqa: E402
+from einpage.kernels.writer import writer as triton_text  # noqa: E402
 
 SMALL = Target(product=Tiles(16, 16, 16, 4, 1, group=2))
 ENGINE = Target(product=Tiles(16, 32, 16, 4, 2, descriptors=True, specialised=True))

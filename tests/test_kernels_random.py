@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from einpage.einsum_front.job import AttentionJob, ContractJob, MapJob
-from einpage.kernels.torch_attention import attention_program
-from einpage.kernels.torch_contract import contract_program
-from einpage.kernels.torch_map import map_program
+from einpage.einsum_front.graph.job import AttentionJob, ContractJob, MapJob
+from einpage.kernels.on_torch.attention import attention_program
+from einpage.kernels.on_torch.contract import contract_program
+from einpage.kernels.on_torch.map import map_program
 from kernels_naive import Case, assert_near
 from kernels_strategies import attention_jobs, contract_jobs, map_jobs
 
@@ -36,9 +36,9 @@ def on_torch(case: Case, limit: int) -> None:
 
 def on_triton(case: Case, small: bool) -> None:
     """In the table's tiles, or in small ones, so that there are several programs and several steps of each loop."""
-    from einpage.kernels.triton_jobs import triton_kernel
-    from einpage.kernels.triton_target import Target
-    from einpage.kernels.triton_tiles import Tiles
+    from einpage.kernels.launch.kernel import triton_kernel
+    from einpage.kernels.tiles.target import Target
+    from einpage.kernels.tiles.tiles import Tiles
 
     tiles = Tiles(16, 16, 16, 4, 1)
     out = case.poisoned()

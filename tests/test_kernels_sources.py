@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.expr import Letter
-from einpage.einsum_front.fuse import fuse
-from einpage.einsum_front.job import GatherJob, Job, MapJob, View
-from einpage.einsum_front.split import split
+from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.fuse.fuse import fuse
+from einpage.einsum_front.graph.job import GatherJob, Job, MapJob, View
+from einpage.einsum_front.tile.split import split
 from specs_small import small_program
 
 pytest.importorskip("triton")
 
-from einpage.kernels.triton_jobs import kernel_sources, launches_of
-from einpage.kernels.triton_target import Target
+from einpage.kernels.launch.kernel import kernel_sources, launches_of
+from einpage.kernels.tiles.target import Target
 
 SIZES = {
     "llama": {"seq": 128, "layers": 2, "ffn": 192, "vocab": 192, "heads": 4, "kv_heads": 4, "model": 128},

@@ -8,13 +8,13 @@ import math
 import pytest
 import torch
 
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.expr import Letter
-from einpage.einsum_front.fuse import fuse
-from einpage.einsum_front.split import split
-from einpage.einsum_front.taskgraph import HOST_AT_START, TaskGraph, Tensor
-from einpage.kernels.access import TORCH_DTYPE
-from einpage.kernels.dispatch import Backend, prepare
+from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.fuse.fuse import fuse
+from einpage.einsum_front.graph.taskgraph import HOST_AT_START, TaskGraph, Tensor
+from einpage.einsum_front.tile.split import split
+from einpage.kernels.layout.window import TORCH_DTYPE
+from einpage.kernels.prepare import Backend, prepare
 from kernels_naive import TOLERANCE, cut, relative_error
 from specs_small import SMALL, Data, small_data, small_program
 

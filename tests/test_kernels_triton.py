@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from einpage.kernels.dispatch import Backend, prepare
 from einpage.kernels.errors import IndexOutOfRange, Unsupported
+from einpage.kernels.prepare import Backend, prepare
 from kernels_cases import ATTENTIONS, CONTRACTS, GATHERS
 from kernels_maps import MAPS, last_token
 from kernels_naive import Case, assert_right
@@ -20,9 +20,10 @@ from kernels_naive import Case, assert_right
 pytest.importorskip("triton")
 pytestmark = pytest.mark.interpreter
 
-from einpage.kernels import triton_jobs, triton_shape  # noqa: E402
-from einpage.kernels.triton_target import Target  # noqa: E402
-from einpage.kernels.triton_tiles import Tiles  # noqa: E402
+from einpage.kernels.launch import kernel as triton_jobs  # noqa: E402
+from einpage.kernels.on_triton import map_shape as triton_shape  # noqa: E402
+from einpage.kernels.tiles.target import Target  # noqa: E402
+from einpage.kernels.tiles.tiles import Tiles  # noqa: E402
 
 ALL = {**MAPS, **CONTRACTS, **ATTENTIONS, **GATHERS}
 SMALL = Tiles(16, 16, 16, 4, 1)
@@ -138,7 +139,7 @@ def test_a_tile_of_another_shape_is_our_bug() -> None:
 
 
 def test_equal_sources_are_one_function_and_the_text_is_kept() -> None:
-    from einpage.kernels.triton_build import build
+    from einpage.kernels.launch.build import build
 
     text = triton_jobs.kernel_sources(MAPS["rms_norm"]().job)[0]
     assert build(text) is build(text)
@@ -150,7 +151,7 @@ def test_equal_sources_are_one_function_and_the_text_is_kept() -> None:
 def test_nothing_is_left_where_temporary_files_go(cache: str, tmp_path: Path) -> None:
     """Kernels are kept in the cache; where that cannot be written, in a temporary folder for as long as the process lives."""
     program = (
-        "import tempfile, pathlib; from einpage.kernels.triton_build import build;"
+        "import tempfile, pathlib; from einpage.kernels.launch.build import build;"
         "build('import triton\\n\\n@triton.jit\\ndef kernel(x):\\n    pass\\n');"
         "print(*[len([*pathlib.Path(f).rglob('*.py')]) for f in (tempfile.gettempdir(), 'kept')])"
     )
@@ -164,7 +165,7 @@ def test_nothing_is_left_where_temporary_files_go(cache: str, tmp_path: Path) ->
 
 def test_torch_jobs_never_import_triton() -> None:
     program = (
-        "import sys, einpage.kernels.dispatch as d; from kernels_cases import project; case = project();"
+        "import sys, einpage.kernels.prepare as d; from kernels_cases import project; case = project();"
         "d.prepare(case.job, d.Backend.TORCH)(case.operands(), case.poisoned(), None); sys.exit('triton' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": ".:tests", "PATH": "/usr/bin:/bin"}, check=False)

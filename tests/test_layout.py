@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,26 +23,40 @@ FOLDERS = ("einsum_front", "memplan", "kernels", "exec")
 LINKS = (*FOLDERS, "specs")
 MAX_LINES = 400
 
-LEAVES = frozenset(f"einsum_front.{name}" for name in ("columns", "dtype", "errors", "expr", "job"))
-ALLOWED = {
-    "einsum_front": {"einsum_front.*"},
-    "kernels": {"kernels.*"} | LEAVES,
-    "memplan": {"memplan.*", "einsum_front.taskgraph", "einsum_front.program"} | LEAVES,
-    "exec": {"exec.*", "kernels.*", "memplan.*", "einsum_front.taskgraph", "einsum_front.program"} | LEAVES,
+WINGS: dict[str, tuple[str, ...]] = {
+    "einsum_front": ("base", "algebra", "graph", "spec", "elaborate", "fuse", "tile", "choose"),
+    "memplan": ("problem", "graph", "judge", "packing", "bounds", "residency", "horizons", "schedule"),
+    "kernels": ("layout", "tape", "on_torch", "tiles", "writer", "on_triton", "launch"),
+    "exec": ("system", "load", "device", "dispatch", "picture", "build", "measure", "run", "command"),
 }
-"""What each folder may import of einpage: imports point down only. `program` gives the type Source, which a TaskGraph's values carry."""
-WHOLE_FRONT = frozenset(("exec.build", "exec.command_line", "exec.run"))
-"""The modules that lead from a spec to a result, and may import all of einsum_front."""
-LEAF_IMPORTS: dict[str, set[str]] = {
-    "einsum_front.columns": set(),
-    "einsum_front.dtype": set(),
-    "einsum_front.expr": set(),
-    "einsum_front.errors": {"einsum_front.expr"},
-    "einsum_front.job": {"einsum_front.dtype", "einsum_front.expr"},
+"""Each folder's wings from the ground up: a wing imports itself and the wings before it. Its errors lie below all wings, its other files
+above them."""
+FACE: dict[str, tuple[str, ...]] = {
+    "einsum_front": ("base.*", "algebra.*", "graph.*"),
+    "memplan": (
+        *("errors", "plan", "report", "problem.*", "graph.*", "judge.reason", "judge.validate", "bounds.bounds", "bounds.steady"),
+        *("packing.pack", "packing.csv_file", "residency.resident_sets", "schedule.static_plans"),
+    ),
+    "kernels": (
+        *("errors", "prepare", "layout.window", "tape.torch_kernel", "on_torch.host_gather"),
+        *("tiles.target", "tiles.tiles"),
+    ),
+    "exec": (),
 }
-"""The leaves, which all may import, import hardly anything themselves."""
+"""What the other folders may import of each."""
+BELOW: dict[str, tuple[str, ...]] = {
+    "einsum_front": (),
+    "memplan": ("einsum_front",),
+    "kernels": ("einsum_front",),
+    "exec": ("einsum_front", "memplan", "kernels"),
+}
+"""The folders whose faces each folder may import."""
+WHOLE_FRONT = ("exec.build.*", "exec.command.parser")
+"""The modules that lead from a spec to a TaskGraph, and may import all of einsum_front."""
+KERNELS_SEE = ("einsum_front.base.*", "einsum_front.algebra.*", "einsum_front.graph.job")
+"""Kernels know jobs, and no graph."""
 HEAVY = frozenset(("torch", "triton", "transformers"))
-MAY_USE_TORCH = frozenset(("einsum_front.reference",))
+MAY_USE_TORCH = frozenset(("einsum_front.elaborate.reference",))
 
 _SLASH = "/"
 FORBIDDEN = tuple(_SLASH + name + _SLASH for name in ("work", "tmp", "root", "home")) + tuple(
@@ -74,13 +88,27 @@ def imports_of(path: Path) -> list[tuple[int, str]]:
 
 
 def own_imports(root: Path, path: Path) -> list[tuple[int, str]]:
-    """(line, module) of what the file imports of einpage, as `memplan.plan`."""
+    """(line, module) of what the file imports of einpage, as `memplan.graph.memgraph`: the longest part of the name that is a file, or
+    the name as it stands where none is."""
     own: list[tuple[int, str]] = []
     for line, name in imports_of(path):
-        parts = name.split(".")
-        if parts[0] == "einpage" and len(parts) > 1:
-            own.append((line, ".".join(parts[1:3])))
+        parts = name.split(".")[1:]
+        if name.startswith("einpage.") and parts[0] in FOLDERS:
+            lengths = (n for n in range(len(parts), 0, -1) if (root / "/".join(parts[:n])).with_suffix(".py").is_file())
+            own.append((line, ".".join(parts[: next(lengths, len(parts))])))
     return own
+
+
+def matches(module: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(module, pattern) for pattern in patterns)
+
+
+def floor_of(module: str) -> int | None:
+    """How high `memplan.graph.memgraph` stands in its folder; None for a wing that WINGS does not name."""
+    folder, *rest = module.split(".")
+    if len(rest) == 1:
+        return -1 if rest[0] == "errors" else len(WINGS[folder])
+    return WINGS[folder].index(rest[0]) if rest and rest[0] in WINGS[folder] else None
 
 
 def link_faults(root: Path) -> list[str]:
@@ -100,18 +128,56 @@ def init_faults(root: Path) -> list[str]:
     return [str(p.relative_to(root)) for p in sources(root, (*FOLDERS, "specs")) if p.name == "__init__.py"]
 
 
-def layering_faults(root: Path) -> list[str]:
+def wing_faults(root: Path) -> list[str]:
+    """Wings that the table does not name, folders in wings, and imports that point up inside a folder."""
     faults = []
     for path in sources(root):
         module = module_of(root, path)
-        allowed = ALLOWED[module.partition(".")[0]] | ({"einsum_front.*"} if module in WHOLE_FRONT else set())
-        allowed = LEAF_IMPORTS.get(module, allowed)
+        here = floor_of(module)
+        if here is None or module.count(".") > 2:
+            faults.append(f"{path.relative_to(root)} is in no wing of {module.partition('.')[0]}")
+            continue
         for line, name in own_imports(root, path):
-            if not any(fnmatch.fnmatchcase(name, pattern) for pattern in allowed):
-                faults.append(f"{path.relative_to(root)}:{line} imports einpage.{name}")
+            there = floor_of(name)
+            if name.partition(".")[0] == module.partition(".")[0] and (there is None or there > here):
+                faults.append(f"{path.relative_to(root)}:{line} imports einpage.{name}, which is above it")
+    return faults
+
+
+def face_faults(root: Path) -> list[str]:
+    """Imports from folder to folder that point up, or past a face."""
+    faults = []
+    for path in sources(root):
+        module = module_of(root, path)
+        folder = module.partition(".")[0]
+        allowed = {f"{below}.{face}" for below in BELOW[folder] for face in FACE[below]}
+        if matches(module, WHOLE_FRONT):
+            allowed.add("einsum_front.*")
+        if folder == "kernels":
+            allowed = set(KERNELS_SEE)
+        for line, name in own_imports(root, path):
+            if name.partition(".")[0] != folder and not matches(name, allowed):
+                faults.append(f"{path.relative_to(root)}:{line} imports einpage.{name}, which is not for it")
+    return faults
+
+
+def bare_faults(root: Path) -> list[str]:
+    faults = []
+    for path in sources(root):
         for line, name in imports_of(path):
             if name.startswith(".") or name.partition(".")[0] in FOLDERS:
-                faults.append(f"{path.relative_to(root)}:{line} imports {name}; write einpage.<folder>.<module>")
+                faults.append(f"{path.relative_to(root)}:{line} imports {name}; write einpage.<folder>.<wing>.<module>")
+    return faults
+
+
+def crowd_faults(root: Path) -> list[str]:
+    """At most nine wings and three files a folder."""
+    faults = []
+    for folder in FOLDERS:
+        entries = [p for p in (root / folder).iterdir() if p.name != "__pycache__" and not p.name.startswith(".")]
+        wings, files = sum(p.is_dir() for p in entries), sum(p.is_file() for p in entries)
+        if wings > 9 or files > 3:
+            faults.append(f"{folder} has {wings} wings and {files} files")
     return faults
 
 
@@ -178,11 +244,12 @@ def packaging_faults(root: Path) -> list[str]:
         package = ".".join(("einpage", *path.relative_to(root).parent.parts))
         if package not in setuptools["packages"]:
             faults.append(f"{path.relative_to(root)}: {package} is not in packages")
-    folders = [(root / folder, "einpage" if folder == "specs" else f"einpage/{folder}") for folder in LINKS]
-    for folder, package in folders:
-        globs = setuptools["package-data"].get(package.replace("/", "."), [])
-        for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc") and not p.name.startswith(".")):
-            name = str(path.relative_to(root if package == "einpage" else folder))
+    for folder in LINKS:
+        for path in sorted(p for p in (root / folder).rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc") and p.name[0] != "."):
+            home = root if folder == "specs" else path.parent
+            package = ".".join(("einpage", *home.relative_to(root).parts))
+            name = str(path.relative_to(home))
+            globs = setuptools["package-data"].get(package, [])
             if not any(fnmatch.fnmatchcase(name, glob) and name.count("/") == glob.count("/") for glob in globs):
                 faults.append(f"{path.relative_to(root)} is in no pattern of package-data")
     return faults
@@ -205,16 +272,27 @@ def relink(root: Path) -> None:
     (root / "einpage/exec").symlink_to(root / "exec")
 
 
-CHECKS: dict[str, tuple[Callable[[Path], list[str]], Callable[[Path], None]]] = {
+CHECKS: dict[str, tuple[Callable[[Path], list[str]], Callable[[Path], object]]] = {
     "links": (link_faults, relink),
     "no_init": (init_faults, lambda root: plant(root, "kernels/__init__.py", "")),
-    "layering_up": (layering_faults, lambda root: plant(root, "memplan/b.py", "from einpage.exec.a import a\n")),
-    "layering_front": (layering_faults, lambda root: plant(root, "kernels/b.py", "def f():\n    import einpage.einsum_front.split\n")),
-    "layering_leaf": (layering_faults, lambda root: plant(root, "einsum_front/expr.py", "from einpage.einsum_front import job\n")),
-    "layering_bare": (layering_faults, lambda root: plant(root, "exec/b.py", "from kernels.a import a\n")),
-    "cycles": (cycle_faults, lambda root: plant(root, "exec/a.py", "def f():\n    from einpage.exec.a2 import g\n")),
+    "no_init_wing": (init_faults, lambda root: plant(root, "kernels/tape/__init__.py", "")),
+    "wing_up": (wing_faults, lambda root: plant(root, "memplan/graph/b.py", "from einpage.memplan.judge.a import a\n")),
+    "wing_up_whole": (wing_faults, lambda root: plant(root, "memplan/graph/b.py", "def f():\n    import einpage.memplan.judge.a\n")),
+    "wing_up_to_root": (wing_faults, lambda root: plant(root, "memplan/graph/b.py", "from einpage.memplan.plan import a\n")),
+    "wing_of_nobody": (wing_faults, lambda root: plant(root, "memplan/new/b.py", "")),
+    "wing_in_wing": (wing_faults, lambda root: plant(root, "memplan/graph/new/b.py", "")),
+    "face_up": (face_faults, lambda root: plant(root, "memplan/graph/b.py", "from einpage.exec.device.a import a\n")),
+    "face_passed_by": (face_faults, lambda root: plant(root, "exec/run/b.py", "from einpage.memplan.judge.a import a\n")),
+    "face_front": (face_faults, lambda root: plant(root, "exec/run/b.py", "def f():\n    import einpage.einsum_front.tile.split\n")),
+    "face_graph": (face_faults, lambda root: plant(root, "kernels/tape/b.py", "from einpage.einsum_front.graph import taskgraph\n")),
+    "bare": (bare_faults, lambda root: plant(root, "exec/run/b.py", "from kernels.tape.a import a\n")),
+    "bare_relative": (bare_faults, lambda root: plant(root, "exec/run/b.py", "from ..device import a\n")),
+    "crowd": (crowd_faults, lambda root: [plant(root, f"exec/{name}.py", "") for name in "abcd"]),
+    "crowd_wings": (crowd_faults, lambda root: [plant(root, f"exec/w{number}/a.py", "") for number in range(9)]),
+    "cycles": (cycle_faults, lambda root: plant(root, "exec/device/a.py", "def f():\n    from einpage.exec.device.a2 import g\n")),
+    "cycles_by_module": (cycle_faults, lambda root: plant(root, "exec/device/a.py", "from einpage.exec.device import a2\n")),
     "torch": (torch_faults, lambda root: plant(root, "memplan/b.py", "def f():\n    import torch.nn\n")),
-    "torch_reference": (torch_faults, lambda root: plant(root, "memplan/b.py", "import einpage.einsum_front.reference\n")),
+    "torch_reference": (torch_faults, lambda root: plant(root, "memplan/b.py", "import einpage.einsum_front.elaborate.reference\n")),
     "test_folders": (folder_name_faults, lambda root: plant(root, "tests/kernels/x.txt", "")),
     "length": (length_faults, lambda root: plant(root, "exec/b.py", "\n" * (MAX_LINES + 1))),
     "places": (place_faults, lambda root: plant(root, "docs/a.md", f"see {FORBIDDEN[0]}x\n")),
@@ -228,10 +306,18 @@ CHECKS: dict[str, tuple[Callable[[Path], list[str]], Callable[[Path], None]]] = 
 
 @pytest.fixture
 def small_tree(tmp_path: Path) -> Path:
-    """A repository with one module a folder and no fault."""
-    for folder in FOLDERS:
-        plant(tmp_path, f"{folder}/a.py", "import os\n")
-    plant(tmp_path, "exec/a2.py", "from einpage.exec.a import a\nfrom einpage.kernels.a import a as b\n")
+    """A repository with a module or two a folder and no fault."""
+    for path in (
+        "einsum_front/graph/a.py",
+        "einsum_front/graph/taskgraph.py",
+        "memplan/judge/a.py",
+        "kernels/tape/a.py",
+        "exec/device/a.py",
+    ):
+        plant(tmp_path, path, "import os\n")
+    plant(tmp_path, "memplan/errors.py", "")
+    plant(tmp_path, "memplan/plan.py", "from einpage.einsum_front.graph import a\nfrom einpage.memplan.judge.a import b\n")
+    plant(tmp_path, "exec/device/a2.py", "from einpage.exec.device.a import a\nfrom einpage.memplan.plan import a as b\n")
     plant(tmp_path, "specs/machines/a.yaml", "")
     plant(tmp_path, "tests/test_a.py", "")
     plant(tmp_path, "docs/environment.md", "")
@@ -283,5 +369,5 @@ def test_planning_leaves_torch_out(tmp_path: Path) -> None:
 
 def test_heavy_modules_are_seen() -> None:
     """The check above can fail: a module that uses torch is seen."""
-    code = "import sys, einpage.kernels.dispatch\nprint('torch' in sys.modules)"
+    code = "import sys, einpage.kernels.prepare\nprint('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout == "True\n"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from einpage.memplan.arena import FIT_BY_POLICY, VIRGIN, Arena, FitPolicy, Piece, best_fit, first_fit, worst_fit
-from einpage.memplan.memgraph import ALIGNMENT
+from einpage.einsum_front.base.units import ALIGNMENT
+from einpage.memplan.graph.arena import FIT_BY_POLICY, VIRGIN, Arena, FitPolicy, Piece, best_fit, first_fit, worst_fit
 
 BLOCKS = 24
 

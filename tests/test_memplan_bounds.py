@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.job import Box
-from einpage.einsum_front.taskgraph import Kind, Nbytes, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
-from einpage.memplan.bounds import Effort, Limit, Method, Reached, bounds, compulsory_h2d, window_bound
-from einpage.memplan.machine import Machine
-from einpage.memplan.memgraph import Compute, HostGather, MemGraph, Queue
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.units import Nbytes
+from einpage.einsum_front.graph.job import Box
+from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
+from einpage.memplan.bounds.bounds import Effort, Limit, Method, Reached, bounds, compulsory_h2d, window_bound
+from einpage.memplan.graph.memgraph import Compute, HostGather, MemGraph, Queue
+from einpage.memplan.graph.simulate import moved_bytes, simulate
 from einpage.memplan.plan import plan as make_plan
-from einpage.memplan.report import moved_bytes
-from einpage.memplan.simulate import simulate
+from einpage.memplan.problem.machine import Machine
 from hand_plan import hand_graph, hand_plan
 from plain_plan import plain_plan
 from strategies import a_machine, budgets, machines, task_graphs
@@ -156,7 +156,7 @@ def test_where_the_slot_lp_is_too_dear_the_least_bytes_in_bound_the_time(monkeyp
     graph, machine = loop(passes=3, weights=4), replace(SECONDS, h2d_bytes_per_s=512.0, launch_latency_s=0.0, copy_latency_s=0.0)
     order, budget = [t.id for t in graph.tasks], 2 * 1024 + 3 * 256
     slot = bounds(graph, machine, budget, order, Effort.AUTO)
-    monkeypatch.setattr("einpage.memplan.bounds.CHEAP_SLOTS_TIME", 11)
+    monkeypatch.setattr("einpage.memplan.bounds.bounds.CHEAP_SLOTS_TIME", 11)
     b = bounds(graph, machine, budget, order, Effort.AUTO)
     assert (b.order_by, b.bound_order_s) == (Method.INTERVAL_LP, pytest.approx((8704 - 256) / 512))
     assert slot.order_by is Method.SLOT_LP and slot.bound_order_s > b.bound_order_s
@@ -165,7 +165,7 @@ def test_where_the_slot_lp_is_too_dear_the_least_bytes_in_bound_the_time(monkeyp
 def test_without_a_solver_the_window_bound_is_what_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, machine = loop(passes=5, weights=8), replace(SECONDS, launch_latency_s=0.0, h2d_bytes_per_s=1.0)
     order = [t.id for t in graph.tasks]
-    monkeypatch.setattr("einpage.memplan.lp.find_spec", lambda name: None)
+    monkeypatch.setattr("einpage.memplan.bounds.lp.find_spec", lambda name: None)
     b = bounds(graph, machine, 4096, order, Effort.LP)
     assert b == bounds(graph, machine, 4096, order, Effort.FAST)
     assert b.order_by is Method.WINDOW

@@ -14,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.taskgraph import Kind
-from einpage.memplan.footprint import largest_footprint
-from einpage.memplan.memgraph import ALIGNMENT, Compute, Edges, Free, HostGather, MemGraph, Move, NodeId, PlaceKind, ResidencyId
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.units import ALIGNMENT
+from einpage.einsum_front.graph.taskgraph import Kind
+from einpage.memplan.graph.memgraph import Compute, Edges, Free, HostGather, MemGraph, Move, NodeId, PlaceKind, ResidencyId
+from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import PlanOptions
 from einpage.memplan.plan import plan as make_plan
-from einpage.memplan.validate import judge
+from einpage.memplan.problem.footprint import largest_footprint
 from numpy_jobs import evaluate, run_job
 from plain_plan import plain_plan, random_order
 from strategies import a_machine, alignments, budgets, data, random_graph, task_graphs

@@ -12,28 +12,28 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from einpage.einsum_front.taskgraph import HOST_AT_START, TaskGraph
-from einpage.memplan import decide, wish
-from einpage.memplan.accesses import Accesses
-from einpage.memplan.assemble import Blocks, Stays, assemble, blocks_of
-from einpage.memplan.cut import cut, within
-from einpage.memplan.decide import SLOWER, Decided, Way, better_plan, steadied
-from einpage.memplan.footprint import largest_footprint
-from einpage.memplan.keep import Room, evened, nearest, pin_evenly, pin_first, rounded, stream_all
-from einpage.memplan.machine import Machine
-from einpage.memplan.memgraph import MemGraph, Queue
-from einpage.memplan.order import as_written
-from einpage.memplan.place import place
+from einpage.einsum_front.graph.taskgraph import HOST_AT_START, TaskGraph
+from einpage.memplan.graph.dump import memgraph_text
+from einpage.memplan.graph.memgraph import MemGraph, Queue
+from einpage.memplan.graph.simulate import QUEUES, moved_bytes, queue_numbers, simulate
+from einpage.memplan.judge.validate import judge
+from einpage.memplan.packing.place import place
 from einpage.memplan.plan import PlanOptions, plan
-from einpage.memplan.policies import Policy, static_plans
-from einpage.memplan.report import moved_bytes
-from einpage.memplan.settle import WISHES, settled
-from einpage.memplan.simulate import QUEUES, queue_numbers, simulate
-from einpage.memplan.slots import Slots, slots_of
-from einpage.memplan.text import memgraph_text
-from einpage.memplan.timetable import Keep, Timetable, bytes_kept, timetable
-from einpage.memplan.validate import judge
-from einpage.memplan.wish import modest, seated
+from einpage.memplan.problem.accesses import Accesses
+from einpage.memplan.problem.footprint import largest_footprint
+from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.order import as_written
+from einpage.memplan.problem.slots import Slots, slots_of
+from einpage.memplan.residency.policies import Keep, Room, bytes_kept, evened, nearest, pin_evenly, pin_first, rounded, stream_all
+from einpage.memplan.schedule import relocate as wish
+from einpage.memplan.schedule import search as decide
+from einpage.memplan.schedule.allocate import WISHES, settled
+from einpage.memplan.schedule.emit import Blocks, Stays, assemble, blocks_of
+from einpage.memplan.schedule.relocate import modest, seated
+from einpage.memplan.schedule.search import SLOWER, Decided, Way, better_plan, steadied
+from einpage.memplan.schedule.split_ranges import cut, within
+from einpage.memplan.schedule.static_plans import Policy, static_plans
+from einpage.memplan.schedule.timetable import Timetable, timetable
 from strategies import a_machine, machines, random_graph, task_graphs
 
 POLICIES: tuple[Callable[[Accesses, Room], Keep], ...] = (

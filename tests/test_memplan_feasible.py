@@ -11,12 +11,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from einpage.einsum_front.taskgraph import HOST_AT_START, Kind, Task, TaskGraph, TensorId
+from einpage.einsum_front.base.units import ALIGNMENT, aligned
+from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, Task, TaskGraph, TensorId
 from einpage.memplan.errors import DoesNotFit
-from einpage.memplan.footprint import largest_footprint
-from einpage.memplan.memgraph import ALIGNMENT, aligned
+from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import PlanOptions, plan
-from einpage.memplan.validate import judge
+from einpage.memplan.problem.footprint import largest_footprint
 from strategies import a_machine, alignments, random_graph, task_graphs
 
 MOST_TENSORS = 11

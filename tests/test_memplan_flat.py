@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from einpage.einsum_front.columns import AT_ONCE
-from einpage.einsum_front.flatgraph import flat
-from einpage.einsum_front.taskgraph import Nbytes, TaskId, TensorId
-from einpage.memplan.flat import Nodes, Residencies
-from einpage.memplan.memgraph import (
+from einpage.einsum_front.base.columns import AT_ONCE
+from einpage.einsum_front.base.units import Nbytes
+from einpage.einsum_front.graph.packed import flat
+from einpage.einsum_front.graph.taskgraph import TaskId, TensorId
+from einpage.memplan.graph.memgraph import (
     DEVICE,
     HOST,
     Compute,
@@ -25,6 +25,7 @@ from einpage.memplan.memgraph import (
     Residency,
     ResidencyId,
 )
+from einpage.memplan.graph.packed import Nodes, Residencies
 from strategies import random_graph
 
 R = ResidencyId

@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.taskgraph import Kind, Nbytes, TaskGraph, TaskId, TensorId
-from einpage.memplan.footprint import footprint, largest_footprint, last_use_by_tensor, takeover
-from einpage.memplan.memgraph import aligned
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.units import Nbytes, aligned
+from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, TaskId, TensorId
+from einpage.memplan.problem.footprint import footprint, largest_footprint, last_use_by_tensor, takeover
 from hand_plan import hand_graph
 from numpy_jobs import Array, evaluate
 from strategies import Pick, build_graph, data, random_graph, task_graphs

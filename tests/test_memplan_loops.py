@@ -8,22 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from einpage.einsum_front.taskgraph import Kind, TaskGraph
-from einpage.exec.build import plan_graph
-from einpage.memplan.bounds import Limit, Method
-from einpage.memplan.edges import EdgeList
-from einpage.memplan.fault import Reason
-from einpage.memplan.machine import Machine
-from einpage.memplan.memgraph import DEVICE, HOST, Free, MemGraph, Move, Offset, Queue, Residency, ResidencyId
-from einpage.memplan.order import OrderPolicy
+from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph
+from einpage.exec.build.judged_plan import plan_graph
+from einpage.memplan.bounds.bounds import Limit, Method
+from einpage.memplan.bounds.steady import steady_bounds
+from einpage.memplan.graph.dump import memgraph_text
+from einpage.memplan.graph.memgraph import DEVICE, HOST, Free, MemGraph, Move, Offset, Queue, Residency, ResidencyId
+from einpage.memplan.graph.planfile import load_plan, save_plan
+from einpage.memplan.graph.recorder import EdgeList
+from einpage.memplan.graph.simulate import moved_bytes, simulate
+from einpage.memplan.judge.reason import Reason
+from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import PlanOptions, plan
-from einpage.memplan.planfile import load_plan, save_plan
-from einpage.memplan.report import moved_bytes
-from einpage.memplan.residents import Start
-from einpage.memplan.simulate import simulate
-from einpage.memplan.steady import steady_bounds
-from einpage.memplan.text import memgraph_text
-from einpage.memplan.validate import judge
+from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.order import OrderPolicy
+from einpage.memplan.residency.resident_sets import Start
 from hand_plan import hand_graph
 from strategies import a_machine, alignments, budgets, machines, task_graphs
 

@@ -13,18 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brute_force import TooMany, fewest_bytes, least_seconds
-from einpage.einsum_front.taskgraph import TaskGraph
-from einpage.memplan.accesses import Accesses, accesses, from_lists
-from einpage.memplan.bounds import compulsory_d2h, compulsory_h2d
-from einpage.memplan.interval_lp import bytes_bound, keeps_everything
-from einpage.memplan.machine import Machine
-from einpage.memplan.memgraph import ALIGNMENT, MemGraph, Queue
+from einpage.einsum_front.base.units import ALIGNMENT
+from einpage.einsum_front.graph.taskgraph import TaskGraph
+from einpage.einsum_front.graph.trace_file import read_trace
+from einpage.memplan.bounds.bounds import compulsory_d2h, compulsory_h2d
+from einpage.memplan.bounds.interval_lp import bytes_bound, keeps_everything
+from einpage.memplan.bounds.slot_lp import Links, time_bound
+from einpage.memplan.graph.memgraph import MemGraph, Queue
+from einpage.memplan.graph.simulate import moved_bytes, simulate
 from einpage.memplan.plan import PlanOptions
 from einpage.memplan.plan import plan as make_plan
-from einpage.memplan.report import moved_bytes, tasks_in_order
-from einpage.memplan.simulate import simulate
-from einpage.memplan.slot_lp import Links, time_bound
-from einpage.memplan.tracefile import read_trace
+from einpage.memplan.problem.accesses import Accesses, accesses, from_lists
+from einpage.memplan.problem.machine import Machine
+from einpage.memplan.report import tasks_in_order
 from hand_plan import hand_graph, hand_plan
 from plain_plan import plain_plan
 from strategies import a_machine, alignments, budgets, machines, random_graph, task_graphs

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.errors import UsageError
-from einpage.memplan.machine import PROFILES, Machine, load_machine, machine_from_text, machine_names, machine_text
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.errors import UsageError
+from einpage.memplan.problem.machine import PROFILES, Machine, load_machine, machine_from_text, machine_names, machine_text
 from strategies import machines
 
 GOOD = (PROFILES / "h100.yaml").read_text(encoding="utf-8")

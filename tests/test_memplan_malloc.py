@@ -7,16 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from einpage.einsum_front.job import Box
-from einpage.einsum_front.taskgraph import Nbytes, TaskGraph
-from einpage.memplan import memory, victim
-from einpage.memplan.footprint import largest_footprint
-from einpage.memplan.malloc import Allocator
-from einpage.memplan.memgraph import ALIGNMENT, NodeId, Queue
-from einpage.memplan.memory import NOWHERE, Reservation
+from einpage.einsum_front.base.units import ALIGNMENT, Nbytes
+from einpage.einsum_front.graph.job import Box
+from einpage.einsum_front.graph.taskgraph import TaskGraph
+from einpage.memplan.graph.memgraph import NodeId, Queue
+from einpage.memplan.graph.recorder import NO_RESIDENCY
+from einpage.memplan.horizons import memory, victim
+from einpage.memplan.horizons.malloc import Allocator
+from einpage.memplan.horizons.memory import NOWHERE, Reservation
+from einpage.memplan.horizons.victim import FEW, LARGE, VictimPolicy, load
 from einpage.memplan.plan import PlanOptions, plan
-from einpage.memplan.record import NO_RESIDENCY
-from einpage.memplan.victim import FEW, LARGE, VictimPolicy, load
+from einpage.memplan.problem.footprint import largest_footprint
 from strategies import a_machine, random_graph
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einpage.memplan import place_windows
-from einpage.memplan.place import Block, place
+from einpage.memplan.packing import windows as place_windows
+from einpage.memplan.packing.place import Block, place
 
 lives = st.tuples(st.integers(0, 30), st.integers(1, 15))
 blocks_of = st.lists(st.builds(lambda life, nbytes: Block(life[0], life[0] + life[1], nbytes), lives, st.integers(0, 40)), max_size=40)

@@ -10,23 +10,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.job import Box
-from einpage.einsum_front.taskgraph import HOST_AT_START, Kind, Nbytes, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
-from einpage.memplan.arena import HOLE, FitPolicy
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.units import Nbytes, aligned
+from einpage.einsum_front.graph.job import Box
+from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
 from einpage.memplan.errors import DoesNotFit
-from einpage.memplan.fault import Reason
-from einpage.memplan.footprint import largest_footprint
-from einpage.memplan.machine import Machine
-from einpage.memplan.malloc import Allocator
-from einpage.memplan.memgraph import DEVICE, Compute, MemGraph, Move, NodeId, Queue, aligned
-from einpage.memplan.memory import NO_STEP
-from einpage.memplan.order import OrderPolicy, as_written
-from einpage.memplan.plan import Horizons, PlanOptions, plan
-from einpage.memplan.record import NO_RESIDENCY
-from einpage.memplan.reuse import Step
-from einpage.memplan.validate import judge
-from einpage.memplan.victim import FAR, HOLE_LOAD, VictimPolicy, load
+from einpage.memplan.graph.arena import HOLE, FitPolicy
+from einpage.memplan.graph.memgraph import DEVICE, Compute, MemGraph, Move, NodeId, Queue
+from einpage.memplan.graph.recorder import NO_RESIDENCY
+from einpage.memplan.horizons.horizons import Horizons
+from einpage.memplan.horizons.malloc import Allocator
+from einpage.memplan.horizons.memory import NO_STEP
+from einpage.memplan.horizons.reuse import Step
+from einpage.memplan.horizons.victim import FAR, HOLE_LOAD, VictimPolicy, load
+from einpage.memplan.judge.reason import Reason
+from einpage.memplan.judge.validate import judge
+from einpage.memplan.plan import PlanOptions, plan
+from einpage.memplan.problem.footprint import largest_footprint
+from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.order import OrderPolicy, as_written
 from strategies import a_machine, alignments, budgets, machines, random_graph, task_graphs
 
 all_options = st.builds(

@@ -9,16 +9,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einpage.einsum_front.taskgraph import HOST_AT_START, Kind, TaskGraph
-from einpage.memplan import victim
-from einpage.memplan.edges import EdgeList
+from einpage.einsum_front.base.units import ALIGNMENT, aligned
+from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, TaskGraph
 from einpage.memplan.errors import DoesNotFit
-from einpage.memplan.host import Host
-from einpage.memplan.memgraph import ALIGNMENT, HOST, EdgeKind, aligned
-from einpage.memplan.order import as_written, random_topological
-from einpage.memplan.record import AT_START, Recorder
-from einpage.memplan.reuse import Reuse, Step
-from einpage.memplan.victim import FAR, FEW, HOLE_LOAD, LARGE, Price, VictimPolicy, cheapest_window, farthest, load, price_of, weighted
+from einpage.memplan.graph.host_slots import Host
+from einpage.memplan.graph.memgraph import HOST, EdgeKind
+from einpage.memplan.graph.recorder import AT_START, EdgeList, Recorder
+from einpage.memplan.horizons import victim
+from einpage.memplan.horizons.reuse import Reuse, Step
+from einpage.memplan.horizons.victim import (
+    FAR,
+    FEW,
+    HOLE_LOAD,
+    LARGE,
+    Price,
+    VictimPolicy,
+    cheapest_window,
+    farthest,
+    load,
+    price_of,
+    weighted,
+)
+from einpage.memplan.problem.order import as_written, random_topological
 from strategies import a_machine, random_graph, task_graphs
 
 PINNED = -1

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.job import Box
-from einpage.einsum_front.taskgraph import Kind, Nbytes, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
-from einpage.memplan.footprint import largest_footprint
-from einpage.memplan.memgraph import MemGraph, NodeId, Queue
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.units import Nbytes
+from einpage.einsum_front.graph.job import Box
+from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
+from einpage.memplan.graph.memgraph import MemGraph, NodeId, Queue
+from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import PlanOptions, plan
-from einpage.memplan.validate import judge
+from einpage.memplan.problem.footprint import largest_footprint
 from strategies import a_machine
 
 MODEL, FFN, ROWS, PIECES = 256, 1024, 32, 4

@@ -7,14 +7,14 @@ from itertools import product
 
 import pytest
 
-from einpage.memplan.arena import FitPolicy
+from einpage.einsum_front.base.units import ALIGNMENT
 from einpage.memplan.errors import DoesNotFit
-from einpage.memplan.footprint import largest_footprint
-from einpage.memplan.memgraph import ALIGNMENT
-from einpage.memplan.order import OrderPolicy
+from einpage.memplan.graph.arena import FitPolicy
+from einpage.memplan.horizons.victim import VictimPolicy
+from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import PlanOptions, plan
-from einpage.memplan.validate import judge
-from einpage.memplan.victim import VictimPolicy
+from einpage.memplan.problem.footprint import largest_footprint
+from einpage.memplan.problem.order import OrderPolicy
 from strategies import a_machine, random_graph
 
 POLICIES = list(product(OrderPolicy, VictimPolicy, FitPolicy, (True, False), (True, False)))
@@ -31,7 +31,9 @@ def sweep(graphs: range) -> Counter[str]:
         for extra in (-1, 0, 1, 4, 32):
             order, victim, fit, prefetch, evict_ahead = POLICIES[turn % len(POLICIES)]
             turn += 1
-            options = PlanOptions(order, victim, fit, prefetch, evict_ahead, alignment=alignment, seed=seed)
+            options = PlanOptions(
+                order=order, victim=victim, fit=fit, prefetch=prefetch, evict_ahead=evict_ahead, alignment=alignment, seed=seed
+            )
             where = f"graph {seed}, {extra} blocks, {options}"
             try:
                 fault = judge(plan(graph, a_machine(), least + extra * alignment, options))

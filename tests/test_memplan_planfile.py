@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from einpage.einsum_front.errors import UsageError
-from einpage.einsum_front.expr import Letter
-from einpage.einsum_front.program import Source
-from einpage.memplan.fault import Reason
-from einpage.memplan.planfile import load_plan, save_plan
-from einpage.memplan.text import memgraph_text
-from einpage.memplan.validate import judge
+from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.graph.program import Source
+from einpage.memplan.graph.dump import memgraph_text
+from einpage.memplan.graph.planfile import load_plan, save_plan
+from einpage.memplan.judge.reason import Reason
+from einpage.memplan.judge.validate import judge
 from hand_plan import hand_plan
 from plain_plan import plain_plan
 from strategies import budgets, task_graphs

@@ -9,21 +9,21 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from einpage.einsum_front.errors import UsageError
-from einpage.einsum_front.taskgraph import TaskGraph
-from einpage.memplan.accesses import Accesses, from_lists
-from einpage.memplan.footprint import largest_footprint
-from einpage.memplan.machine import Machine
-from einpage.memplan.memgraph import MemGraph, Queue
-from einpage.memplan.order import as_written
+from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.graph.taskgraph import TaskGraph
+from einpage.memplan.graph.memgraph import MemGraph, Queue
+from einpage.memplan.graph.simulate import moved_bytes, simulate
+from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import PlanOptions, plan
-from einpage.memplan.policies import KEEP_BY_POLICY, STATIC, Policy, most_bytes, static_plans
-from einpage.memplan.report import moved_bytes
-from einpage.memplan.residents import Start
-from einpage.memplan.simulate import simulate
-from einpage.memplan.slots import Slots, slots_of
-from einpage.memplan.timetable import Keep, timetable
-from einpage.memplan.validate import judge
+from einpage.memplan.problem.accesses import Accesses, from_lists
+from einpage.memplan.problem.footprint import largest_footprint
+from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.order import as_written
+from einpage.memplan.problem.slots import Slots, slots_of
+from einpage.memplan.residency.policies import Keep
+from einpage.memplan.residency.resident_sets import Start
+from einpage.memplan.schedule.static_plans import KEEP_BY_POLICY, STATIC, Policy, most_bytes, static_plans
+from einpage.memplan.schedule.timetable import timetable
 from strategies import a_machine, machines, random_graph, task_graphs
 
 NAMED = tuple(KEEP_BY_POLICY)

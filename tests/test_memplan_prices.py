@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from einpage.memplan.accesses import Accesses, from_lists
-from einpage.memplan.interval_lp import bytes_bound
-from einpage.memplan.keep import Keep, Room, and_nearest, evened, nearest, rounded
-from einpage.memplan.machine import links_only
-from einpage.memplan.order import as_written
-from einpage.memplan.prices import shares
-from einpage.memplan.slots import slots_of
-from einpage.memplan.tracefile import read_trace
+from einpage.einsum_front.graph.trace_file import read_trace
+from einpage.memplan.bounds.interval_lp import bytes_bound
+from einpage.memplan.problem.accesses import Accesses, from_lists
+from einpage.memplan.problem.machine import links_only
+from einpage.memplan.problem.order import as_written
+from einpage.memplan.problem.slots import slots_of
+from einpage.memplan.residency.policies import Keep, Room, and_nearest, evened, nearest, rounded
+from einpage.memplan.residency.shadow_prices import shares
 from strategies import a_machine, random_graph
 
 TILED = Path(__file__).parents[2] / "shared" / "data" / "paging" / "tiled-7B-S16384-8x4-dfs.json.gz"

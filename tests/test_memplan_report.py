@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.taskgraph import Nbytes
-from einpage.memplan.bounds import bounds
-from einpage.memplan.machine import Machine
-from einpage.memplan.memgraph import MemGraph, NodeId, Queue
-from einpage.memplan.report import limited_by, moved_bytes, peak_bytes, render, report, tasks_in_order
-from einpage.memplan.simulate import Timeline, simulate
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.units import Nbytes
+from einpage.memplan.bounds.bounds import bounds
+from einpage.memplan.graph.memgraph import MemGraph, NodeId, Queue
+from einpage.memplan.graph.simulate import Timeline, moved_bytes, simulate
+from einpage.memplan.problem.machine import Machine
+from einpage.memplan.report import limited_by, peak_bytes, render, report, tasks_in_order
 from hand_plan import hand_plan
 from strategies import a_machine
 

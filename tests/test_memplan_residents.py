@@ -9,19 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from einpage.einsum_front.errors import UsageError
-from einpage.einsum_front.taskgraph import Kind, TaskGraph, TensorId
-from einpage.memplan.bounds import Effort, bounds, compulsory_h2d
-from einpage.memplan.fault import Reason
-from einpage.memplan.footprint import footprint, largest_footprint, last_use_by_tensor
-from einpage.memplan.machine import Machine
-from einpage.memplan.memgraph import DEVICE, HOST, MemGraph, Move, Queue, aligned
-from einpage.memplan.order import OrderPolicy
+from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.base.units import aligned
+from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, TensorId
+from einpage.memplan.bounds.bounds import Effort, bounds, compulsory_h2d
+from einpage.memplan.graph.memgraph import DEVICE, HOST, MemGraph, Move, Queue
+from einpage.memplan.graph.simulate import moved_bytes, simulate
+from einpage.memplan.judge.reason import Reason
+from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import PlanOptions, plan
-from einpage.memplan.report import moved_bytes, tasks_in_order
-from einpage.memplan.residents import Start, resident_sets
-from einpage.memplan.simulate import simulate
-from einpage.memplan.validate import judge
+from einpage.memplan.problem.footprint import footprint, largest_footprint, last_use_by_tensor
+from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.order import OrderPolicy
+from einpage.memplan.report import tasks_in_order
+from einpage.memplan.residency.resident_sets import Start, resident_sets
 from hand_plan import hand_graph, hand_plan
 from strategies import a_machine, alignments, budgets, machines, random_graph, task_graphs
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from einpage.einsum_front.dtype import DType
-from einpage.memplan.machine import Machine
-from einpage.memplan.memgraph import NodeId, Queue
-from einpage.memplan.simulate import QUEUES, durations, queue_numbers, simulate
+from einpage.einsum_front.base.dtype import DType
+from einpage.memplan.graph.memgraph import NodeId, Queue
+from einpage.memplan.graph.simulate import QUEUES, durations, queue_numbers, simulate
+from einpage.memplan.problem.machine import Machine
 from hand_plan import edges_of, hand_plan
 from plain_plan import plain_plan
 from strategies import a_machine, budgets, machines, task_graphs

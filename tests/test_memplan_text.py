@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from einpage.einsum_front.taskgraph import Nbytes
-from einpage.memplan import text
-from einpage.memplan.memgraph import Edges, Free, MemGraph, ResidencyId
-from einpage.memplan.text import memgraph_text
+from einpage.einsum_front.base.units import Nbytes
+from einpage.memplan.graph import dump as text
+from einpage.memplan.graph.dump import memgraph_text
+from einpage.memplan.graph.memgraph import Edges, Free, MemGraph, ResidencyId
 from hand_plan import hand_plan
 
 NODES = """\

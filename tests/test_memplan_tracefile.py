@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from einpage.einsum_front.errors import UsageError
-from einpage.einsum_front.taskgraph import Kind, TaskGraph
-from einpage.memplan.bounds import bounds
-from einpage.memplan.footprint import last_use_by_tensor
+from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph
+from einpage.einsum_front.graph.trace_file import read_trace
+from einpage.memplan.bounds.bounds import bounds
+from einpage.memplan.graph.dump import memgraph_text
+from einpage.memplan.graph.planfile import load_plan, save_plan
+from einpage.memplan.graph.simulate import simulate
+from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import plan
-from einpage.memplan.planfile import load_plan, save_plan
-from einpage.memplan.simulate import simulate
-from einpage.memplan.text import memgraph_text
-from einpage.memplan.tracefile import read_trace
-from einpage.memplan.validate import judge
+from einpage.memplan.problem.footprint import last_use_by_tensor
 from strategies import a_machine
 
 DATA = Path(__file__).parent / "data"

@@ -6,15 +6,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from einpage.einsum_front.taskgraph import TaskGraph
-from einpage.memplan.accesses import Accesses, from_lists
-from einpage.memplan.footprint import largest_footprint
-from einpage.memplan.interval_lp import bytes_bound
-from einpage.memplan.keep import Keep, nearest, rounded, stream_all
-from einpage.memplan.order import as_written
-from einpage.memplan.slots import slots_of
-from einpage.memplan.timetable import bytes_kept
-from einpage.memplan.trade import traded
+from einpage.einsum_front.graph.taskgraph import TaskGraph
+from einpage.memplan.bounds.interval_lp import bytes_bound
+from einpage.memplan.problem.accesses import Accesses, from_lists
+from einpage.memplan.problem.footprint import largest_footprint
+from einpage.memplan.problem.order import as_written
+from einpage.memplan.problem.slots import slots_of
+from einpage.memplan.residency.policies import Keep, bytes_kept, nearest, rounded, stream_all
+from einpage.memplan.residency.ruin_recreate import traded
 from strategies import a_machine, task_graphs
 
 

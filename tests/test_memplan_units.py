@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einpage.einsum_front.errors import UsageError
-from einpage.memplan.units import format_bytes, format_rate, format_seconds, parse_bytes, parse_rate
+from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.base.units import format_bytes, format_rate, format_seconds, parse_bytes, parse_rate
 
 
 @pytest.mark.parametrize(

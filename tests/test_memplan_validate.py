@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from einpage.einsum_front.taskgraph import Kind, Nbytes, TaskId, TensorId
-from einpage.memplan.fault import Reason
-from einpage.memplan.memgraph import (
+from einpage.einsum_front.base.units import Nbytes
+from einpage.einsum_front.graph.taskgraph import Kind, TaskId, TensorId
+from einpage.memplan.graph.memgraph import (
     DEVICE,
     HOST,
     Compute,
@@ -30,8 +30,9 @@ from einpage.memplan.memgraph import (
     Residency,
     ResidencyId,
 )  # fmt: skip
-from einpage.memplan.owners import Owners
-from einpage.memplan.validate import judge
+from einpage.memplan.judge.last_user import Owners
+from einpage.memplan.judge.reason import Reason
+from einpage.memplan.judge.validate import judge
 from hand_plan import EDGES, MEMORY, edges_of, hand_plan
 from plain_plan import plain_plan
 from strategies import alignments, budgets, task_graphs

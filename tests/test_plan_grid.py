@@ -13,12 +13,12 @@ from time import perf_counter
 import pytest
 
 from bench.plan_quality import MODELS
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.taskgraph import HOST_AT_START
-from einpage.exec.build import build_graph, make_plan, open_model
-from einpage.memplan.machine import load_machine
-from einpage.memplan.memgraph import Move, NodeId, Queue
-from einpage.memplan.units import parse_bytes
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.units import parse_bytes
+from einpage.einsum_front.graph.taskgraph import HOST_AT_START
+from einpage.exec.build.judged_plan import build_graph, make_plan, open_model
+from einpage.memplan.graph.memgraph import Move, NodeId, Queue
+from einpage.memplan.problem.machine import load_machine
 
 LLAMA = Path(__file__).parents[1] / "specs" / "llama.yaml"
 BUDGETS = {"p100": ("8GiB", "15GiB"), "v100": ("8GiB", "15GiB"), "a100": ("8GiB", "16GiB", "38GiB"), "h100": ("8GiB", "16GiB", "38GiB")}

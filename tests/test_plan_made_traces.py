@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from einpage.einsum_front.taskgraph import HOST_AT_START
-from einpage.memplan.footprint import largest_footprint
-from einpage.memplan.machine import links_only
-from einpage.memplan.memgraph import MemGraph, Move, NodeId, Queue
-from einpage.memplan.order import as_written
+from einpage.einsum_front.graph.taskgraph import HOST_AT_START
+from einpage.einsum_front.graph.trace_file import read_trace
+from einpage.memplan.graph.memgraph import MemGraph, Move, NodeId, Queue
+from einpage.memplan.graph.simulate import simulate
+from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import PlanOptions, plan
-from einpage.memplan.policies import STATIC, static_plans
-from einpage.memplan.simulate import simulate
-from einpage.memplan.slots import slots_of
-from einpage.memplan.tracefile import read_trace
-from einpage.memplan.validate import judge
+from einpage.memplan.problem.footprint import largest_footprint
+from einpage.memplan.problem.machine import links_only
+from einpage.memplan.problem.order import as_written
+from einpage.memplan.problem.slots import slots_of
+from einpage.memplan.schedule.static_plans import STATIC, static_plans
 
 ROUNDING = 1 + 1e-9
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 import pytest
 
 from bench.plan_quality import MODELS
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.fuse import fuse, leaving
-from einpage.einsum_front.split import split
-from einpage.einsum_front.taskgraph import TaskGraph
-from einpage.exec.build import build_graph, make_plan, open_model, plan_graph
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.units import ALIGNMENT
+from einpage.einsum_front.fuse.fuse import fuse, leaving
+from einpage.einsum_front.graph.taskgraph import TaskGraph
+from einpage.einsum_front.tile.split import split
+from einpage.exec.build.judged_plan import build_graph, make_plan, open_model, plan_graph
 from einpage.memplan.errors import DoesNotFit
-from einpage.memplan.footprint import largest_footprint
-from einpage.memplan.machine import load_machine
-from einpage.memplan.memgraph import ALIGNMENT
 from einpage.memplan.plan import PlanOptions
+from einpage.memplan.problem.footprint import largest_footprint
+from einpage.memplan.problem.machine import load_machine
 from specs_small import SPECS
 
 PUBLISHED = {1024: 1.14, 4096: 1.28}

@@ -17,12 +17,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bench.gpu.formulas import FORMULAS, attention_error, error_of, heads
 from bench.results import ROOT
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.expr import Acc, Axis, Letter, Load
-from einpage.einsum_front.job import Box, Contraction, ContractJob, Job, Range, View
-from einpage.exec.build import build_graph, open_model
-from einpage.kernels.access import TORCH_DTYPE
-from einpage.kernels.program import Operands
+from einpage.einsum_front.algebra.expr import Acc, Axis, Letter, Load
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.graph.job import Box, Contraction, ContractJob, Job, Range, View
+from einpage.exec.build.judged_plan import build_graph, open_model
+from einpage.kernels.layout.window import TORCH_DTYPE
+from einpage.kernels.tape.torch_kernel import Operands
 
 Calls = dict[str, Callable[[], object]]
 

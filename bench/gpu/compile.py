@@ -20,14 +20,14 @@ from bench.gpu.kernels import real, tiny
 from bench.gpu.models import CELLS, DRY_CELLS, SIZES, TINY
 from bench.gpu.report import Report
 from bench.results import ROOT
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.job import GatherJob, Job
-from einpage.exec.build import build_graph, open_model
-from einpage.exec.measure import cores
-from einpage.kernels.access import TORCH_DTYPE
-from einpage.kernels.dispatch import Backend, prepare
-from einpage.kernels.triton_jobs import TritonKernel, triton_kernel
-from einpage.kernels.triton_target import Target
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.graph.job import GatherJob, Job
+from einpage.exec.build.judged_plan import build_graph, open_model
+from einpage.exec.measure.cpu import cores
+from einpage.kernels.launch.kernel import TritonKernel, triton_kernel
+from einpage.kernels.layout.window import TORCH_DTYPE
+from einpage.kernels.prepare import Backend, prepare
+from einpage.kernels.tiles.target import Target
 
 MOST_PROCESSES = 12
 SPARE_S = 4.0

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from einpage.exec.build import Model
-from einpage.exec.checkpoint import Checkpoint, Rows, rows_and_columns
-from einpage.exec.measure import cores
-from einpage.exec.weights import Resolved
+from einpage.exec.build.judged_plan import Model
+from einpage.exec.load.checkpoint import Checkpoint, Rows, rows_and_columns
+from einpage.exec.load.resolve import Resolved
+from einpage.exec.measure.cpu import cores
 
 BLOCK_ELEMENTS = 1 << 18
 """As much as RandomWeights makes at once; all of it stays in a cache."""

@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 
 from bench.gpu.report import Report
 from bench.results import ROOT
-from einpage.exec.measure import cores
+from einpage.exec.measure.cpu import cores
 
 DRY = ("tests/test_kernels_triton.py", "tests/test_kernels_gpu.py", "-m", "interpreter or gpu", "-k", "(naive and rms_norm) or rotations")
 REAL = ("-m", "gpu", "tests")

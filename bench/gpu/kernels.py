@@ -17,10 +17,10 @@ import torch
 from bench.gpu.cases import TITLE, Case, layer_jobs, llama, product, product_job
 from bench.gpu.report import Report
 from bench.gpu.timing import Clock
-from einpage.einsum_front.dtype import DType
-from einpage.einsum_front.job import ContractJob, Job
-from einpage.kernels.dispatch import Backend, prepare
-from einpage.kernels.triton_jobs import TritonKernel
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.graph.job import ContractJob, Job
+from einpage.kernels.launch.kernel import TritonKernel
+from einpage.kernels.prepare import Backend, prepare
 
 TOLERANCE = 1e-2
 """Of bf16 and fp16 kernels, as in the tests."""

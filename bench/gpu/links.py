@@ -17,9 +17,9 @@ import torch
 
 from bench.gpu.report import Report
 from bench.gpu.timing import timed_event
-from einpage.exec.choose import DeviceKind, measured_machine
-from einpage.exec.measure import measure_cpu
-from einpage.memplan.machine import Machine, load_machine, machine_text
+from einpage.exec.measure.cpu import measure_cpu
+from einpage.exec.run.choose import DeviceKind, measured_machine
+from einpage.memplan.problem.machine import Machine, load_machine, machine_text
 
 PROFILE = "machine.yaml"
 LARGE, SMALL, TINY = 1 << 30, 1 << 20, 4 << 10

@@ -19,12 +19,12 @@ from bench.gpu.links import link_rate, profile
 from bench.gpu.report import Report
 from bench.gpu.runs import WARM_UPS, Runs, Watched, forget_memory, opened, prepared, repeat
 from bench.plan_quality import MODELS
-from einpage.exec.build import Model
-from einpage.exec.choose import Dispatch
-from einpage.exec.run import Prepared
+from einpage.einsum_front.base.units import format_bytes
+from einpage.exec.build.judged_plan import Model
+from einpage.exec.run.choose import Dispatch
+from einpage.exec.run.prepared import Prepared
 from einpage.memplan.errors import DoesNotFit
-from einpage.memplan.machine import Machine
-from einpage.memplan.units import format_bytes
+from einpage.memplan.problem.machine import Machine
 
 GIB = 1 << 30
 TOLERANCE = 2e-2

@@ -26,7 +26,7 @@ from bench.gpu.rivals import Missing, Prefill
 from bench.gpu.runs import WARM_UPS, forget_memory, opened, opened_tokens, prepared, repeat
 from bench.plan_quality import MODELS
 from bench.ring import SLOTS, flat_parameters
-from einpage.exec.choose import Dispatch
+from einpage.exec.run.choose import Dispatch
 
 GIB = 1 << 30
 TOLERANCE = 2e-2

@@ -19,13 +19,13 @@ from torch import Tensor
 from bench.gpu.here import device_used_before
 from bench.gpu.report import Setting
 from bench.results import ROOT
-from einpage.einsum_front.dtype import DType
-from einpage.exec.build import Model, open_model
-from einpage.exec.choose import DeviceKind, Dispatch
-from einpage.exec.engine import Measured
-from einpage.exec.inputs import TokenLists
-from einpage.exec.run import Prepared, RunOptions, prepare_run
-from einpage.memplan.machine import Machine
+from einpage.einsum_front.base.dtype import DType
+from einpage.exec.build.judged_plan import Model, open_model
+from einpage.exec.dispatch.engine import Measured
+from einpage.exec.load.inputs import TokenLists
+from einpage.exec.run.choose import DeviceKind, Dispatch
+from einpage.exec.run.prepared import Prepared, RunOptions, prepare_run
+from einpage.memplan.problem.machine import Machine
 
 SPEC = ROOT / "specs" / "llama.yaml"
 POLL_S = 0.005

@@ -16,10 +16,10 @@ from bench.gpu.links import profile
 from bench.gpu.report import Report, Setting
 from bench.gpu.runs import SPEC, WARM_UPS, forget_memory, prepared, repeat
 from bench.results import ROOT
-from einpage.exec.build import open_model
-from einpage.exec.choose import Dispatch
-from einpage.exec.inputs import TokenLists
-from einpage.exec.run import Prepared
+from einpage.exec.build.judged_plan import open_model
+from einpage.exec.load.inputs import TokenLists
+from einpage.exec.run.choose import Dispatch
+from einpage.exec.run.prepared import Prepared
 
 MODEL = ROOT / ".cache" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 REFERENCE = ROOT / "tests" / "data" / "smollm2_reference.json"

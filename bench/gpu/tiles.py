@@ -14,12 +14,12 @@ from bench.gpu.compile import Wanted, compile_all
 from bench.gpu.kernels import BF, LARGE, NARROW, SMALL, TOLERANCE, Layer, Square
 from bench.gpu.report import Report
 from bench.gpu.timing import Clock
-from einpage.einsum_front.job import AttentionJob, ContractJob, Job
-from einpage.kernels.triton_contract import product_of
-from einpage.kernels.triton_jobs import TritonKernel, triton_kernel
-from einpage.kernels.triton_product_tiles import variants
-from einpage.kernels.triton_target import Target, here
-from einpage.kernels.triton_tiles import Tiles
+from einpage.einsum_front.graph.job import AttentionJob, ContractJob, Job
+from einpage.kernels.launch.kernel import TritonKernel, triton_kernel
+from einpage.kernels.on_triton.contract import product_of
+from einpage.kernels.tiles.product_tiles import variants
+from einpage.kernels.tiles.target import Target, here
+from einpage.kernels.tiles.tiles import Tiles
 
 GROUPS = (
     Square(8192, BF),

@@ -1,0 +1,249 @@
+"""Expressions as values: the leaf that every other part may import.
+
+An expression is a tree of frozen nodes. The parser makes it (with names still in it), the checker resolves
+names to numbers, axes and loads and makes every sum explicit, the fuser cuts it into jobs, and kernels evaluate it.
+Invariant after checking: no `Name` is left, every letter is bound by a `Reduce` or stands on the target.
+Source positions do not take part in equality, so equal mathematics is equal data whatever line it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import NewType, TypeAlias, assert_never
+
+from einpage.einsum_front.base.errors import Span
+
+Letter = NewType("Letter", str)
+"""The name of an axis, as declared under `axes:`."""
+
+
+class Reduction(Enum):
+    """A written (or, for SUM, implied) reduction over axis letters. SOFTMAX keeps its letters."""
+
+    SUM = "sum"
+    MEAN = "mean"
+    MAX = "max"
+    MIN = "min"
+    SOFTMAX = "softmax"
+
+
+UNARY = ("-", "not")
+BINARY = ("+", "-", "*", "/", "//", "%", "**", "<", "<=", ">", ">=", "==", "!=", "and", "or")
+FUNCTIONS = {
+    "exp": 1, "log": 1, "sqrt": 1, "rsqrt": 1, "sin": 1, "cos": 1, "tanh": 1, "erf": 1, "sigmoid": 1, "silu": 1,
+    "gelu": 1, "gelu_tanh": 1, "relu": 1, "abs": 1, "where": 3, "min": 2, "max": 2,
+}  # fmt: skip
+"""Pointwise functions and how many arguments each takes; `gelu` is the erf form."""
+
+
+_NO_SPAN = Span(0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Num:
+    value: float | int
+    span: Span = field(default=_NO_SPAN, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A word not yet resolved: a size, a scalar, a repeat variable, `pi`, `inf`, an axis, a scalar tensor."""
+
+    word: str
+    span: Span = field(default=_NO_SPAN, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """The number of an axis letter, as an index or as a value."""
+
+    letter: Letter
+    span: Span = field(default=_NO_SPAN, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """An element of a named value: one index expression per dimension."""
+
+    name: str
+    indices: tuple[Expr, ...]
+    span: Span = field(default=_NO_SPAN, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Acc:
+    """Inside a job's epilogue: the finished accumulator of its contraction number `index`."""
+
+    index: int
+    span: Span = field(default=_NO_SPAN, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    op: str
+    """One of UNARY."""
+    x: Expr
+    span: Span = field(default=_NO_SPAN, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    op: str
+    """One of BINARY."""
+    x: Expr
+    y: Expr
+    span: Span = field(default=_NO_SPAN, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    fn: str
+    """A key of FUNCTIONS."""
+    args: tuple[Expr, ...]
+    span: Span = field(default=_NO_SPAN, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    op: Reduction
+    letters: tuple[Letter, ...]
+    body: Expr
+    span: Span = field(default=_NO_SPAN, compare=False, repr=False)
+
+
+Expr: TypeAlias = "Num | Name | Axis | Load | Acc | Unary | Binary | Call | Reduce"
+
+
+def children(e: Expr) -> tuple[Expr, ...]:
+    """The direct sub-expressions of `e`, in reading order."""
+    match e:
+        case Num() | Name() | Axis() | Acc():
+            return ()
+        case Load():
+            return e.indices
+        case Unary():
+            return (e.x,)
+        case Binary():
+            return (e.x, e.y)
+        case Call():
+            return e.args
+        case Reduce():
+            return (e.body,)
+    assert_never(e)
+
+
+def walk(e: Expr) -> Iterator[Expr]:
+    """Every node of `e`, itself first, in reading order."""
+    stack = [e]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(reversed(children(node)))
+
+
+def size(e: Expr) -> int:
+    """How many nodes `e` has."""
+    return sum(1 for _ in walk(e))
+
+
+def loads(e: Expr) -> tuple[Load, ...]:
+    """Every load in `e`, those inside index expressions included, in reading order."""
+    return tuple(n for n in walk(e) if isinstance(n, Load))
+
+
+def rebuild(e: Expr, f: Callable[[Expr], Expr]) -> Expr:
+    """`e` with `f` applied to its direct sub-expressions; the same object where nothing changed."""
+    match e:
+        case Num() | Name() | Axis() | Acc():
+            return e
+        case Load():
+            indices = tuple(f(i) for i in e.indices)
+            return e if _same(indices, e.indices) else replace(e, indices=indices)
+        case Unary():
+            x = f(e.x)
+            return e if x is e.x else replace(e, x=x)
+        case Binary():
+            x, y = f(e.x), f(e.y)
+            return e if x is e.x and y is e.y else replace(e, x=x, y=y)
+        case Call():
+            args = tuple(f(a) for a in e.args)
+            return e if _same(args, e.args) else replace(e, args=args)
+        case Reduce():
+            body = f(e.body)
+            return e if body is e.body else replace(e, body=body)
+    assert_never(e)
+
+
+def _same(a: tuple[Expr, ...], b: tuple[Expr, ...]) -> bool:
+    return all(x is y for x, y in zip(a, b, strict=True))
+
+
+def substitute(e: Expr, f: Callable[[Expr], Expr | None]) -> Expr:
+    """`e` with every node for which `f` answers replaced by that answer, outermost first."""
+    found = f(e)
+    if found is not None:
+        return found
+    return rebuild(e, lambda child: substitute(child, f))
+
+
+def free_letters(e: Expr) -> frozenset[Letter]:
+    """Letters that `e` depends on from outside: softmax leaves its letters free, other reductions bind theirs."""
+    match e:
+        case Axis():
+            return frozenset((e.letter,))
+        case Reduce() if e.op is not Reduction.SOFTMAX:
+            return free_letters(e.body) - frozenset(e.letters)
+        case _:
+            out: frozenset[Letter] = frozenset()
+            for child in children(e):
+                out |= free_letters(child)
+            return out
+
+
+_PRECEDENCE = {
+    "or": 1, "and": 2, "not": 3, "<": 4, "<=": 4, ">": 4, ">=": 4, "==": 4, "!=": 4,
+    "+": 5, "-": 5, "*": 6, "/": 6, "//": 6, "%": 6, "neg": 7, "**": 8,
+}  # fmt: skip
+
+
+def text(e: Expr) -> str:
+    """`e` in the spec's own syntax; parsing it again gives an equal expression."""
+    return _text(e, 0)
+
+
+def _text(e: Expr, outer: int) -> str:
+    match e:
+        case Num():
+            return _number(e.value, outer)
+        case Name():
+            return e.word
+        case Axis():
+            return str(e.letter)
+        case Acc():
+            return f"acc{e.index}"
+        case Load():
+            return f"{e.name}[{', '.join(_text(i, 0) for i in e.indices)}]"
+        case Call():
+            return f"{e.fn}({', '.join(_text(a, 0) for a in e.args)})"
+        case Reduce():
+            return f"{e.op.value}[{','.join(e.letters)}]({_text(e.body, 0)})"
+        case Unary():
+            level = _PRECEDENCE["neg" if e.op == "-" else "not"]
+            word = "-" if e.op == "-" else "not "
+            inner = f"{word}{_text(e.x, level)}"
+            return f"({inner})" if level < outer else inner
+        case Binary():
+            level = _PRECEDENCE[e.op]
+            left, right = (level + 1, level) if e.op == "**" else (level, level + 1)
+            if level == _PRECEDENCE["<"]:
+                left = level + 1
+            inner = f"{_text(e.x, left)} {e.op} {_text(e.y, right)}"
+            return f"({inner})" if level < outer else inner
+    assert_never(e)
+
+
+def _number(value: float | int, outer: int) -> str:
+    word = ("inf" if value > 0 else "-inf") if isinstance(value, float) and value in (float("inf"), float("-inf")) else repr(value)
+    return f"({word})" if word.startswith("-") and outer > 0 else word

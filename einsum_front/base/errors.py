@@ -1,0 +1,97 @@
+"""Errors a person can act on. Every mistake of a user ends in one of these; a bug of ours asserts instead.
+
+A SpecError shows where: file, line, column, the line itself under a caret; then what was expected, what exists, and
+the nearest word that would have been right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where a piece of source stands: 1-based line and column, and its length in characters."""
+
+    line: int
+    column: int
+    length: int = 1
+
+
+_LISTED = 12
+"""How many of the words that exist a message lists."""
+_WIDTH = 120
+"""Characters of a source line that a message shows."""
+
+
+class EinpageError(Exception):
+    """Base of all errors that are not our bug. `exit_status` is what the command line returns."""
+
+    exit_status = 2
+
+
+class UsageError(EinpageError):
+    """A wrong argument, file or combination of them."""
+
+
+class SpecError(EinpageError):
+    """A mistake in a spec (or in a `--set`), with its place. `line` and `column` count from 1."""
+
+    def __init__(
+        self,
+        message: str,
+        path: str,
+        span: Span,
+        source_line: str,
+        expected: str | None = None,
+        exists: str | None = None,
+        cure: str | None = None,
+    ) -> None:
+        self.message = message
+        self.path = path
+        self.line = span.line
+        self.column = span.column
+        self.source_line = source_line
+        self.expected = expected
+        self.exists = exists
+        self.cure = cure
+        rows = [f"{path}:{span.line}:{span.column}: {message}", *_under_caret(source_line, span)]
+        labelled = (("expected", expected), ("exists", exists), ("cure", cure))
+        rows.extend(f"  {label}: {text}" for label, text in labelled if text is not None)
+        super().__init__("\n".join(rows))
+
+
+def _under_caret(source_line: str, span: Span) -> list[str]:
+    """The line and a caret below it; of a long line, the part around the caret."""
+    at = min(max(span.column - 1, 0), len(source_line))
+    start = max(0, at - _WIDTH // 2) if len(source_line) > _WIDTH else 0
+    shown = source_line[start : start + _WIDTH]
+    lead, trail = ("…" if start else ""), ("…" if start + _WIDTH < len(source_line) else "")
+    # A tab before the caret stays a tab, so that the caret stands under its character on any terminal.
+    indent = "".join("\t" if c == "\t" else " " for c in lead + shown[: at - start])
+    carets = "^" * max(1, min(span.length, len(shown) - (at - start)))
+    gutter = " " * len(str(span.line))
+    return [f"  {span.line} | {lead}{shown}{trail}", f"  {gutter} | {indent}{carets}"]
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The known word most like `word`, or None where nothing is near."""
+    found = get_close_matches(word, sorted(known), n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+    """`did you mean `x`?`, or None where nothing is near."""
+    near = closest(word, known)
+    return None if near is None else f"did you mean `{near}`?"
+
+
+def listing(words: Iterable[str]) -> str:
+    """`a, b, c` for a message; a long list is cut and counted."""
+    names = list(dict.fromkeys(words))
+    shown = ", ".join(names[:_LISTED])
+    if not names:
+        return "none"
+    return shown if len(names) <= _LISTED else f"{shown} … ({len(names)} in all)"

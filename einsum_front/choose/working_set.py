@@ -1,0 +1,178 @@
+"""Working sets of ops under many splits, counted as the planner counts them: aligned operands and result, 0 for a result that takes over.
+
+In: an OpGraph and a dtype. Out: bytes for a split. Ops alike in all that decides their bytes (the same layer at every depth) are one
+Pattern, and what was counted once is remembered: a step from one split to the next touches few patterns.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.units import aligned
+from einpage.einsum_front.graph.job import Box
+from einpage.einsum_front.graph.opgraph import GatherOp, OpGraph, op_loads
+from einpage.einsum_front.graph.taskgraph import Kind, Value
+from einpage.einsum_front.tile.grid import Grid, asked, templates_of
+from einpage.einsum_front.tile.split import accumulator_box, cuts_by_letter, declared_values
+from einpage.einsum_front.tile.template import Template, Tile, result_cuts, takeovers, tiles
+from einpage.einsum_front.tile.tiling import Cuts, load_box, own_cuts
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A split and what it needs."""
+
+    pieces: tuple[tuple[Letter, int], ...]
+    """Sorted by letter; letters left whole are absent."""
+    largest_bytes: int
+    """The largest working set of a task, from a sample of each op's tiles: exact but for ragged corners, never too much."""
+    task: str
+    """The value whose task that is."""
+
+    @property
+    def by_letter(self) -> dict[Letter, int]:
+        return dict(self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What decides how a value that an op reads is cut."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+    writer: Template | None
+    """Of a computed value; None for a weight or an input."""
+    readers: frozenset[tuple[Template, str]]
+    """Of a weight or an input, with the slot it is read in; empty for a computed value."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pattern:
+    """What the working sets of an op depend on, but for the split. Equal only to itself."""
+
+    template: Template
+    sources: tuple[Source, ...]
+    """Per slot."""
+    dying: tuple[bool, ...]
+    """Per slot: whether the op is the last that reads it."""
+
+    takeovers: tuple[bool, ...]
+    """Per slot: whether the result may take over its bytes, tiles permitting."""
+    letters: tuple[Letter, ...]
+    """Letters whose cuts may make a difference, sorted."""
+
+
+def _letters(template: Template, sources: tuple[Source, ...]) -> tuple[Letter, ...]:
+    templates = {template, *(reader for source in sources for reader, _ in source.readers)}
+    templates |= {source.writer for source in sources if source.writer is not None}
+    return tuple(sorted({letter for template in templates for letter, _ in template.tiling.inside}))
+
+
+class Sizer:
+    """Bytes by pattern and split."""
+
+    def __init__(self, opgraph: OpGraph, dtype: DType) -> None:
+        self.opgraph, self.dtype = opgraph, dtype
+        self.values: dict[str, Value] = declared_values(opgraph, dtype)
+        self.patterns: dict[Pattern, str] = {}
+        """With the first value of the pattern, in order."""
+        self.pattern_by_value: dict[str, Pattern] = {}
+        self._known: dict[tuple[object, ...], int] = {}
+        self._asked: dict[tuple[object, ...], dict[str, tuple[set[int], ...]]] = {}
+        templates = templates_of(opgraph, self.values)
+        readers: dict[str, set[tuple[Template, str]]] = {name: set() for name in self.values}
+        for template, names in templates.values():
+            for slot, name in zip(template.slots, names, strict=True):
+                if self.values[name].kind in (Kind.WEIGHT, Kind.INPUT):
+                    readers[name].add((template, slot))
+        writers = {name: template for name, (template, _) in templates.items()}
+        sources = {n: Source(v.shape, v.dtype, writers.get(n), frozenset(readers[n])) for n, v in self.values.items()}
+        last_reader = {load.name: op.value for op in opgraph.ops for load in op_loads(op)}
+        pattern_by_key: dict[tuple[object, ...], Pattern] = {}
+        for op in opgraph.ops:
+            template, names = templates[op.value]
+            dying = tuple(self.values[n].kind is Kind.ACTIVATION and last_reader[n] == op.value for n in names)
+            read = tuple(sources[n] for n in names)
+            key = (template, read, dying)
+            if key not in pattern_by_key:
+                pattern_by_key[key] = Pattern(template, read, dying, takeovers(template), _letters(template, read))
+            pattern = pattern_by_key[key]
+            self.patterns.setdefault(pattern, op.value)
+            self.pattern_by_value[op.value] = pattern
+
+    def measure(self, pieces: Mapping[Letter, int]) -> Choice:
+        """The largest working set under `pieces`, and whose it is."""
+        cut = cuts_by_letter(self.opgraph, pieces)
+        largest, task = max(((self.footprint(p, cut), value) for p, value in self.patterns.items()), key=lambda f: f[0])
+        real = tuple((letter, len(c) - 1) for letter, c in sorted(cut.items()) if len(c) > 2)
+        return Choice(real, largest, task)
+
+    def footprint(self, pattern: Pattern, cut: Mapping[Letter, Cuts]) -> int:
+        """The largest working set of a task of `pattern`, in bytes."""
+        key = (pattern, *(cut[letter] for letter in pattern.letters))
+        if key not in self._known:
+            grids = tuple(self._grid(source, cut) for source in pattern.sources)
+            mine = Grid(result_cuts(pattern.template, cut))
+            count = _Count(pattern, grids, mine, self.dtype)
+            self._known[key] = max(count.task(tile) for tile in tiles(pattern.template, cut, few=True))
+        return self._known[key]
+
+    def _grid(self, source: Source, cut: Mapping[Letter, Cuts]) -> Grid:
+        if source.writer is not None:
+            return Grid(result_cuts(source.writer, cut))
+        points: list[set[int]] = [{0, extent} for extent in source.shape]
+        for template, slot in source.readers:
+            own = own_cuts(template.tiling, cut)
+            key = (template, *(own[letter] for letter, _ in template.tiling.inside))
+            if key not in self._asked:
+                self._asked[key] = asked(template, cut)
+            for have, more in zip(points, self._asked[key][slot], strict=True):
+                have |= more
+        return Grid(tuple(tuple(sorted(p)) for p in points))
+
+
+class _Count:
+    """Bytes of the tasks of one pattern over given grids."""
+
+    def __init__(self, pattern: Pattern, grids: tuple[Grid, ...], mine: Grid, dtype: DType) -> None:
+        self.op, self.dtype, self.pattern, self.grids = pattern.template.op, dtype, pattern, grids
+        same = [grid.cuts == mine.cuts and source.dtype is dtype for grid, source in zip(grids, pattern.sources, strict=True)]
+        self.dies = [d and may and s for d, may, s in zip(pattern.dying, pattern.takeovers, same, strict=True)]
+        self.loads = [[load for load in op_loads(self.op) if load.name == slot] for slot in pattern.template.slots]
+        self.known: dict[tuple[int, Box], int] = {}
+
+    def task(self, tile: Tile) -> int:
+        """Aligned operands, carried sums and result of one task."""
+        result = aligned(tile.box.size * self.dtype.nbytes)
+        if isinstance(self.op, GatherOp):
+            return result
+        ranges = dict(tile.ranges)
+        total, taken = 0, False
+        for n, (loads, source, grid) in enumerate(zip(self.loads, self.pattern.sources, self.grids, strict=True)):
+            boxes = list(dict.fromkeys(load_box(load, ranges, source.shape) for load in loads))
+            total += self._tiles(n, boxes)
+            taken = taken or (self.dies[n] and len(boxes) == 1 and len(grid.inside(boxes[0])) == 1)
+        if tile.links > 1:
+            total += aligned(accumulator_box(self.op, tile.box).size * DType.FP32.nbytes)
+        return total if tile.link < tile.links - 1 or taken else total + result
+
+    def _tiles(self, n: int, boxes: list[Box]) -> int:
+        """Bytes of the tiles of operand `n` that share an element with any of `boxes`."""
+        grid, nbytes = self.grids[n], self.pattern.sources[n].dtype.nbytes
+        if len(boxes) > 1:
+            tiles = {number for box in boxes for number in grid.inside(box)}
+            return sum(aligned(grid.box(number).size * nbytes) for number in tiles)
+        (box,) = boxes
+        if (n, box) not in self.known:
+            counts = {1: 1}  # how many blocks there are of so many elements, a dimension after another
+            for points, a, b in zip(grid.cuts, box.start, box.stop, strict=True):
+                widths = Counter(points[i + 1] - points[i] for i in range(bisect_right(points, a) - 1, bisect_left(points, b)))
+                pairs = [(size * width, c * k) for size, c in counts.items() for width, k in widths.items()]
+                counts = {size: sum(c for s, c in pairs if s == size) for size, _ in pairs}
+            self.known[n, box] = sum(c * aligned(size * nbytes) for size, c in counts.items())
+        return self.known[n, box]

@@ -1,0 +1,155 @@
+"""Inputs and weights: what a spec declares, at the sizes of this run and, in a repeat, once an iteration.
+
+In: entries of the document. Out: the Program's inputs and weights, and their names made known to the statements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+
+from einpage.einsum_front.algebra import arithmetic as fold
+from einpage.einsum_front.algebra.expr import Expr, Letter
+from einpage.einsum_front.base.errors import Span, SpecError, did_you_mean, listing
+from einpage.einsum_front.elaborate.resolve import Known
+from einpage.einsum_front.graph.program import Input, Source, Weight
+from einpage.einsum_front.spec.document import Axes, Document, InputEntry, SourceName, WeightEntry
+from einpage.einsum_front.spec.sizes import Evaluator
+
+
+class Declarations:
+    """Declares into `known`; reads `numbers` as they are at the time (repeat variables come and go)."""
+
+    def __init__(
+        self, document: Document, numbers: Mapping[str, fold.Number], extents: Mapping[Letter, int], known: dict[str, Known]
+    ) -> None:
+        self._document = document
+        self._source = document.source
+        self._numbers = numbers
+        self._extents = extents
+        self._known = known
+        self._used: set[str] = set()
+        self._tied: set[str] = set()
+        self._groups_by_source: dict[int, tuple[tuple[int, ...], ...]] = {}
+        self._span_by_name: dict[str, Span] = {}
+        for entry in (*document.sizes, *document.scalars, *document.axes):
+            if entry.name in self._span_by_name:
+                self.refuse_taken(entry.name, entry.span)
+            self._span_by_name[entry.name] = entry.span
+
+    def refuse_taken(self, word: str, span: Span) -> None:
+        """Raises SpecError where `word` already means something else."""
+        if word in self._span_by_name or word in self._numbers or word in self._known:
+            first = self._span_by_name.get(word)
+            place = f", in line {first.line}" if first else ""
+            raise self._source.error(span, f"`{word}` already names {self._meaning(word)}{place}", cure="choose another name")
+
+    def _meaning(self, word: str) -> str:
+        if word in self._known:
+            return f"a {self._known[word].what}".replace("a input", "an input")
+        return "an axis" if word in self._extents else "a size or a number"
+
+    def letters(self, axes: Axes) -> tuple[Letter, ...]:
+        """The letters of a declaration, each an axis. Raises SpecError."""
+        for group in axes.groups:
+            for letter, span in group.letters:
+                if letter not in self._extents:
+                    raise self._unknown_axis(letter, span)
+        return tuple(letter for group in axes.groups for letter, _ in group.letters)
+
+    def inputs(self) -> tuple[Input, ...]:
+        return tuple(self._input(entry) for entry in self._document.inputs)
+
+    def _input(self, entry: InputEntry) -> Input:
+        self.refuse_taken(entry.name, entry.span)
+        letters = self.letters(entry.axes)
+        shape = tuple(self._extents[letter] for letter in letters)
+        default = None
+        if entry.default is not None:
+            default = Evaluator({}, self._numbers).number(entry.default.expr, self._source)
+            is_whole = isfinite(default) and default == int(default)
+            if not isfinite(default) or (entry.dtype is not None and not entry.dtype.is_float and not is_whole):
+                expected = "a finite number" if entry.dtype is None or entry.dtype.is_float else "a whole number"
+                raise self._source.error(entry.default.span, f"the default of `{entry.name}` is {default}", expected=expected)
+        is_integer = entry.dtype is not None and not entry.dtype.is_float
+        self._known[entry.name] = Known(entry.name, "input", shape, letters, is_integer)
+        self._span_by_name[entry.name] = entry.span
+        return Input(entry.name, letters, shape, entry.dtype, default, entry.span)
+
+    def weights(self, entries: tuple[WeightEntry, ...], loop: tuple[int, ...]) -> list[Weight]:
+        """The weights of one iteration (or, with no loop, of the whole model), made known. Raises SpecError."""
+        self._tied.update(e.name for e in entries if e.fallback is not None)
+        for entry in entries:
+            self.refuse_taken(entry.name, entry.span)
+            letters = self.letters(entry.axes)
+            shape = tuple(self._extents[letter] for letter in letters)
+            self._known[entry.name] = Known(self._unique(entry.name, loop), "weight", shape, letters, False)
+        return [self._weight(entry) for entry in entries]
+
+    def _weight(self, entry: WeightEntry) -> Weight:
+        known = self._known[entry.name]
+        letters = tuple(map(Letter, known.dims))
+        sources = tuple(Source(self._template(s), self._groups(entry, s)) for s in entry.sources)
+        return Weight(known.unique, entry.name, letters, known.shape, sources, self._fallback(entry), entry.span)
+
+    def _unique(self, base: str, loop: tuple[int, ...]) -> str:
+        name = f"{base}@{'.'.join(map(str, loop))}" if loop else base
+        unique, again = name, 2
+        while unique in self._used:  # two repeats, one after the other, may use one word
+            unique, again = f"{name}#{again}", again + 1
+        self._used.add(unique)
+        return unique
+
+    def _groups(self, entry: WeightEntry, source: SourceName) -> tuple[tuple[int, ...], ...]:
+        """The positions of the weight's letters that make up each checkpoint dimension."""
+        if id(source) not in self._groups_by_source:
+            axes = source.axes or entry.axes
+            free = list(enumerate(letter for group in entry.axes.groups for letter, _ in group.letters))
+            groups: list[tuple[int, ...]] = []
+            for group in axes.groups:
+                positions: list[int] = []
+                for letter, span in group.letters:
+                    found = next((pair for pair in free if pair[1] == letter), None)
+                    if found is None:
+                        exists = listing(known for _, known in free)
+                        raise self._source.error(span, f"`{letter}` is not one of the letters left for `{entry.name}`", exists=exists)
+                    free.remove(found)
+                    positions.append(found[0])
+                groups.append(tuple(positions))
+            if free:
+                message = f"these axes leave out {listing(f'`{letter}`' for _, letter in free)} of `{entry.name}`"
+                raise self._source.error(axes.span, message, expected="every letter of the weight, once")
+            self._groups_by_source[id(source)] = tuple(groups)
+        return self._groups_by_source[id(source)]
+
+    def _template(self, source: SourceName) -> str:
+        return "".join(part if isinstance(part, str) else str(self._braced(part, source.span)) for part in source.parts)
+
+    def _braced(self, e: Expr, span: Span) -> int:
+        found = Evaluator({}, self._numbers).number(e, self._source)
+        if not isinstance(found, int):
+            raise self._source.error(e.span, f"`{found}` in a checkpoint's name", expected="a whole number")
+        return found
+
+    def _fallback(self, entry: WeightEntry) -> str | None:
+        """The unique name of the `or:` weight. Raises SpecError where it is none, has another shape or leads back here."""
+        if entry.fallback is None:
+            return None
+        word, span = entry.fallback.word, entry.fallback.span
+        weights = {name: k for name, k in self._known.items() if k.what == "weight"}
+        if word not in weights:
+            raise self._source.error(span, f"unknown weight `{word}`", exists=listing(weights), cure=did_you_mean(word, weights))
+        if word in self._tied:
+            raise self._source.error(span, f"`{word}` cannot stand in for `{entry.name}`", expected="a weight without an `or:` of its own")
+        own, other = self._known[entry.name].shape, weights[word].shape
+        if own != other:
+            raise self._source.error(span, f"`{word}` has shape {other}, `{entry.name}` has {own}", expected="a weight of the same shape")
+        return weights[word].unique
+
+    def _unknown_axis(self, letter: Letter, span: Span) -> SpecError:
+        return self._source.error(
+            span,
+            f"unknown axis `{letter}`",
+            exists=listing(self._extents),
+            cure=did_you_mean(letter, self._extents) or "declare it under `axes:`",
+        )

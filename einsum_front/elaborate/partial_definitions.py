@@ -1,0 +1,102 @@
+"""Partial definitions: statements that together set one value, each for its own integers in some dimensions.
+
+In: parts, one after the other. Out: the value's shape, once they cover it exactly: every element is set, none twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from math import prod
+
+from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Num
+from einpage.einsum_front.base.errors import Span
+from einpage.einsum_front.graph.job import Box, Part
+from einpage.einsum_front.spec.source import SourceFile
+
+
+@dataclass(slots=True)
+class Pending:
+    """A value that partial definitions have begun and nothing has read yet."""
+
+    base: str
+    unique: str
+    loop: tuple[int, ...]
+    span: Span
+    """Of the first part's target."""
+    follows: Span | None = None
+    """Where an earlier value of this word, also made of parts, was read: perhaps too early."""
+    parts: list[Part] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    clock: int = 0
+    """When the last part was set."""
+
+    def add(self, part: Part, span: Span, extents: Mapping[Letter, int], source: SourceFile) -> None:
+        """Take one more part. Raises SpecError where it disagrees with the others or sets what they set."""
+        if self.parts and len(part.target) != len(self.parts[0].target):
+            own, first = len(part.target), len(self.parts[0].target)
+            message = f"this part of `{self.base}` has {own} dimensions, the one in line {self.span.line} has {first}"
+            raise source.error(span, message, cure="give all parts of a value the same dimensions")
+        box = box_of(part.target, extents)
+        for other, other_span in zip(self.parts, self.spans, strict=True):
+            self._agree(part, other, span, other_span, extents, source)
+            if box.intersects(box_of(other.target, extents)):
+                message = f"this part of `{self.base}` was set already, in line {other_span.line}"
+                cure = f"parts form one value until `{self.base}` is first read; set each element once"
+                raise source.error(span, message, cure=cure)
+        self.parts.append(part)
+        self.spans.append(span)
+
+    def _agree(self, part: Part, other: Part, span: Span, other_span: Span, extents: Mapping[Letter, int], source: SourceFile) -> None:
+        for at, (mine, theirs) in enumerate(zip(part.target, other.target, strict=True)):
+            letters = [i for i in (mine, theirs) if isinstance(i, Axis)]
+            sizes = [extents[i.letter] for i in letters]
+            numbers = [i.value for i in (mine, theirs) if isinstance(i, Num)]
+            if len(set(sizes)) > 1 or any(n >= e for n in numbers for e in sizes):
+                shown = " and ".join([f"`{i.letter}` ({extents[i.letter]})" for i in letters] + [str(n) for n in numbers])
+                message = f"dimension {at + 1} of `{self.base}` is {shown} here and in line {other_span.line}: the extents do not agree"
+                raise source.error(span, message, cure="use letters of one extent, and numbers below it")
+
+    def shape(self, extents: Mapping[Letter, int], source: SourceFile, reader: Span | None) -> tuple[int, ...]:
+        """The shape of the whole value. Raises SpecError, naming a missing part, where the parts do not cover it."""
+        boxes = [box_of(p.target, extents) for p in self.parts]
+        shape = tuple(max(stops) for stops in zip(*(b.stop for b in boxes), strict=True))
+        if sum(b.size for b in boxes) == prod(shape):
+            return shape
+        read = f", but it is read in line {reader.line}" if reader else ""
+        covered = ", ".join(f"`{self._shown(p.target)}`" for p in self.parts[:6])
+        missing = self._shown(self._missing(shape, extents))
+        message = f"the parts of `{self.base}` do not cover it{read}: `{missing}` is never set"
+        cure = f"add `{missing} = …`"
+        if self.follows is not None:
+            cure += f", or set it before `{self.base}` is read in line {self.follows.line}: reading closes a value"
+        raise source.error(self.span, message, exists=covered, cure=cure)
+
+    def _missing(self, shape: tuple[int, ...], extents: Mapping[Letter, int]) -> tuple[Expr, ...]:
+        """A target that no part covers. Of the numbers that no part names, one stands for all."""
+        columns = list(zip(*(p.target for p in self.parts), strict=True))
+        candidates: list[list[Expr]] = []
+        for column, extent in zip(columns, shape, strict=True):
+            named = {int(i.value) for i in column if isinstance(i, Num)}
+            other = next((n for n in range(extent) if n not in named), None)
+            letter = next((i for i in column if isinstance(i, Axis)), None)
+            if not named and letter is not None:
+                candidates.append([letter])
+            else:
+                candidates.append([Num(n) for n in sorted(named if other is None else named | {other})])
+        for target in product(*candidates):
+            box = box_of(target, extents)
+            if not any(box.intersects(box_of(p.target, extents)) for p in self.parts):
+                return target
+        raise AssertionError(f"parts of {self.base} neither cover {shape} nor leave anything out")
+
+    def _shown(self, target: tuple[Expr, ...]) -> str:
+        return f"{self.base}[{','.join(i.letter if isinstance(i, Axis) else str(i.value) for i in target if isinstance(i, Axis | Num))}]"
+
+
+def box_of(target: tuple[Expr, ...], extents: Mapping[Letter, int]) -> Box:
+    """The box of indices a target covers: a letter its whole extent, a number itself."""
+    starts = tuple(int(i.value) if isinstance(i, Num) else 0 for i in target)
+    stops = tuple(extents[i.letter] if isinstance(i, Axis) else s + 1 for i, s in zip(target, starts, strict=True))
+    return Box(starts, stops)

@@ -1,0 +1,218 @@
+"""Names become numbers, axes and loads; every index is checked against the dimension it stands in.
+
+In: a parsed expression and the names in scope. Out: an expression in which no `Name` is left, arithmetic on known numbers is
+done, every bare letter has its dimension's extent, and every other index is proven to lie in its dimension from the sizes or
+depends on data. Loads keep the spec's words; the caller renames them to single-assignment names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from einpage.einsum_front.algebra import arithmetic as fold
+from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Unary, text, walk
+from einpage.einsum_front.algebra.ranges import Interval, NotWhole, interval
+from einpage.einsum_front.base.errors import Span, SpecError, did_you_mean, listing
+from einpage.einsum_front.spec.source import SourceFile
+
+_TRUTH = ("<", "<=", ">", ">=", "==", "!=", "and", "or")
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A weight, an input or a value that a statement may read."""
+
+    unique: str
+    """Its single-assignment name."""
+    what: str
+    """`weight`, `input` or `value`."""
+    shape: tuple[int, ...]
+    dims: tuple[str, ...]
+    """What each dimension is called, for messages: a letter, or its extent."""
+    is_integer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What words mean where a statement stands."""
+
+    numbers: Mapping[str, fold.Number]
+    extents: Mapping[Letter, int]
+    known: Mapping[str, Known]
+    unset: Callable[[str], str | None]
+    """For a word that means nothing here: why, where the spec sets it elsewhere."""
+
+
+def resolve(e: Expr, names: Names, source: SourceFile) -> Expr:
+    """`e` with its names resolved and its indices checked. Raises SpecError."""
+    return _Resolver(names, source).expr(e)
+
+
+_CURE_BY_KIND = {
+    "axis": "declare it under `axes:`",
+    "name": "declare a number under `sizes:` or `scalars:`, a letter under `axes:`",
+    "value": "set it in a statement above, or declare it under `inputs:` or `weights:`",
+}
+"""What to do about a word that is nothing, and like nothing."""
+
+
+class _Resolver:
+    def __init__(self, names: Names, source: SourceFile) -> None:
+        self._names = names
+        self._source = source
+
+    def expr(self, e: Expr) -> Expr:
+        match e:
+            case Name():
+                return self._name(e)
+            case Load():
+                return self._load(e)
+            case Unary():
+                x = self.expr(e.x)
+                return Num(fold.unary(e.op, x.value), e.span) if isinstance(x, Num) else _same_or(e, x=x)
+            case Binary("and" | "or"):
+                return self._logic(e)
+            case Binary():
+                x, y = self.expr(e.x), self.expr(e.y)
+                if isinstance(x, Num) and isinstance(y, Num):
+                    return self._folded(e, lambda: fold.binary(e.op, x.value, y.value))
+                return replace(e, x=x, y=y)
+            case Call("where"):
+                return self._where(e)
+            case Call():
+                args = tuple(self.expr(a) for a in e.args)
+                numbers = [a.value for a in args if isinstance(a, Num)]
+                if len(numbers) == len(args):
+                    return self._folded(e, lambda: fold.call(e.fn, numbers))
+                return replace(e, args=args)
+            case Reduce():
+                return self._reduce(e)
+            case _:
+                return e
+
+    def _folded(self, e: Expr, compute: Callable[[], fold.Number]) -> Num:
+        try:
+            return Num(compute(), e.span)
+        except fold.BadNumber as bad:
+            raise self._source.error(e.span, str(bad)) from None
+
+    def _logic(self, e: Binary) -> Expr:
+        """`and`, `or`: a side that is a known number decides, or drops out; what it cuts off is not looked at."""
+        x = self.expr(e.x)
+        if isinstance(x, Num) and bool(x.value) == (e.op == "or"):
+            return Num(int(bool(x.value)), e.span)
+        y = self.expr(e.y)
+        if isinstance(x, Num):
+            return Num(int(bool(y.value)), e.span) if isinstance(y, Num) else _truth(y)
+        if isinstance(y, Num):
+            return Num(int(e.op == "or"), e.span) if bool(y.value) == (e.op == "or") else _truth(x)
+        return replace(e, x=x, y=y)
+
+    def _where(self, e: Call) -> Expr:
+        condition = self.expr(e.args[0])
+        if isinstance(condition, Num):
+            return self.expr(e.args[1] if condition.value else e.args[2])
+        return replace(e, args=(condition, self.expr(e.args[1]), self.expr(e.args[2])))
+
+    def _reduce(self, e: Reduce) -> Expr:
+        words = {n.word for n in walk(e.body) if isinstance(n, Name)}
+        for letter in e.letters:
+            if letter not in self._names.extents:
+                raise self._unknown(letter, e.span, "axis", self._names.extents)
+            if letter not in words:
+                message = f"`{e.op.value}` runs over `{letter}`, which its body does not contain"
+                raise self._source.error(e.span, message, exists=listing(w for w in words if w in self._names.extents))
+        return replace(e, body=self.expr(e.body))
+
+    def _name(self, e: Name) -> Expr:
+        word, names = e.word, self._names
+        if word in names.numbers:
+            return Num(names.numbers[word], e.span)
+        if word in names.extents:
+            return Axis(Letter(word), e.span)
+        if word in fold.CONSTANTS:
+            return Num(fold.CONSTANTS[word], e.span)
+        if word in names.known:
+            known = names.known[word]
+            if known.shape:
+                usage = f"`{word}[{', '.join(known.dims)}]`"
+                raise self._source.error(e.span, f"the {known.what} `{word}` has {len(known.shape)} dimension(s)", expected=usage)
+            return Load(word, (), e.span)
+        raise self._unknown(word, e.span, "name", (*names.numbers, *names.extents, *names.known))
+
+    def _load(self, e: Load) -> Expr:
+        word, names = e.name, self._names
+        if word not in names.known:
+            if word in names.numbers or word in names.extents:
+                kind = "a number" if word in names.numbers else "an axis"
+                raise self._source.error(_word_span(e), f"`{word}` is {kind} and has no elements", cure=f"write `{word}`")
+            raise self._unknown(word, _word_span(e), "value", names.known)
+        known = names.known[word]
+        if len(e.indices) != len(known.shape):
+            message = f"the {known.what} `{word}` has {len(known.shape)} dimension(s), found {len(e.indices)} indices"
+            usage = f"`{word}[{', '.join(known.dims)}]`" if known.shape else f"`{word}`"
+            raise self._source.error(e.span, message, expected=usage)
+        indices = tuple(self.expr(i) for i in e.indices)
+        for position, index in enumerate(indices):
+            self._check_index(e.indices[position].span, index, known, word, position)
+        return replace(e, indices=indices)
+
+    def _check_index(self, span: Span, index: Expr, known: Known, word: str, position: int) -> None:
+        extent, dim = known.shape[position], known.dims[position]
+        where = f"dimension {position + 1} (`{dim}`) of the {known.what} `{word}`, which has extent {extent}"
+        if isinstance(index, Axis):
+            own = self._names.extents[index.letter]
+            if own != extent:
+                cure = f"use a letter of extent {extent}" + (f", or an index such as `{index.letter} + 0`" if own < extent else "")
+                raise self._source.error(span, f"`{index.letter}` has extent {own}, but stands in {where}", cure=cure)
+            return
+        try:
+            found = interval(index, self._names.extents, lambda name: self._names.known[name].is_integer)
+        except NotWhole as bad:
+            raise self._not_whole(bad.node, span) from None
+        self._check_range(span, index, found, extent, where)
+
+    def _check_range(self, span: Span, index: Expr, found: Interval, extent: int, where: str) -> None:
+        depends_on_data = any(isinstance(n, Load) for n in walk(index))
+        inside = found.low >= 0 and found.high < extent
+        if inside or (depends_on_data and found.high >= 0 and found.low < extent):
+            return
+        if isinstance(index, Num):
+            cure = f"count from 0; the last is {extent - 1}"
+            raise self._source.error(span, f"the index {index.value} is outside {where}", expected=f"0 … {extent - 1}", cure=cure)
+        message = f"`{text(index)}` takes values {found.low:g} … {found.high:g}, outside {where}"
+        raise self._source.error(span, message, expected=f"0 … {extent - 1}")
+
+    def _not_whole(self, node: Expr, span: Span) -> SpecError:
+        span = node.span if node.span.line else span
+        if isinstance(node, Load):
+            what = self._names.known[node.name].what
+            message = f"the {what} `{node.name}` does not hold integers, so it cannot be an index"
+            return self._source.error(span, message, expected="an input of dtype int32 or int64")
+        return self._source.error(span, f"`{text(node)}` is not a whole number, so it cannot be an index", cure="`//` divides to one")
+
+    def _unknown(
+        self, word: str, span: Span, kind: str, exists: Mapping[str, object] | Mapping[Letter, int] | tuple[str, ...]
+    ) -> SpecError:
+        span = Span(span.line, span.column, len(word)) if kind != "axis" else span
+        reason = self._names.unset(word)
+        if reason is not None:
+            return self._source.error(span, f"`{word}` is not set here", cure=reason)
+        everything = (*self._names.numbers, *self._names.extents, *self._names.known)
+        cure = did_you_mean(word, everything) or _CURE_BY_KIND[kind]
+        return self._source.error(span, f"unknown {kind} `{word}`", exists=listing(exists), cure=cure)
+
+
+def _truth(e: Expr) -> Expr:
+    """`e` as a truth value."""
+    is_truth = (isinstance(e, Binary) and e.op in _TRUTH) or (isinstance(e, Unary) and e.op == "not")
+    return e if is_truth else Binary("!=", e, Num(0, e.span), e.span)
+
+
+def _same_or(e: Unary, x: Expr) -> Expr:
+    return e if x is e.x else replace(e, x=x)
+
+
+def _word_span(e: Load) -> Span:
+    return Span(e.span.line, e.span.column, len(e.name))

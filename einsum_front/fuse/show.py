@@ -1,0 +1,83 @@
+"""What `einpage show` prints: sizes, FLOPs, what was fused into what and what was not, the largest working set.
+
+In: an OpGraph and the TaskGraph made of it. Out: text. Repeated layers are printed once, with how many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from math import prod
+
+from einpage.einsum_front.graph.describe import spoken
+from einpage.einsum_front.graph.opgraph import FusedOp, OpGraph, target_letters
+from einpage.einsum_front.graph.taskgraph import Kind, Op, TaskGraph
+
+
+def summary(opgraph: OpGraph, graph: TaskGraph) -> dict[str, object]:
+    """The figures of `show`, as they go into `--json`."""
+    weights = [v for v in graph.values if v.kind is Kind.WEIGHT]
+    return {
+        "spec": graph.name,
+        "dtype": graph.dtype.value,
+        "sizes": dict(opgraph.program.sizes),
+        "parameters": sum(prod(v.shape) for v in weights),
+        "weight_bytes": sum(prod(v.shape) * v.dtype.nbytes for v in weights),
+        "flops": sum(op.flops for op in graph.ops),
+        "ops": len(graph.ops),
+        "tasks": len(graph.tasks),
+        "split": {str(letter): n for letter, n in graph.split},
+        "outputs": [name for name, _ in graph.outputs],
+        "most_ops_in_a_layer": max((len(list(ops)) for loop, ops in groupby(opgraph.ops, key=lambda op: op.loop) if loop), default=0),
+        "unfused": list(opgraph.unfused),
+    }
+
+
+def render(opgraph: OpGraph, graph: TaskGraph) -> str:
+    """The same for a person, ending with the ops of each kind of layer."""
+    s = summary(opgraph, graph)
+    sizes = "  ".join(f"{name}={n}" for name, n in opgraph.program.sizes.items())
+    a_layer = f" (at most {s['most_ops_in_a_layer']} a layer)" if s["most_ops_in_a_layer"] else ""
+    lines = [
+        f"{graph.name}  ({graph.dtype.value})  outputs: {', '.join(name for name, _ in graph.outputs)}",
+        f"sizes       {sizes}",
+        f"parameters  {s['parameters']:,}  = {s['weight_bytes']:,} bytes",
+        f"work        {s['flops']:,} FLOPs in {_operations(len(graph.ops))}{a_layer}, {len(graph.tasks)} tasks",
+        f"split       {' '.join(f'{k}={n}' for k, n in graph.split) or 'none: `plan` chooses one for a budget, --split fixes one'}",
+        "",
+        *_layers(opgraph, graph),
+    ]
+    lines += ["", *(f"not fused   {reason}" for reason in opgraph.unfused)] if opgraph.unfused else []
+    return "\n".join(lines)
+
+
+def _layers(opgraph: OpGraph, graph: TaskGraph) -> Iterator[str]:
+    """Each run of equal layers once."""
+    layers = [list(pairs) for _, pairs in groupby(zip(opgraph.ops, graph.ops, strict=True), key=lambda pair: pair[0].loop)]
+    shapes = max((len(_shape(op)) for op in opgraph.ops), default=0)
+    figures = max((len(f"{op.flops:,}") for op in graph.ops), default=0)
+    for _, same in groupby(layers, key=lambda layer: tuple(_signature(a, b) for a, b in layer)):
+        alike = list(same)
+        first = alike[0]
+        loop = first[0][0].loop
+        head = f"repeat {'.'.join(map(str, loop))}" if loop else "outside repeats"
+        if len(alike) > 1:
+            head += f" .. {'.'.join(map(str, alike[-1][0][0].loop))}  ({len(alike)} alike, {_operations(len(first))} each)"
+        if len(layers) > 1:
+            yield head
+        for fused, op in first:
+            note = f"  {op.note}" if op.note else ""
+            yield f"  {op.kind:<9} {spoken(fused.base):<12} {_shape(fused):<{shapes}}  {op.flops:>{figures},} FLOPs{note}"
+
+
+def _shape(op: FusedOp) -> str:
+    """The extents of an op's value, each behind its letter: `b=1 s=128 m=64`."""
+    return " ".join(f"{letter}={n}" if letter else str(n) for letter, n in zip(target_letters(op), op.shape, strict=True)) or "scalar"
+
+
+def _operations(n: int) -> str:
+    return f"{n} operation" + "s" * (n != 1)
+
+
+def _signature(fused: FusedOp, op: Op) -> tuple[object, ...]:
+    return (op.kind, fused.base, fused.shape, op.note)

@@ -1,0 +1,72 @@
+"""The readable text form of a TaskGraph: for golden tests, bug reports and diffs. Equal graphs give equal text.
+
+A task's line says what it reads, tile by tile, and what it writes; equal jobs are printed once, at the end, in the spec's own syntax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from einpage.einsum_front.algebra.expr import Letter, text
+from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob, View
+from einpage.einsum_front.graph.taskgraph import Task, TaskGraph
+
+
+def graph_text(graph: TaskGraph) -> str:
+    """The whole graph, one thing a line."""
+    return "\n".join(_lines(graph)) + "\n"
+
+
+def _lines(graph: TaskGraph) -> Iterator[str]:
+    pieces = " ".join(f"{letter}={n}" for letter, n in graph.split) or "none"
+    yield f"taskgraph {graph.name} {graph.dtype.value} split {pieces}"
+    for name, value in graph.outputs:
+        yield f"output {name} = {value}"
+    for op in graph.ops:
+        yield f"op {op.id} {op.kind} {op.name} flops {op.flops} bytes {op.bytes_touched}" + (f"; {op.note}" if op.note else "")
+    for t in graph.tensors:
+        yield f"tensor {t.id} {t.name} {t.dtype.value} {t.kind.value} {t.nbytes}"
+    number_by_job: dict[Job, int] = {}
+    for task in graph.tasks:
+        yield _task(task, number_by_job)
+    for job, n in number_by_job.items():
+        yield f"job {n} {_job(job)}"
+
+
+def _task(task: Task, number_by_job: dict[Job, int]) -> str:
+    reads = " ".join("(" + " ".join(map(str, operand)) + ")" for operand in task.operands)
+    over = f" over {' '.join(map(str, task.inplace))}" if task.inplace else ""
+    job = "" if task.job is None else f" job {number_by_job.setdefault(task.job, len(number_by_job))}"
+    work = f"flops {task.flops} bytes {task.bytes_touched}"
+    return f"task {task.id} op {task.op} {task.name}: {reads} -> {task.result}{over}{job} {work}"
+
+
+def _job(job: Job) -> str:
+    ranges = " ".join(f"{r.letter}={r.start}:{r.stop}" for r in job.ranges)
+    reads = " ".join(_view(v) for v in job.reads)
+    return f"{ranges} | {reads} | {_view(job.result)} | {_math(job)}"
+
+
+def _math(job: Job) -> str:
+    match job:
+        case MapJob():
+            return "; ".join(f"[{','.join(text(i) for i in p.target)}] = {text(p.expr)}" for p in job.parts)
+        case ContractJob():
+            sums = "; ".join(f"acc{i} = sum[{_letters(c.letters)}]({text(c.x)} * {text(c.y)})" for i, c in enumerate(job.contractions))
+            link = ("" if job.carry is None else f"; + {job.reads[job.carry].name}") + ("" if job.last else "; to be continued")
+            return f"{sums}{link}; [{_letters(job.target)}] = {text(job.epilogue)}"
+        case AttentionJob():
+            score = f"acc0 = sum[{_letters(job.score_letters)}]({text(job.q)} * {text(job.k)})"
+            mix = f"acc1 = sum[{job.row}](softmax[{job.row}]({text(job.score)}) * {text(job.v)})"
+            return f"{score}; {mix}; [{_letters(job.target)}] = {text(job.epilogue)}"
+        case GatherJob():
+            return f"[{_letters(job.target)}] = {text(job.load)}"
+
+
+def _letters(letters: tuple[Letter, ...]) -> str:
+    return ",".join(letters)
+
+
+def _view(view: View) -> str:
+    boxes = " ".join(",".join(f"{a}:{b}" for a, b in zip(box.start, box.stop, strict=True)) for box in view.boxes)
+    return f"{view.name}:{view.dtype.value}[{boxes}]"

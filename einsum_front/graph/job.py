@@ -1,0 +1,157 @@
+"""Jobs: what one task computes, as data that both a graph and a kernel understand.
+
+A job speaks of letters with ranges, of the operands it reads (each an ordered tuple of packed row-major tiles, given as boxes in the
+value's own coordinates) and of the one tile it writes. It knows no tensor ids and no offsets, so the same layer
+at another depth has an equal job, and a kernel is prepared once for both.
+
+    value h [s=128, m=64], cut at s=64:      reads = View("h", FP32, (Box((0,0),(64,64)), Box((64,0),(128,64))))
+    a task for rows 64..128 of y = h * w:    ranges = (s: 64..128, n: 0..32, m: 0..64)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from operator import sub
+from typing import TypeAlias
+
+from einpage.einsum_front.algebra.expr import Expr, Letter, Load
+from einpage.einsum_front.base.dtype import DType
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A half-open box of indices of a value: one `start` and `stop` per dimension."""
+
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(map(sub, self.stop, self.start))
+
+    @property
+    def size(self) -> int:
+        return prod(map(sub, self.stop, self.start))
+
+    def intersects(self, other: Box) -> bool:
+        """True where the two boxes share an element (always, for two boxes of no dimensions)."""
+        return all(a < d and c < b for a, b, c, d in zip(self.start, self.stop, other.start, other.stop, strict=True))
+
+    def contains(self, other: Box) -> bool:
+        return all(a <= c and d <= b for a, b, c, d in zip(self.start, self.stop, other.start, other.stop, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A letter and the half-open interval a job covers of it."""
+
+    letter: Letter
+    start: int
+    stop: int
+
+    @property
+    def extent(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One operand (or the result) as a job sees it."""
+
+    name: str
+    """The name loads use; the spec's own word, made unique within the job."""
+    dtype: DType
+    boxes: tuple[Box, ...]
+    """The tiles in order: disjoint, each packed row-major; together they hold all that the job reads of the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One statement of a pointwise job: `result[target] = expr`. A target index is an `Axis` or a `Num`."""
+
+    target: tuple[Expr, ...]
+    expr: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class MapJob:
+    """Pointwise statements and row reductions. Each letter that a `Reduce` binds has its whole row in `ranges`."""
+
+    ranges: tuple[Range, ...]
+    reads: tuple[View, ...]
+    result: View
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """acc[x.letters + y.letters - letters] = sum over `letters` of x * y, in fp32. Indices are axes or numbers."""
+
+    x: Load
+    y: Load
+    letters: tuple[Letter, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ContractJob:
+    """One or several contractions over the same output letters, then a pointwise epilogue.
+
+    A contraction letter may be split over a chain of jobs: every job but the last writes its fp32 accumulators,
+    stacked along a new first dimension in the order of `contractions`; every job but the first reads them through `carry`.
+    """
+
+    ranges: tuple[Range, ...]
+    reads: tuple[View, ...]
+    result: View
+    """Last of a chain: the value's tile. Otherwise: fp32, box (0, tile) .. (n, tile) with the stack in front."""
+    contractions: tuple[Contraction, ...]
+    target: tuple[Letter, ...]
+    """The result's letters, in order."""
+    epilogue: Expr
+    """Over the target letters; reads accumulators through `Acc(i)`. Used only where `last`."""
+    carry: int | None
+    """Index in `reads` of the incoming accumulators, or None for the first of a chain."""
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionJob:
+    """result[target] = sum over t of softmax[t](score) * v, never materialising the score matrix.
+
+    `score` reads the product of q and k through `Acc(0)`; letters of `score_letters` are summed in that product.
+    A row whose scores are all -inf gives 0. `epilogue` reads the attention output through `Acc(1)`.
+    """
+
+    ranges: tuple[Range, ...]
+    reads: tuple[View, ...]
+    result: View
+    q: Load
+    k: Load
+    score_letters: tuple[Letter, ...]
+    score: Expr
+    row: Letter
+    """The letter the softmax runs over, present in k and v and not in q."""
+    v: Load
+    target: tuple[Letter, ...]
+    epilogue: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class GatherJob:
+    """result[target] = table[indices], rows brought straight from the table's host master: no kernel, a link transfer."""
+
+    ranges: tuple[Range, ...]
+    reads: tuple[View, ...]
+    """(table, indices): the table's tiles on the host, the integer input's tiles on the host."""
+    result: View
+    target: tuple[Letter, ...]
+    load: Load
+    """The table's load: exactly one of its indices is itself a load of `indices` by axes; the others are axes or numbers."""
+
+
+Job: TypeAlias = "MapJob | ContractJob | AttentionJob | GatherJob"
+
+
+def range_by_letter(job: Job) -> dict[Letter, Range]:
+    return {r.letter: r for r in job.ranges}

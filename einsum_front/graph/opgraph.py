@@ -1,0 +1,118 @@
+"""The OpGraph: fused operations over whole values, before any splitting.
+
+Each op defines one SSA value. A map is pointwise statements and row reductions; a contract is one or several contractions with a pointwise
+epilogue; an attention is contraction, softmax, contraction that never materialises its scores; a gather reads rows of a host table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from einpage.einsum_front.algebra.expr import Acc, Axis, Expr, Letter, Load, Reduce, loads, walk
+from einpage.einsum_front.graph.job import Contraction, Part
+from einpage.einsum_front.graph.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class MapOp:
+    value: str
+    base: str
+    shape: tuple[int, ...]
+    loop: tuple[int, ...]
+    parts: tuple[Part, ...]
+    fused: tuple[str, ...] = ()
+    """Bases of the values that were folded into this op and no longer exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContractOp:
+    value: str
+    base: str
+    shape: tuple[int, ...]
+    loop: tuple[int, ...]
+    target: tuple[Letter, ...]
+    contractions: tuple[Contraction, ...]
+    epilogue: Expr
+    fused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOp:
+    """Fields as in `AttentionJob`."""
+
+    value: str
+    base: str
+    shape: tuple[int, ...]
+    loop: tuple[int, ...]
+    target: tuple[Letter, ...]
+    q: Load
+    k: Load
+    score_letters: tuple[Letter, ...]
+    score: Expr
+    row: Letter
+    v: Load
+    epilogue: Expr
+    fused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GatherOp:
+    value: str
+    base: str
+    shape: tuple[int, ...]
+    loop: tuple[int, ...]
+    target: tuple[Letter, ...]
+    load: Load
+    fused: tuple[str, ...] = ()
+
+
+FusedOp: TypeAlias = "MapOp | ContractOp | AttentionOp | GatherOp"
+
+KIND_WORD: dict[type, str] = {MapOp: "map", ContractOp: "contract", AttentionOp: "attention", GatherOp: "gather"}
+
+
+@dataclass(frozen=True, slots=True)
+class OpGraph:
+    program: Program
+    ops: tuple[FusedOp, ...]
+    """In an order in which each reads only what stands before it."""
+    outputs: tuple[tuple[str, str], ...]
+    """(output name, value name), as asked for."""
+    unfused: tuple[str, ...]
+    """Why two neighbours were not fused, in words, where one might have expected it."""
+
+
+def expressions(op: FusedOp) -> tuple[Expr, ...]:
+    """Every expression an op evaluates, its operand loads included."""
+    match op:
+        case MapOp():
+            return tuple(part.expr for part in op.parts)
+        case ContractOp():
+            return (*(side for c in op.contractions for side in (c.x, c.y)), op.epilogue)
+        case AttentionOp():
+            return (op.q, op.k, op.v, op.score, op.epilogue)
+        case GatherOp():
+            return (op.load,)
+
+
+def op_loads(op: FusedOp) -> tuple[Load, ...]:
+    """Every load of an op, in reading order, duplicates included."""
+    return tuple(load for e in expressions(op) for load in loads(e))
+
+
+def has_reduce(e: Expr) -> bool:
+    return any(isinstance(node, Reduce) for node in walk(e))
+
+
+def is_bare_contraction(op: FusedOp) -> bool:
+    """A contraction nothing has been fused into yet."""
+    return isinstance(op, ContractOp) and len(op.contractions) == 1 and op.epilogue == Acc(0)
+
+
+def target_letters(op: FusedOp) -> tuple[Letter | None, ...]:
+    """The letter of each dimension of the op's value; None where its statements put integers there."""
+    if not isinstance(op, MapOp):
+        return op.target
+    columns = zip(*(part.target for part in op.parts), strict=True)
+    return tuple(index.letter if isinstance(index := column[0], Axis) and all(c == index for c in column) else None for column in columns)

@@ -1,0 +1,91 @@
+"""A program: a spec after parsing, checking and unrolling. What the fuser and the reference read.
+
+Every value is defined once (SSA), every size is a number, every sum is written out as a `Reduce`, no `Name` is left in any
+expression. Definitions stand in an order in which each reads only what stands before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.errors import Span
+from einpage.einsum_front.graph.job import Part
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One name a checkpoint may use for a weight, and how its dimensions are made of the weight's axes."""
+
+    name: str
+    groups: tuple[tuple[int, ...], ...]
+    """Per checkpoint dimension, outermost first, which dimensions of the weight (by position) it is the product of:
+    `(k g e z) m` for a weight with axes `(k g z e) m` is ((0, 1, 3, 2), (4,))."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    name: str
+    """Unique: `wq@3` is the weight `wq` of iteration 3."""
+    base: str
+    """The word in the spec."""
+    letters: tuple[Letter, ...]
+    shape: tuple[int, ...]
+    sources: tuple[Source, ...]
+    """Tried in order."""
+    fallback: str | None
+    """The weight to use where the checkpoint has none of the sources (tied weights)."""
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    name: str
+    letters: tuple[Letter, ...]
+    shape: tuple[int, ...]
+    dtype: DType | None
+    """None: the run's dtype."""
+    default: float | int | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One SSA value and the statements that define it."""
+
+    name: str
+    """Unique: `x.4` is the fifth value called `x`."""
+    base: str
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...]
+    """Together they cover the shape. `+=` has become `name = previous + ...`."""
+    loop: tuple[int, ...]
+    """The repeat iterations it was written in, outermost first; () outside any repeat."""
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    name: str
+    value: str
+    """The SSA value (or weight, or input) that carries it."""
+    letters: tuple[Letter, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    name: str
+    path: str
+    """The spec's file, for messages."""
+    sizes: Mapping[str, int]
+    scalars: Mapping[str, float]
+    extents: Mapping[Letter, int]
+    inputs: tuple[Input, ...]
+    weights: tuple[Weight, ...]
+    definitions: tuple[Definition, ...]
+    outputs: tuple[Output, ...]
+    ignore: tuple[str, ...]
+    """Globs over checkpoint names that may stay unused."""

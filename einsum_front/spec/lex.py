@@ -1,0 +1,72 @@
+"""Text to tokens, one at a time: a mistake far into a huge text costs nothing when an earlier one stops the parser."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from einpage.einsum_front.spec.source import Snippet
+
+
+class TokenKind(Enum):
+    NUMBER = "a number"
+    WORD = "a name"
+    SYMBOL = "a symbol"
+    END = "the end"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    kind: TokenKind
+    text: str
+    start: int
+    """Offset in the snippet."""
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.text)
+
+    def shown(self) -> str:
+        """For a message: "found …"."""
+        return "the end" if self.kind is TokenKind.END else f"`{self.text[:40]}`"
+
+
+_TOKEN = re.compile(
+    r"(?P<space>\s+)"
+    r"|(?P<number>(?:\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)(?:[eE][+-]?\d+)?)"
+    r"|(?P<word>[A-Za-z_][A-Za-z0-9_]*)"
+    r"|(?P<symbol>\*\*|//|<=|>=|==|!=|\+=|[-+*/%<>()\[\],=])"
+)
+_LONGEST_NUMBER = 64
+
+
+def tokens(snippet: Snippet) -> Iterator[Token]:
+    """The tokens of `snippet`, then an END token. Raises SpecError at a character that is not of the language."""
+    text, at = snippet.text, 0
+    while at < len(text):
+        found = _TOKEN.match(text, at)
+        if found is None:
+            snippet.fail(at, at + 1, f"the character `{text[at]}` is not part of the language", expected="names, numbers, operators")
+        kind, piece = found.lastgroup, found.group()
+        if kind == "number":
+            _check_number(snippet, piece, at)
+            yield Token(TokenKind.NUMBER, piece, at)
+        elif kind == "word":
+            yield Token(TokenKind.WORD, piece, at)
+        elif kind == "symbol":
+            yield Token(TokenKind.SYMBOL, piece, at)
+        at = found.end()
+    yield Token(TokenKind.END, "", len(text))
+
+
+def _check_number(snippet: Snippet, piece: str, at: int) -> None:
+    stop = at + len(piece)
+    if len(piece) > _LONGEST_NUMBER:
+        snippet.fail(at, at + 1, f"a number of {len(piece)} characters", expected=f"at most {_LONGEST_NUMBER}")
+    following = snippet.text[stop : stop + 1]
+    if following.isalnum() or following in ("_", "."):
+        snippet.fail(at, stop + 1, f"`{piece}{following}` is not a number", cure=f"write a product as `{piece}*{following}`")
+    if "__" in piece or piece.endswith("_") or "_." in piece or "._" in piece or "_e" in piece.lower():
+        snippet.fail(at, stop, f"`{piece}` is not a number", cure="an underscore stands between two digits")

@@ -1,0 +1,72 @@
+"""Where text stands in a file: what every error message needs.
+
+A SourceFile is a path and its lines. A Snippet is a piece of text taken from it (a YAML scalar, a `--set` argument)
+that can say for each of its characters where it stands in the file, also when YAML folded or quoted it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+from einpage.einsum_front.base.errors import Span, SpecError
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    path: str
+    """As the user wrote it."""
+    lines: tuple[str, ...]
+
+    def error(
+        self, span: Span, message: str, *, expected: str | None = None, exists: str | None = None, cure: str | None = None
+    ) -> SpecError:
+        """The error for a mistake at `span`, to be raised by the caller."""
+        line = self.lines[span.line - 1] if 0 < span.line <= len(self.lines) else ""
+        return SpecError(message, self.path, span, line, expected, exists, cure)
+
+
+@dataclass(frozen=True, slots=True)
+class Snippet:
+    """Text with places. Offsets are 0-based characters of `text`."""
+
+    text: str
+    source: SourceFile
+    line: int
+    column: int
+    """Of the first character."""
+    places: tuple[tuple[int, int], ...] = ()
+    """(line, column) per character; empty where the text stands on one line exactly as it is."""
+
+    @staticmethod
+    def alone(text: str, path: str = "expression") -> Snippet:
+        """A snippet that is its own file, for text that came from no file."""
+        return Snippet(text, SourceFile(path, (text,)), 1, 1)
+
+    def place(self, offset: int) -> tuple[int, int]:
+        """Line and column of the character at `offset` (one past the last is allowed)."""
+        if not self.places:
+            return self.line, self.column + offset
+        if offset < len(self.places):
+            return self.places[offset]
+        line, column = self.places[-1]
+        return line, column + 1
+
+    def span(self, start: int, stop: int) -> Span:
+        """The span of text[start:stop], as much of it as stands on the line where it starts."""
+        line, column = self.place(start)
+        last_line, last_column = self.place(max(start, stop - 1))
+        length = last_column - column + 1 if last_line == line else len(self.source.lines[line - 1]) - column + 1
+        return Span(line, column, max(1, length))
+
+    def part(self, start: int, stop: int) -> Snippet:
+        """text[start:stop], as a snippet."""
+        line, column = self.place(start)
+        return Snippet(self.text[start:stop], self.source, line, column, self.places[start:stop])
+
+    def whole(self) -> Span:
+        return self.span(0, len(self.text))
+
+    def fail(self, start: int, stop: int, message: str, *, expected: str | None = None, cure: str | None = None) -> NoReturn:
+        """Raise SpecError at text[start:stop]."""
+        raise self.source.error(self.span(start, stop), message, expected=expected, cure=cure)

@@ -1,0 +1,201 @@
+"""YAML text to a tree in which every node knows its place. Nothing is constructed: no tags, no anchors, no Python objects.
+
+In: a file's text. Out: a Node of mappings, sequences and scalars. Refused with place and cure: what is not YAML, tags,
+anchors, a key given twice, more than one document, nesting, lines and files far beyond any spec. The tree is made from the
+parser's events, one at a time, so that none of these costs more than the text before it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import yaml
+
+from einpage.einsum_front.base.errors import Span
+from einpage.einsum_front.spec.source import Snippet, SourceFile
+
+MAX_CHARACTERS = 1 << 20
+MAX_LINE = 1 << 14
+MAX_DEPTH = 32
+
+Plain: TypeAlias = "bool | int | float | str | list[Plain] | dict[str, Plain] | None"
+
+Mark: TypeAlias = "yaml.error.Mark | yaml._yaml.Mark"
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_INT = re.compile(r"[-+]?[0-9][0-9_]*")
+_FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?")
+_WORDS: dict[str, bool | None] = {"": None, "~": None, "null": None, "true": True, "false": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    snippet: Snippet
+    """The text, whatever YAML takes it for."""
+    value: bool | int | float | str | None
+    """What YAML takes it for; `1e-5` is a number here, `yes` and `on` are words."""
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    items: tuple[Node, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    items: dict[str, Node]
+    key_spans: dict[str, Span]
+    span: Span
+
+
+Node: TypeAlias = "Scalar | Sequence | Mapping"
+
+
+def parse_yaml(source: SourceFile, text: str) -> Node | None:
+    """The tree of `text`; None for a file that holds nothing. Raises SpecError."""
+    _refuse_huge(source, text)
+    try:
+        return _Composer(source, text).document()
+    except yaml.MarkedYAMLError as e:
+        mark = e.problem_mark or e.context_mark
+        span = Span(mark.line + 1, mark.column + 1) if mark else Span(1, 1)
+        if span.line > len(source.lines):  # the file ended too early: point behind its last character
+            span = Span(len(source.lines), len(source.lines[-1]) + 1)
+        cure = "a statement that holds `: ` or ` #`, or starts with a bracket, must stand in quotes"
+        raise source.error(span, f"not YAML: {e.problem or e.context}", cure=cure) from None
+    except yaml.YAMLError as e:
+        raise source.error(Span(1, 1), f"not YAML: {' '.join(str(e).split())[:200]}") from None
+
+
+def plain(node: Node) -> Plain:
+    """The tree as plain Python data, for a JSON Schema."""
+    match node:
+        case Scalar():
+            return node.value
+        case Sequence():
+            return [plain(item) for item in node.items]
+        case Mapping():
+            return {key: plain(item) for key, item in node.items.items()}
+
+
+def _refuse_huge(source: SourceFile, text: str) -> None:
+    """A spec is a page or two; what is far longer is a mistake, and is named before anything is spent on it."""
+    longest = max(range(len(source.lines)), key=lambda i: len(source.lines[i]), default=0)
+    if source.lines and len(source.lines[longest]) > MAX_LINE:
+        length = len(source.lines[longest])
+        message = f"a line of {length:,} characters: an expression this long is nested too deeply"
+        raise source.error(
+            Span(longest + 1, MAX_LINE + 1), message, expected=f"at most {MAX_LINE:,}", cure="cut it into several statements"
+        )
+    if len(text) > MAX_CHARACTERS:
+        message = f"a spec of {len(text):,} characters"
+        raise source.error(Span(1, 1), message, expected=f"at most {MAX_CHARACTERS:,}", cure="write what repeats as a `repeat`")
+
+
+class _Composer:
+    def __init__(self, source: SourceFile, text: str) -> None:
+        self._source = source
+        self._text = text
+        self._events: Iterator[yaml.Event] = iter(yaml.parse(text, Loader=_Loader))
+
+    def document(self) -> Node | None:
+        next(self._events)  # the stream's start
+        if isinstance(next(self._events), yaml.StreamEndEvent):
+            return None
+        root = self._node(next(self._events), 0)
+        next(self._events)  # the document's end
+        following = next(self._events)
+        if not isinstance(following, yaml.StreamEndEvent):
+            raise self._source.error(_span(following), "a second YAML document", expected="one document a file")
+        return root
+
+    def _node(self, event: yaml.Event, depth: int) -> Node:
+        span = _span(event)
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            raise self._source.error(span, "anchors (`&name`, `*name`) are not allowed", cure="write the value out")
+        tag = getattr(event, "tag", None)
+        if tag is not None:
+            shown = tag.replace("tag:yaml.org,2002:", "!!")
+            raise self._source.error(span, f"the tag `{shown}` is not allowed", expected="plain YAML: words, numbers, lists and mappings")
+        if depth > MAX_DEPTH:
+            raise self._source.error(span, "YAML nested too deeply", expected=f"at most {MAX_DEPTH} levels")
+        if isinstance(event, yaml.ScalarEvent):
+            return Scalar(self._snippet(event), _value(event), span)
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._mapping(span, depth)
+        items: list[Node] = []
+        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
+            items.append(self._node(event, depth + 1))
+        return Sequence(tuple(items), span)
+
+    def _mapping(self, span: Span, depth: int) -> Mapping:
+        items: dict[str, Node] = {}
+        key_spans: dict[str, Span] = {}
+        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+            key = self._node(event, depth + 1)
+            if not isinstance(key, Scalar):
+                cure = "a statement that starts with a bracket, or holds `: `, must stand in quotes"
+                raise self._source.error(key.span, "a key must be a word", cure=cure)
+            word = key.snippet.text
+            if word in items:
+                first = key_spans[word]
+                raise self._source.error(
+                    key.span, f"`{word}` is given twice, first at {first.line}:{first.column}", cure="keep one of the two"
+                )
+            items[word] = self._node(next(self._events), depth + 1)
+            key_spans[word] = key.span
+        return Mapping(items, key_spans, span)
+
+    def _snippet(self, event: yaml.ScalarEvent) -> Snippet:
+        start, stop = _marks(event)
+        line, column = start.line + 1, start.column + 1
+        raw = self._text[start.index : stop.index]
+        if raw == event.value:
+            return Snippet(event.value, self._source, line, column)
+        return Snippet(event.value, self._source, line, column, _align(event.value, raw, line, column))
+
+
+def _align(value: str, raw: str, line: int, column: int) -> tuple[tuple[int, int], ...]:
+    """The place of each character of a scalar that YAML folded or unquoted: both texts are walked, blanks matching loosely."""
+    places: list[tuple[int, int]] = []
+    at = 0
+    for c in value:
+        probe, here, there = at, line, column
+        while probe < len(raw) and raw[probe] != c and not (c.isspace() and raw[probe].isspace()):
+            here, there = (here + 1, 1) if raw[probe] == "\n" else (here, there + 1)
+            probe += 1
+        if probe == len(raw):  # an escape such as "\x41": it has no character of its own to point at
+            places.append((line, column))
+            continue
+        places.append((here, there))
+        at, line, column = probe + 1, here, there + 1
+        if raw[probe] == "\n":
+            line, column = here + 1, 1
+    return tuple(places)
+
+
+def _marks(event: yaml.Event) -> tuple[Mark, Mark]:
+    assert event.start_mark is not None and event.end_mark is not None, "the parser marks every event"
+    return event.start_mark, event.end_mark
+
+
+def _span(event: yaml.Event) -> Span:
+    start, stop = _marks(event)
+    length = stop.column - start.column if stop.line == start.line else 1
+    return Span(start.line + 1, start.column + 1, max(1, length))
+
+
+def _value(event: yaml.ScalarEvent) -> bool | int | float | str | None:
+    """A quoted scalar is text; a bare one is a number, a truth value or nothing where it looks like one, else text."""
+    text: str = event.value
+    if event.style:
+        return text
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    if len(text) < 64 and _INT.fullmatch(text):
+        return int(text.replace("_", ""))
+    return float(text.replace("_", "")) if len(text) < 64 and _FLOAT.fullmatch(text) else text

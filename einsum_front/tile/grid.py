@@ -1,0 +1,111 @@
+"""Grids: how whole values are cut into tiles, and which tiles a box touches.
+
+A computed value is cut as the op that writes it; a weight or an input is cut wherever some task's box of it begins or ends, so that
+a task reads whole tiles of it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import TypeAlias
+
+from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Load, free_letters, loads
+from einpage.einsum_front.graph.job import Box
+from einpage.einsum_front.graph.opgraph import OpGraph, op_loads
+from einpage.einsum_front.graph.taskgraph import Kind, Value
+from einpage.einsum_front.tile.template import Skeleton, Template, skeleton_of
+from einpage.einsum_front.tile.tiling import Cuts, load_box, own_cuts, tiling_of
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """How a value is cut: cut points per dimension, tiles numbered row-major."""
+
+    cuts: tuple[Cuts, ...]
+
+    def inside(self, box: Box) -> list[int]:
+        """The numbers of the tiles that share an element with `box`."""
+        spans = []
+        for c, a, b in zip(self.cuts, box.start, box.stop, strict=True):
+            spans.append(range(bisect_right(c, a) - 1, bisect_left(c, b)))
+        numbers = [0]
+        for span, c in zip(spans, self.cuts, strict=True):
+            n = len(c) - 1
+            numbers = [base * n + i for base in numbers for i in span]
+        return numbers
+
+    def box(self, number: int) -> Box:
+        index = []
+        for c in reversed(self.cuts):
+            number, i = divmod(number, len(c) - 1)
+            index.append(i)
+        index.reverse()
+        return Box(
+            tuple(c[i] for c, i in zip(self.cuts, index, strict=True)), tuple(c[i + 1] for c, i in zip(self.cuts, index, strict=True))
+        )
+
+
+Templates: TypeAlias = "Mapping[str, tuple[Template, tuple[str, ...]]]"
+"""By an op's value: its template, and the value in each slot."""
+
+
+def templates_of(opgraph: OpGraph, values: Mapping[str, Value]) -> dict[str, tuple[Template, tuple[str, ...]]]:
+    """The template of every op; equal templates are one object."""
+    shapes = {name: value.shape for name, value in values.items()}
+    bases = {name: value.base for name, value in values.items()}
+    template_by_skeleton: dict[Skeleton, Template] = {}
+    out = {}
+    for op in opgraph.ops:
+        skeleton, names = skeleton_of(op, bases, shapes)
+        if skeleton not in template_by_skeleton:
+            template_by_skeleton[skeleton] = Template(*skeleton, tiling_of(op))
+        out[op.value] = template_by_skeleton[skeleton], names
+    return out
+
+
+def host_grids(templates: Templates, cut: Mapping[Letter, Cuts], values: Mapping[str, Value]) -> dict[str, Grid]:
+    """Grids of weights and inputs: cut wherever some task's box of them begins or ends."""
+    points: dict[str, list[set[int]]] = {}
+    by_template: dict[Template, dict[str, tuple[set[int], ...]]] = {}
+    for template, names in templates.values():
+        if template not in by_template:
+            by_template[template] = asked(template, cut)
+        for slot, name in zip(template.slots, names, strict=True):
+            if values[name].kind in (Kind.WEIGHT, Kind.INPUT):
+                mine = points.setdefault(name, [{0, extent} for extent in values[name].shape])
+                for have, more in zip(mine, by_template[template][slot], strict=True):
+                    have |= more
+    return {name: Grid(tuple(tuple(sorted(p)) for p in ps)) for name, ps in points.items()}
+
+
+def asked(template: Template, cut: Mapping[Letter, Cuts]) -> dict[str, tuple[set[int], ...]]:
+    """Per slot and dimension, where the boxes that the template's tasks read begin and end."""
+    out: dict[str, tuple[set[int], ...]] = {}
+    by_slot = {slot: [load for load in op_loads(template.op) if load.name == slot] for slot in template.slots}
+    own = own_cuts(template.tiling, cut)
+    for slot, shape in zip(template.slots, template.shapes, strict=True):
+        sets: tuple[set[int], ...] = tuple(set() for _ in shape)
+        for load in by_slot[slot]:
+            for points, index, extent in zip(sets, load.indices, shape, strict=True):
+                points |= _index_points(index, extent, own)
+        out[slot] = sets
+    return out
+
+
+def _index_points(index: Expr, extent: int, cut: Mapping[Letter, Cuts]) -> set[int]:
+    match index:
+        case Axis(letter):
+            return set(cut[letter])
+        case _ if loads(index):
+            return set()
+        case _:
+            letters = sorted(free_letters(index))
+            out: set[int] = set()
+            for tile in product(*(range(len(cut[letter]) - 1) for letter in letters)):
+                ranges = {letter: (cut[letter][i], cut[letter][i + 1]) for letter, i in zip(letters, tile, strict=True)}
+                box = load_box(Load("", (index,)), ranges, (extent,))
+                out |= {box.start[0], box.stop[0]}
+            return out

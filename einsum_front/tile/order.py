@@ -1,0 +1,93 @@
+"""The order in which a TaskGraph's tasks stand: layer by layer, row tile by row tile, one slice of heads or channels after another.
+
+In: tasks as they were cut, each with a sorting key. Out: the tasks that the outputs need, in dependency order, the smallest key first
+whenever there is a choice; tensors renumbered to those still used. So an activation slice is consumed before the next is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+
+from einpage.einsum_front.base.units import Nbytes
+from einpage.einsum_front.graph.job import Job
+from einpage.einsum_front.graph.taskgraph import OpId, Task, TaskId, Tensor, TensorId
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A task before it has a number."""
+
+    name: str
+    op: OpId
+    operands: tuple[tuple[TensorId, ...], ...]
+    result: TensorId
+    inplace: tuple[TensorId, ...]
+    flops: int
+    bytes_touched: Nbytes
+    job: Job
+    gathers: bool
+    order: tuple[int, tuple[int, ...], tuple[int, ...], int, int]
+    """(segment of the spec, row tile, slice, op, link of the chain)."""
+
+
+def scheduled(tensors: Sequence[Tensor], drafts: Sequence[Draft], outputs: Sequence[str]) -> tuple[tuple[Tensor, ...], tuple[Task, ...]]:
+    """Tensors and tasks with their final numbers."""
+    kept = _needed(tensors, drafts, set(outputs))
+    order = _sorted(kept)
+    number: dict[TensorId, TensorId] = {}
+    for draft in order:
+        for t in (*(t for operand in draft.operands for t in operand), draft.result):
+            number.setdefault(t, TensorId(len(number)))
+    renumbered = tuple(replace(tensors[old], id=new) for old, new in number.items())
+    tasks = tuple(
+        Task(
+            TaskId(i),
+            d.name,
+            d.op,
+            tuple(tuple(number[t] for t in operand) for operand in d.operands),
+            number[d.result],
+            tuple(number[t] for t in d.inplace),
+            d.flops,
+            d.bytes_touched,
+            Nbytes(0),
+            d.job,
+            d.gathers,
+        )
+        for i, d in enumerate(order)
+    )
+    return renumbered, tasks
+
+
+def _needed(tensors: Sequence[Tensor], drafts: Sequence[Draft], outputs: set[str]) -> list[Draft]:
+    """The drafts whose result some output depends on."""
+    need = {t.id for t in tensors if t.value in outputs}
+    kept = []
+    for draft in reversed(drafts):
+        if draft.result in need:
+            kept.append(draft)
+            need.update(t for operand in draft.operands for t in operand)
+    return kept[::-1]
+
+
+def _sorted(drafts: list[Draft]) -> list[Draft]:
+    writer = {d.result: i for i, d in enumerate(drafts)}
+    waits = [0] * len(drafts)
+    readers: list[list[int]] = [[] for _ in drafts]
+    for i, d in enumerate(drafts):
+        for w in {writer[t] for operand in d.operands for t in operand if t in writer}:
+            waits[i] += 1
+            readers[w].append(i)
+    heap = [(d.order, i) for i, d in enumerate(drafts) if not waits[i]]
+    heapify(heap)
+    out = []
+    while heap:
+        _, i = heappop(heap)
+        out.append(drafts[i])
+        for r in readers[i]:
+            waits[r] -= 1
+            if not waits[r]:
+                heappush(heap, (drafts[r].order, r))
+    assert len(out) == len(drafts), "the tasks depend on each other in a circle"
+    return out

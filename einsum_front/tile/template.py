@@ -1,0 +1,196 @@
+"""Templates: an op with its values' names taken out, so that the same layer at every depth is cut once.
+
+In: an op and which letters are cut where. Out: a Template (the op over slots `x`, `wq`, ...) and, for each of its tasks, the ranges and
+boxes it works on. Nothing here knows tensor ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TypeAlias
+
+from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Load, Reduce, loads, substitute, walk
+from einpage.einsum_front.algebra.masks import visible
+from einpage.einsum_front.algebra.rewrite import axes_only
+from einpage.einsum_front.graph.job import Box, Contraction, Part
+from einpage.einsum_front.graph.opgraph import AttentionOp, ContractOp, FusedOp, GatherOp, MapOp, expressions, op_loads, target_letters
+from einpage.einsum_front.tile.tiling import GRAIN, Cuts, Ranges, Tiling, own_cuts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Template:
+    """Equal only to itself: `templates_of` makes one object for all ops that are alike."""
+
+    op: FusedOp
+    """Its value is called "", its loads name slots."""
+    slots: tuple[str, ...]
+    """Slot names, in order of first appearance; unique within the op."""
+    shapes: tuple[tuple[int, ...], ...]
+    """Per slot, the shape of the value in it."""
+    tiling: Tiling
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One output tile of an op, with one link of its chain."""
+
+    box: Box
+    """Of the result, in the value's coordinates."""
+    ranges: tuple[tuple[Letter, tuple[int, int]], ...]
+    """Every letter of the op, the target's first."""
+    link: int
+    links: int
+    """Position in, and length of, the chain of accumulating tasks; 0 and 1 where nothing is chained."""
+    at: tuple[int, ...]
+    """Tile index along each cut letter of the target, then of the chain."""
+
+
+Skeleton: TypeAlias = "tuple[FusedOp, tuple[str, ...], tuple[tuple[int, ...], ...]]"
+"""Op, slots and shapes of a template: what two ops that are alike have in common."""
+
+
+def skeleton_of(
+    op: FusedOp, base_by_value: Mapping[str, str], shape_by_value: Mapping[str, tuple[int, ...]]
+) -> tuple[Skeleton, tuple[str, ...]]:
+    """`op` without its values' names, and the value in each of its slots."""
+    slot_by_value: dict[str, str] = {}
+    for load in op_loads(op):
+        if load.name not in slot_by_value:
+            word, n = base_by_value[load.name], 2
+            while word in slot_by_value.values():
+                word, n = f"{base_by_value[load.name]}_{n}", n + 1
+            slot_by_value[load.name] = word
+    values = tuple(slot_by_value)
+    renamed = _with_slots(op, slot_by_value)
+    return (renamed, tuple(slot_by_value.values()), tuple(shape_by_value[v] for v in values)), values
+
+
+def _with_slots(op: FusedOp, slot_by_value: Mapping[str, str]) -> FusedOp:
+    def slot(e: Expr) -> Expr:
+        def step(node: Expr) -> Expr | None:
+            if not isinstance(node, Load):
+                return None
+            return Load(slot_by_value[node.name], tuple(slot(i) for i in node.indices))
+
+        return substitute(e, step)
+
+    def load(e: Load) -> Load:
+        found = slot(e)
+        assert isinstance(found, Load)
+        return found
+
+    match op:
+        case MapOp():
+            return replace(op, parts=tuple(Part(p.target, slot(p.expr)) for p in op.parts), value="", loop=(), fused=())
+        case ContractOp():
+            pairs = tuple(Contraction(load(c.x), load(c.y), c.letters) for c in op.contractions)
+            return replace(op, contractions=pairs, epilogue=slot(op.epilogue), value="", loop=(), fused=())
+        case AttentionOp():
+            return replace(
+                op, q=load(op.q), k=load(op.k), v=load(op.v), score=slot(op.score), epilogue=slot(op.epilogue), value="", loop=(), fused=()
+            )
+        case GatherOp():
+            return replace(op, load=load(op.load), value="", loop=(), fused=())
+
+
+def all_letters(op: FusedOp) -> tuple[Letter, ...]:
+    """Every letter of an op: the target's in order, then the others by appearance."""
+    found: dict[Letter, None] = {letter: None for letter in target_letters(op) if letter is not None}
+    if isinstance(op, MapOp):
+        for part in op.parts:
+            for index in part.target:
+                if isinstance(index, Axis):
+                    found.setdefault(index.letter)
+    for e in expressions(op):
+        for node in walk(e):
+            if isinstance(node, Axis):
+                found.setdefault(node.letter)
+            if isinstance(node, Reduce):
+                for letter in node.letters:
+                    found.setdefault(letter)
+    return tuple(found)
+
+
+def result_cuts(template: Template, cuts_by_letter: Mapping[Letter, Cuts]) -> tuple[Cuts, ...]:
+    """Where each dimension of the op's value is cut."""
+    return _of_result(template, own_cuts(template.tiling, cuts_by_letter))
+
+
+def _of_result(template: Template, own: Mapping[Letter, Cuts]) -> tuple[Cuts, ...]:
+    pairs = zip(template.tiling.target, template.op.shape, strict=True)
+    return tuple(own[letter] if letter is not None else (0, extent) for letter, extent in pairs)
+
+
+def tiles(template: Template, cuts_by_letter: Mapping[Letter, Cuts], few: bool = False) -> Iterator[Tile]:
+    """Every tile of the op, row-major over its value, the links of a chain one after another.
+
+    With `few`, only a sample that almost always holds the largest: along each dimension the first piece, the longest and the last
+    three (a causal mask lets later rows see more), the first two links, the longest and the last two.
+    """
+    op, target, chain = template.op, template.tiling.target, template.tiling.chain
+    own = own_cuts(template.tiling, cuts_by_letter)
+    grid = _of_result(template, own)
+    links = list(product(*(range(len(own[letter]) - 1) for letter in chain)))
+    letters = all_letters(op)
+    whole = {letter: (0, cuts_by_letter[letter][-1]) for letter in letters}
+    some_links = {0, 1, links.index(tuple(_longest(own[letter]) for letter in chain)), len(links) - 2, len(links) - 1}
+    for index in product(*(_pieces(c, few) for c in grid)):
+        box = Box(tuple(c[i] for c, i in zip(grid, index, strict=True)), tuple(c[i + 1] for c, i in zip(grid, index, strict=True)))
+        ranges = dict(whole)
+        for letter, a, b in zip(target, box.start, box.stop, strict=True):
+            if letter is not None:
+                ranges[letter] = (a, b)
+        if isinstance(op, AttentionOp):
+            ranges[op.row] = _seen(op, ranges)
+        for n, link in enumerate(links):
+            if few and n not in some_links:
+                continue
+            for letter, i in zip(chain, link, strict=True):
+                ranges[letter] = (own[letter][i], own[letter][i + 1])
+            yield Tile(box, tuple((letter, ranges[letter]) for letter in letters), n, len(links), (*index, *link))
+
+
+def _pieces(points: Cuts, few: bool) -> list[int]:
+    n = len(points) - 1
+    return sorted({0, _longest(points), *range(max(0, n - 3), n)}) if few else list(range(n))
+
+
+def _longest(points: Cuts) -> int:
+    """The first of the longest pieces."""
+    return max(range(len(points) - 1), key=lambda i: points[i + 1] - points[i])
+
+
+def _seen(op: AttentionOp, ranges: Ranges) -> tuple[int, int]:
+    """The keys a tile's queries can see; where the mask hides all, one grain, so that the kernel has a row to give 0 for."""
+    start, stop = visible(op.score, op.row, ranges, GRAIN)
+    return (start, stop) if start < stop else (ranges[op.row][0], min(ranges[op.row][0] + GRAIN, ranges[op.row][1]))
+
+
+def takeovers(template: Template) -> tuple[bool, ...]:
+    """Per slot: whether the result may take over its bytes.
+
+    It may where they are read element by element at the target's own letters, in no product and no reduction.
+    """
+    op, target = template.op, template.tiling.target
+    out = []
+    for slot, shape in zip(template.slots, template.shapes, strict=True):
+        uses = [load for load in op_loads(op) if load.name == slot]
+        same = all(axes_only(use) == target for use in uses) and shape == op.shape
+        inner = {load.name for e in _block_inputs(op) for load in loads(e)}
+        out.append(same and slot not in inner and None not in target)
+    return tuple(out)
+
+
+def _block_inputs(op: FusedOp) -> tuple[Expr, ...]:
+    """Expressions whose operands are read at other elements than the one being written."""
+    match op:
+        case MapOp():
+            reduced = [node for p in op.parts for node in walk(p.expr) if isinstance(node, Reduce)]
+            indices = [i for load in op_loads(op) for i in load.indices]
+            return (*reduced, *indices)
+        case ContractOp():
+            return (*(side for c in op.contractions for side in (c.x, c.y)), *(i for load in loads(op.epilogue) for i in load.indices))
+        case AttentionOp() | GatherOp():
+            return expressions(op)

@@ -1,0 +1,106 @@
+"""The one knob that would help a plan most, tried out.
+
+In: a plan, and how to plan again with a knob turned. Out: figures for `advice` in the report, the same in a line of words among them. A
+knob's gain is that of a plan really made, judged and simulated; that no knob helps is said only where a lower bound says so. At most two
+plans are made, and none where planning takes long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil, log2
+from typing import Any
+
+from einpage.einsum_front.base.errors import EinpageError
+from einpage.einsum_front.base.units import format_bytes, format_seconds
+from einpage.exec.build.judged_plan import Planned
+
+MOST_NODES = 10_000
+"""Of a plan with more, nothing is said: to plan it again takes long."""
+FEW_NODES = 3000
+"""Of a plan with no more, a second knob is tried."""
+WORTH = 0.01
+"""The least share of the time that is worth a word."""
+TOKEN_SIZES = ("seq", "batch")
+"""Sizes that say how many tokens share one pass over the weights."""
+MOST_TIMES = 32
+"""More tokens by no more than this factor."""
+
+Again = Callable[[int, Mapping[str, int]], Planned]
+"""again(budget, sizes): the plan with that budget and these sizes. Raises EinpageError where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """Something to turn: a budget, or a size with `times` as many tokens."""
+
+    name: str
+    before: int
+    after: int
+    times: float = 1.0
+
+    def figures(self, before_s: float, after_s: float) -> dict[str, Any]:
+        gain = 1 - after_s / (before_s * self.times)
+        per, more = (" a token", f" for {self.times:g} x the tokens") if self.times > 1 else ("", "")
+        turned = f"{self.name} {_word(self.name, self.before)} -> {_word(self.name, self.after)}: -{100 * gain:.0f} %{per}"
+        text = f"{turned} ({format_seconds(before_s)} -> {format_seconds(after_s)}{more}; planned and simulated)"
+        facts = {"knob": self.name, "from": self.before, "to": self.after, "gain": gain, "makespan_s": after_s, "by": "plan"}
+        return {**facts, "text": text}
+
+
+def advice(planned: Planned, sizes: Mapping[str, int], most_bytes: int | None, again: Again) -> dict[str, Any] | None:
+    """What would help most, the first tried where there is little between them; None where that is not known. `most_bytes`: the largest
+    budget there can be.
+    """
+    figures = planned.report
+    before_s, bound_s, limit = planned.timeline.makespan_s, planned.bounds.bound_s, figures["limited_by"]
+    nodes = len(planned.memgraph.nodes)
+    if nodes > MOST_NODES or before_s <= 0:
+        return None
+    spare = max(1 - bound_s / before_s, 0.0)
+    knobs = [*_tokens(planned, sizes)] if limit == "h2d" else []
+    if spare >= WORTH:
+        knobs += _budgets(int(planned.memgraph.budget_bytes), most_bytes)
+    tried = [
+        knob.figures(before_s, found)
+        for knob in knobs[: 2 if nodes <= FEW_NODES else 1]
+        if (found := _seconds(again, planned, knob)) is not None
+    ]
+    most = max((facts["gain"] for facts in tried), default=0.0)
+    if most >= WORTH:
+        return next(facts for facts in tried if facts["gain"] >= max(most - WORTH, WORTH))
+    failed = [f"{facts['knob']} {_word(facts['knob'], facts['to'])}" for facts in tried]
+    bound = f"no budget, order or split gains more than {100 * spare:.1f} % (by a lower bound)"
+    text = f"no knob: {' and '.join(failed)} gained less than {100 * WORTH:.0f} %, and {bound}" if failed else f"no knob: {bound}"
+    return {"knob": None, "from": None, "to": None, "gain": spare, "makespan_s": bound_s, "by": "bound", "text": text}
+
+
+def _word(knob: str, value: int) -> str:
+    return format_bytes(value) if knob == "budget" else str(value)
+
+
+def _tokens(planned: Planned, sizes: Mapping[str, int]) -> Iterator[Knob]:
+    """As many more tokens, in doublings, as arithmetic takes for as long as the link."""
+    name = next((name for name in TOKEN_SIZES if name in sizes), None)
+    compute_s, h2d_s = float(planned.report["compute_s"]), float(planned.report["h2d_s"])  # type: ignore[arg-type]
+    if name is not None and 0 < compute_s < h2d_s:
+        times = min(2 ** ceil(log2(h2d_s / compute_s)), MOST_TIMES)
+        yield Knob(name, sizes[name], sizes[name] * times, float(times))
+
+
+def _budgets(budget: int, most_bytes: int | None) -> Iterator[Knob]:
+    """A quarter more, and all there is."""
+    larger = [budget + budget // 4] if most_bytes is None else [min(budget + budget // 4, most_bytes), most_bytes]
+    for after in dict.fromkeys(larger):
+        if after > budget:
+            yield Knob("budget", budget, after)
+
+
+def _seconds(again: Again, planned: Planned, knob: Knob) -> float | None:
+    """The makespan with the knob turned; None where there is no such plan."""
+    budget = knob.after if knob.name == "budget" else int(planned.memgraph.budget_bytes)
+    try:
+        return again(budget, {} if knob.name == "budget" else {knob.name: knob.after}).timeline.makespan_s
+    except EinpageError:
+        return None

@@ -1,0 +1,232 @@
+"""`einpage run` as a person meets it: arguments checked, weights loaded under a progress bar, the answer and its figures printed.
+
+Everything that can be refused is refused before weights are loaded, and every file asked for is written only after the run is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from safetensors.torch import save_file
+
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.base.units import format_bytes, format_seconds, parse_bytes, parse_rate
+from einpage.exec.build.judged_plan import Planned, open_model
+from einpage.exec.command.options import fusions_of, names_of, pieces_of, settings_of, start_of, write_timeline
+from einpage.exec.dispatch import progress as watching
+from einpage.exec.load.inputs import TokenLists, encode_prompts, read_input, read_tokens
+from einpage.exec.load.tokenizer import Tokenizer, TokenizerError, load_tokenizer
+from einpage.exec.measure.cpu import cores
+from einpage.exec.picture.chrome_trace import write_trace
+from einpage.exec.run.choose import DeviceKind, Dispatch, device_for, kernels_for, measured_machine
+from einpage.exec.run.prepared import RunOptions, RunResult, run_model
+from einpage.exec.system.files import refuse_unwritable, write_through
+from einpage.exec.system.spinner import planning, said_to_wait
+from einpage.memplan.problem.machine import Machine, checked_threads, load_machine
+
+
+def run_from_arguments(a: argparse.Namespace) -> int:
+    """The `run` command. Raises the errors of every stage; returns 0."""
+    budget = parse_bytes(a.budget, "--budget")
+    warnings = thread_warnings(a.threads)
+    if not a.weights:
+        raise UsageError("run needs --weights: a checkpoint's path, or random:SEED")
+    chosen = device_for(a.device)
+    if a.threads is not None and chosen.kind is not DeviceKind.CPU:
+        raise UsageError("--threads is a figure of the CPU device; leave it out, or say --device cpu")
+    start_of(a)
+    options = RunOptions(
+        dtype=DType(a.dtype),
+        budget_bytes=budget,
+        outputs=tuple(names_of(a.outputs) or ()),
+        perplexity=a.perplexity,
+        split=pieces_of(a.split),
+        no_fuse=fusions_of(a.no_fuse),
+        dispatch=Dispatch(a.dispatch),
+        device=chosen.kind,
+        kernels=kernels_for(a.kernels, chosen.kind),
+        effort=a.effort,
+        passes=a.passes,
+    )
+    tokens, tokenizer = tokens_of(a)
+    named = inputs_of(a.input)
+    refuse_unwritable(a.logits, a.trace, a.timeline)
+    model = open_model(a.spec, settings_of(a.set), a.weights, tokens, tokenizer)
+    machine = machine_of(a, chosen.kind)
+    with progress_shown(chosen.why, planning(a.effort), quiet=a.json) as shown:
+        result = run_model(model, machine, options, named, hooks=shown.hooks, loading=shown.loading, planned_hook=shown.planned)
+    warnings += result.warnings
+    facts = {**result.facts, "warnings": warnings}
+    if a.logits:
+        tensors = {name: t.contiguous() for name, t in result.outputs.items()}
+        write_through(Path(a.logits), lambda part: save_file(tensors, part))
+    if a.trace:
+        write_trace(Path(a.trace), result.planned.memgraph, result.measured, result.planned.timeline)
+    if a.timeline:
+        write_timeline(Path(a.timeline), replace(result.planned, report=result.facts), result.measured)
+    if a.json:
+        print(json.dumps(facts))
+        return 0
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    print(rendered(result, a.timeline))
+    return 0
+
+
+def thread_warnings(threads: int | None) -> list[str]:
+    """What is to be said of a number of threads that is allowed. Raises UsageError for one that is not."""
+    if threads is None or checked_threads(threads) <= cores():
+        return []
+    return [f"--threads {threads} is more than the {cores()} cores there are: threads will wait for one another"]
+
+
+def tokens_of(a: argparse.Namespace) -> tuple[TokenLists | None, Tokenizer | None]:
+    """Token ids from --prompt or --tokens, and the checkpoint's tokenizer where it has one (a prompt needs it)."""
+    if a.prompt and a.tokens:
+        raise UsageError("--prompt and --tokens both give the text; use one")
+    if a.prompt:
+        tokenizer = load_tokenizer(a.weights)
+        return encode_prompts(tokenizer, a.prompt), tokenizer
+    if a.tokens:
+        try:
+            return read_tokens(a.tokens), load_tokenizer(a.weights)
+        except TokenizerError:
+            return read_tokens(a.tokens), None
+    return None, None
+
+
+def inputs_of(words: list[str]) -> Mapping[str, NDArray[np.generic]]:
+    out: dict[str, NDArray[np.generic]] = {}
+    for word in words:
+        name, array = read_input(word)
+        if name in out:
+            raise UsageError(f"--input {name} is given twice")
+        out[name] = array
+    return out
+
+
+def machine_of(a: argparse.Namespace, kind: DeviceKind) -> Machine:
+    """The profile named by --machine, or that of this machine's own device, measured now where it never was."""
+    if a.machine:
+        return load_machine(a.machine, h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes, threads=a.threads)
+    machine = measured_machine(kind, a.threads, say=lambda text: print(text, file=sys.stderr))
+    if a.h2d:
+        machine = replace(machine, h2d_bytes_per_s=parse_rate(a.h2d, "--h2d"))
+    if a.d2h:
+        machine = replace(machine, d2h_bytes_per_s=parse_rate(a.d2h, "--d2h"))
+    if a.device_bytes:
+        machine = replace(machine, device_bytes=parse_bytes(a.device_bytes, "--device-bytes"))
+    return machine
+
+
+class Shown:
+    """Two progress bars on stderr: weights loaded, then bytes moved by the engines. Silent where `quiet` or not a terminal."""
+
+    def __init__(self, bars: Progress, begin: Callable[[], None], device: str, quiet: bool) -> None:
+        """`begin` is called when there is a plan: the bars may be drawn."""
+        self._bars, self._begin, self._device, self._quiet = bars, begin, device, quiet
+        self._load: TaskID | None = None
+        self._run: TaskID | None = None
+
+    @property
+    def hooks(self) -> watching.Hooks:
+        return watching.Hooks(progress=self.running, stuck=stuck)
+
+    def planned(self, planned: Planned) -> None:
+        """Nothing can be refused any more: say where it runs, and start with the weights."""
+        self._begin()
+        if not self._quiet:
+            print(f"device: {self._device}", file=sys.stderr)
+        tensors = planned.graph.tensors
+        nbytes = sum(t.nbytes for t in tensors if t.kind.value == "weight")
+        self._load = self._bars.add_task("load weights", total=nbytes)
+
+    def loading(self, weight: str, nbytes: int) -> None:
+        if self._load is not None:
+            self._bars.update(self._load, advance=nbytes)
+
+    def running(self, p: watching.Progress) -> None:
+        if self._run is None:
+            self._run = self._bars.add_task("run", total=p.plan_h2d_bytes + p.plan_d2h_bytes)
+        self._bars.update(self._run, completed=p.h2d_bytes + p.d2h_bytes, description=f"run {p.tasks_done}/{p.tasks} tasks")
+
+
+@contextmanager
+def progress_shown(device: str, planning: str, quiet: bool) -> Iterator[Shown]:
+    """First what is waited for, then the bars: a terminal has room for one of them."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    bars = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
+    with ExitStack() as drawn:
+        waiting = drawn.enter_context(ExitStack())
+        waiting.enter_context(said_to_wait(planning, quiet))
+
+        def begin() -> None:
+            waiting.close()
+            drawn.enter_context(bars)
+
+        yield Shown(bars, begin, device, quiet)
+
+
+def stuck(heads: tuple[watching.Head, ...]) -> None:
+    """Nothing has moved for a while: say what each engine is at."""
+    print("einpage: nothing has finished for a while; the head of each engine:", file=sys.stderr)
+    for head in heads:
+        print(f"  {head.text()}", file=sys.stderr)
+
+
+def rendered(result: RunResult, timeline: str | None) -> str:
+    """The answer, then what it took: bytes counted, plan ÷ bound, predicted and measured time."""
+    f = result.facts
+    lines = list(_tops(f.get("top")))
+    if "perplexity" in f:
+        lines.append(f"perplexity  {f['perplexity']:.4f} over {f['tokens']} tokens (mean NLL {f['mean_nll']:.6f})")
+    split = " ".join(f"{k}={n}" for k, n in result.planned.graph.split) or "none"
+    beside = "kernels' scratch" if f["device"] == "cpu" else "device memory beside it"
+    arena, scratch, host, peak = (_bytes(f[k]) for k in ("arena_bytes", "outside_arena_bytes", "host_bytes", "peak_rss_bytes"))
+    moved_in, moved_out = _bytes(f["measured_h2d_bytes"]), _bytes(f["measured_d2h_bytes"])
+    predicted, measured, bound, planning = (_seconds(f[k]) for k in ("predicted_s", "wall_s", "bound_s", "plan_s"))
+    lines += [
+        "",
+        f"plan        {f['tasks']} tasks, {f['nodes']} nodes, split {split}; judged right; made in {planning}",
+        f"memory      arena {arena}, {beside} {scratch}, host {host}, peak resident {peak}",
+        f"moved       {moved_in} to the device, {moved_out} back: the plan's bytes exactly",
+        *([f"passes      {f['passes']}; bytes and times are those of one"] if "passes" in f else []),
+        f"time        predicted {predicted}, measured {measured} (× {f['measured_ratio']:.2f}), {f['dispatch']} dispatch",
+        f"plan÷bound  {f['bound_ratio']:.3f}  (bound {bound}, {f['bound_limit']})",
+    ]
+    if timeline:
+        lines.append(f"timeline    {timeline}")
+    return "\n".join(lines)
+
+
+def _tops(top: object) -> Iterator[str]:
+    """The best next tokens of each sequence."""
+    sequences = top if isinstance(top, list) else []
+    for i, row in enumerate(sequences):
+        if len(sequences) > 1:
+            yield f"sequence {i}"
+        for rank, (token, text, logit) in enumerate(row, 1):
+            word = "" if text is None else repr(text)
+            yield f"  {rank}  {word:<14} {logit:9.4f}   (id {token})"
+
+
+def _bytes(value: object) -> str:
+    assert isinstance(value, int)
+    return format_bytes(value)
+
+
+def _seconds(value: object) -> str:
+    assert isinstance(value, float)
+    return format_seconds(value)

@@ -1,0 +1,134 @@
+"""Arenas: one anonymous mapping each, in which tensors are views at planned offsets.
+
+In: a size in bytes. Out: torch tensors that share the mapping's memory. The host arena holds weights, inputs, spill slots and outputs where
+the MemGraph put them; the CPU device's memory is another arena of exactly the budget. Pages are backed when first touched, so
+a spill slot that is never used costs nothing.
+
+    POISON repeated:  fp32 NaN, bf16 NaN, fp16 NaN, int32 2143387585, int64 9205779632577183681 -- wrong as a number and as an index
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+from math import prod
+from operator import mul
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.units import Nbytes
+from einpage.einsum_front.graph.taskgraph import TensorId
+from einpage.kernels.layout.window import TORCH_DTYPE
+from einpage.memplan.graph.memgraph import Extent, MemGraph, Offset, PlaceKind, Residency, ResidencyId
+from einpage.memplan.graph.packed import Residencies
+
+POISON = 0x7FC1
+"""Two bytes, little-endian, written over memory whose contents have ended."""
+
+
+class Arena:
+    """`nbytes` of zeroed anonymous memory, its base aligned to a page."""
+
+    def __init__(self, nbytes: int, *, touch: bool = False) -> None:
+        """`touch` backs every page now: the first write to a fresh page is 20 times slower than the second."""
+        self.nbytes = nbytes
+        self._map = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8, count=nbytes)
+        self._storage = torch.frombuffer(self._map, dtype=torch.uint8).untyped_storage()
+        if touch:
+            self._bytes[:: mmap.PAGESIZE] = 0
+
+    def view(self, extent: Extent, shape: tuple[int, ...], dtype: DType) -> torch.Tensor:
+        """The bytes of `extent` as a packed row-major tensor; no copy. `shape` must fill the extent exactly."""
+        count = prod(shape)
+        assert count * dtype.nbytes == extent.nbytes, f"{shape} of {dtype.value} does not fill {extent}"
+        assert extent.stop <= self.nbytes, f"{extent} leaves the arena of {self.nbytes} bytes"
+        assert extent.offset % dtype.nbytes == 0, f"{extent} is not aligned for {dtype.value}"
+        strides = tuple(accumulate(reversed(shape[1:]), mul, initial=1))[::-1] if shape else ()
+        # All share one storage, and none is a view of another: each costs a third of what `frombuffer(...).view(...)` does.
+        return torch.empty(0, dtype=TORCH_DTYPE[dtype]).set_(self._storage, extent.offset // dtype.nbytes, shape, strides)
+
+    def bytes(self, extent: Extent) -> NDArray[np.uint8]:
+        """The bytes of `extent`, flat; no copy."""
+        assert extent.stop <= self.nbytes, f"{extent} leaves the arena of {self.nbytes} bytes"
+        return self._bytes[extent.offset : extent.stop]
+
+    def whole(self) -> torch.Tensor:
+        """All bytes, as one flat tensor; no copy."""
+        return torch.empty(0, dtype=torch.uint8).set_(self._storage, 0, (self.nbytes,), (1,))
+
+    def drop(self, extent: Extent) -> None:
+        """Give the pages that lie wholly in `extent` back to the system: its bytes are 0 from here on."""
+        first, last = -(-extent.offset // mmap.PAGESIZE), extent.stop // mmap.PAGESIZE
+        if first < last and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE)
+
+    def poison(self, extent: Extent | None = None) -> None:
+        """Overwrite `extent` (or everything) with POISON."""
+        target = self._bytes if extent is None else self.bytes(extent)
+        even = len(target) // 2 * 2
+        target[:even].view("<u2")[:] = POISON
+        target[even:] = POISON & 0xFF
+
+
+class HostArena(Arena):
+    """The host's memory: masters, inputs, spill slots and outputs at the MemGraph's planned offsets."""
+
+
+def residency_view(memgraph: MemGraph, residency: Residency, arena: Arena) -> torch.Tensor:
+    """The tensor of `residency`, shaped as its tile, in the arena of its place."""
+    tensor = memgraph.graph.tensors[residency.tensor]
+    (extent,) = residency.extents
+    return arena.view(extent, tensor.shape, tensor.dtype)
+
+
+class _Tiles(Mapping[TensorId, torch.Tensor]):
+    """Views of residencies on the host by tensor, each made when it is asked for: of a hundred thousand few are wanted at once."""
+
+    def __init__(self, memgraph: MemGraph, arena: HostArena, residencies: Iterable[ResidencyId]) -> None:
+        self._memgraph, self._arena = memgraph, arena
+        found = Residencies.of(memgraph.residencies)
+        on_device, tensor = found.on_device, found.tensor
+        self._residency_by_tensor = {TensorId(int(tensor[r])): r for r in residencies if not on_device[r]}
+
+    def __getitem__(self, tensor: TensorId) -> torch.Tensor:
+        return residency_view(self._memgraph, self._memgraph.residencies[self._residency_by_tensor[tensor]], self._arena)
+
+    def __iter__(self) -> Iterator[TensorId]:
+        return iter(self._residency_by_tensor)
+
+    def __len__(self) -> int:
+        return len(self._residency_by_tensor)
+
+
+def masters(memgraph: MemGraph, arena: HostArena) -> Mapping[TensorId, torch.Tensor]:
+    """What must be filled before a run: every weight, input and constant tile on the host, by tensor."""
+    return _Tiles(memgraph, arena, memgraph.start)
+
+
+def before_outputs(memgraph: MemGraph) -> Extent:
+    """The host bytes below the first output: masters that nobody wants after a run."""
+    ends = (memgraph.residencies[r] for r in set(memgraph.end) - set(memgraph.start))
+    tops = [r.extents[0].offset for r in ends if r.place.kind is PlaceKind.HOST]
+    return Extent(Offset(0), Nbytes(min(tops, default=0)))
+
+
+def outputs(memgraph: MemGraph, arena: HostArena) -> dict[str, torch.Tensor]:
+    """Every output, put together from its tiles in the host arena after a run: new tensors by output name, in the values' shapes."""
+    graph = memgraph.graph
+    tile_by_tensor = _Tiles(memgraph, arena, memgraph.end)
+    shape_by_value = {v.name: v.shape for v in graph.values}
+    found: dict[str, torch.Tensor] = {}
+    for name, value in graph.outputs:
+        tiles = [t for t in graph.tensors if t.value == value]
+        whole = torch.empty(shape_by_value[value], dtype=TORCH_DTYPE[tiles[0].dtype])
+        for tile in tiles:
+            assert tile.id in tile_by_tensor, f"output {tile.name} is not on the host at the end"
+            box = tuple(slice(a, b) for a, b in zip(tile.box.start, tile.box.stop, strict=True))
+            whole[box] = tile_by_tensor[tile.id]
+        found[name] = whole
+    return found

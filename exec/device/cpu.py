@@ -1,0 +1,175 @@
+"""The CPU as a device: an arena of exactly the budget is its memory, the rest of the machine is the host.
+
+What takes time is looked up when the device is made: kernels (once for equal jobs), tensor views of arena bytes. A node then costs
+microseconds. Nodes that mean the same bytes share views and calls: a small arena hands out the same few places again and again.
+Copies are single-threaded and release the interpreter's lock, so a copy engine runs beside kernels. With `poison`, memory is
+overwritten wherever its contents are undefined: at the start, at every Free, and workspace after use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.units import Nbytes
+from einpage.einsum_front.graph.job import Job
+from einpage.einsum_front.graph.taskgraph import TaskId
+from einpage.exec.device.arena import Arena, HostArena, residency_view
+from einpage.exec.device.device import nothing
+from einpage.kernels.prepare import Backend, Kernel, prepare
+from einpage.kernels.tape.torch_kernel import Program
+from einpage.memplan.graph.memgraph import DEVICE, Compute, Extent, Free, HostGather, MemGraph, Move, NodeId, Offset, Place, PlaceKind
+from einpage.memplan.graph.packed import Nodes, Residencies
+
+
+class CpuDevice:
+    """Runs `memgraph` on real bytes. `host` holds the masters already, or will before the run starts."""
+
+    name = "cpu"
+
+    def __init__(
+        self, memgraph: MemGraph, host: HostArena, *, backend: str = "torch", threads: int | None = None, poison: bool = False
+    ) -> None:
+        """`threads` is what torch may use for one kernel, a figure of the machine profile: results differ bitwise between thread counts,
+        so it is the same for every dispatcher. None leaves torch as it is."""
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self._memgraph, self._backend, self._poison = memgraph, Backend(backend), poison
+        self._device = Arena(memgraph.budget_bytes, touch=True)
+        self._host = host
+        if poison:
+            self._device.poison()
+        self._nodes, self._residencies = Nodes.of(memgraph.nodes), Residencies.of(memgraph.residencies)
+        self._on_device = self._residencies.on_device
+        self._gathered: dict[NodeId, int] = {}
+        self.arena_bytes: int = memgraph.budget_bytes
+        calls = _Calls(memgraph, self._arena, self._backend)
+        self._calls = [self._prepare(calls, NodeId(i), node) for i, node in enumerate(memgraph.nodes)]
+        """[node] what a Compute or HostGather does."""
+        self.outside_arena_bytes = calls.scratch_bytes
+        self.begin()
+
+    def close(self) -> None:
+        pass
+
+    def begin(self) -> None:
+        self.h2d_bytes = 0
+        self.d2h_bytes = 0
+
+    def enter(self) -> None:
+        # A new thread has OpenMP's own number of threads until torch is asked in it for anything that consults torch's: a product of few
+        # rows is not, and would wake, for every call, a team whose members then spin on the cores that copies need.
+        torch.set_num_threads(torch.get_num_threads())
+
+    def bring(self) -> None:
+        tensor, start = self._residencies.tensor, self._memgraph.start
+        master_by_tensor = {int(tensor[r]): r for r in start if not self._on_device[r]}
+        for r in start:
+            if self._on_device[r]:
+                np.copyto(self._bytes(r), self._bytes(master_by_tensor[int(tensor[r])]))
+
+    def compute(self, node: NodeId) -> None:
+        self._calls[node]()
+        if self._poison:
+            ran = self._memgraph.nodes[node]
+            assert isinstance(ran, Compute)
+            if ran.workspace is not None:
+                self._device.poison(ran.workspace)
+
+    def copy(self, node: NodeId) -> None:
+        source, target = self._nodes.subject[node], self._nodes.result[node]
+        copied = self._bytes(target)
+        np.copyto(copied, self._bytes(source))
+        if self._on_device[target]:
+            self.h2d_bytes += copied.nbytes
+        else:
+            self.d2h_bytes += copied.nbytes
+
+    def gather(self, node: NodeId) -> None:
+        self._calls[node]()
+        self.h2d_bytes += self._gathered[node]
+
+    def free(self, node: NodeId) -> None:
+        if self._poison:
+            freed = self._memgraph.nodes[node]
+            assert isinstance(freed, Free)
+            residency = self._memgraph.residencies[freed.residency]
+            for extent in residency.extents:
+                self._arena(residency.place).poison(extent)
+
+    def _prepare(self, calls: _Calls, i: NodeId, node: Compute | Move | HostGather | Free) -> Callable[[], object]:
+        match node:
+            case Compute(task, operands, creates, workspace):
+                return calls.call(task, operands, creates, workspace)
+            case HostGather(task, operands, creates):
+                self._gathered[i] = calls.view(creates).nbytes
+                return calls.call(task, operands, creates, None)
+            case Move() | Free():
+                return nothing
+
+    def _bytes(self, residency: int) -> NDArray[np.uint8]:
+        found, at = self._residencies, self._residencies.extent_row[residency]
+        extent = Extent(Offset(int(found.offset[at])), Nbytes(int(found.nbytes[at])))
+        return (self._device if self._on_device[residency] else self._host).bytes(extent)
+
+    def _arena(self, place: Place) -> Arena:
+        match place.kind:
+            case PlaceKind.DEVICE:
+                return self._device
+            case PlaceKind.HOST:
+                return self._host
+            case PlaceKind.DISK:
+                raise AssertionError("the CPU device has no disk")
+
+
+class _Calls:
+    """Makes what nodes call: a kernel with the views it works on, one object for all nodes that mean the same."""
+
+    def __init__(self, memgraph: MemGraph, arena: Callable[[Place], Arena], backend: Backend) -> None:
+        self._memgraph, self._arena, self._backend = memgraph, arena, backend
+        self._residencies = Residencies.of(memgraph.residencies)
+        self._jobs = [task.job for task in memgraph.graph.tasks]
+        forms: dict[tuple[tuple[int, ...], DType], int] = {}
+        self._form = [forms.setdefault((tensor.shape, tensor.dtype), len(forms)) for tensor in memgraph.graph.tensors]
+        """[tensor] a number for its shape and element type"""
+        self._programs: dict[Program, Program] = {}
+        """One for all equal ones: tiles of one shape differ in where they are cut from, and that is in the views."""
+        self._kernel_by_job: dict[int, Kernel] = {}
+        """By the job's id: layers share their jobs, and to compare two takes longer than to run one."""
+        self._views: dict[tuple[int, ...], torch.Tensor] = {}
+        self._calls: dict[tuple[object, ...], Callable[[], object]] = {}
+        self.scratch_bytes = 0
+        """The most that a kernel met so far holds at once."""
+
+    def call(self, task: TaskId, operands: tuple[tuple[int, ...], ...], creates: int, workspace: Extent | None) -> Callable[[], object]:
+        """What runs `task` on these residencies."""
+        job = self._jobs[task]
+        assert job is not None, "a plan read back from a file has no jobs to run"
+        tiles, result = tuple(tuple(map(self.view, operand)) for operand in operands), self.view(creates)
+        kernel = self._kernel(job)
+        key = (id(kernel), tuple(tuple(map(id, operand)) for operand in tiles), id(result), workspace)
+        if key not in self._calls:
+            scratch = None if workspace is None else torch.from_numpy(self._arena(DEVICE).bytes(workspace))
+            self._calls[key] = partial(kernel, tiles, result, scratch)
+        return self._calls[key]
+
+    def view(self, residency: int) -> torch.Tensor:
+        """The bytes of a residency as its tensor."""
+        found = self._residencies
+        offset = found.offset[found.extent_row[residency]]
+        key = int(found.place[residency]), int(offset), self._form[found.tensor[residency]]
+        if key not in self._views:
+            self._views[key] = residency_view(self._memgraph, found[residency], self._arena(found[residency].place))
+        return self._views[key]
+
+    def _kernel(self, job: Job) -> Kernel:
+        if id(job) not in self._kernel_by_job:
+            kernel = prepare(job, self._backend)
+            self.scratch_bytes = max(self.scratch_bytes, kernel.scratch_bytes)
+            self._kernel_by_job[id(job)] = self._programs.setdefault(kernel, kernel) if isinstance(kernel, Program) else kernel
+        return self._kernel_by_job[id(job)]

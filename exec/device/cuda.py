@@ -1,0 +1,114 @@
+"""CUDA's runtime behind the Driver protocol, through torch: streams, timed events, registered host memory, one big allocation.
+
+Copies are `cudaMemcpyAsync` between device memory and host memory registered beforehand (registering pins exactly the bytes that are
+there; torch's own pinned allocator rounds to powers of two). Kernels go on whatever stream is torch's current one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.base.units import format_bytes
+from einpage.exec.device.driver import Mark, Stream
+from einpage.kernels.tiles.target import shared_bytes
+from einpage.kernels.tiles.tiles import SHARED_LIMIT
+from einpage.memplan.graph.memgraph import ENGINES
+
+OLDEST = (8, 0)
+"""Compute capability from which on Triton's kernels use tensor cores."""
+LEAST_SHARED = min(SHARED_LIMIT.values())
+"""Bytes of shared memory a program may have on the smallest GPU that the tables of tiles were made for."""
+
+
+class CudaDriver:
+    def __init__(self, index: int = 0) -> None:
+        self._device = torch.device("cuda", index)
+        torch.cuda.set_device(self._device)
+        self._streams = [torch.cuda.Stream(self._device) for _ in ENGINES]  # type: ignore[no-untyped-call]
+        self.name: str = torch.cuda.get_device_name(self._device)
+
+    def allocate(self, nbytes: int) -> Tensor:
+        try:
+            return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+        except torch.cuda.OutOfMemoryError as error:
+            free, total = torch.cuda.mem_get_info(self._device)
+            raise UsageError(
+                f"{self.name} has {format_bytes(free)} of {format_bytes(total)} free, too little for an arena of {format_bytes(nbytes)}"
+            ) from error
+
+    def pin(self, memory: Tensor) -> None:
+        status = int(_runtime().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+        if status:
+            cure = "is `ulimit -l` or the container's limit too low?"
+            raise UsageError(f"{format_bytes(memory.nbytes)} of host memory cannot be pinned (CUDA error {status}); {cure}")
+
+    def unpin(self, memory: Tensor) -> None:
+        _runtime().cudaHostUnregister(memory.data_ptr())
+
+    def copy(self, stream: Stream, target: Tensor, source: Tensor) -> None:
+        with torch.cuda.stream(self._streams[stream]):
+            target.copy_(source, non_blocking=True)
+
+    def launch(self, stream: Stream, call: Callable[[], object]) -> None:
+        with torch.cuda.stream(self._streams[stream]):
+            call()
+
+    def capture(self, stream: Stream, calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
+        recorded = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(recorded, stream=self._streams[stream], capture_error_mode="thread_local"):
+            for call in calls:
+                call()
+        return recorded.replay
+
+    def record(self, stream: Stream) -> Mark:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(self._streams[stream])
+        return event
+
+    def wait(self, stream: Stream, mark: Mark) -> None:
+        self._streams[stream].wait_event(_event(mark))
+
+    def passed(self, mark: Mark) -> bool:
+        return bool(_event(mark).query())  # type: ignore[no-untyped-call]
+
+    def synchronize(self, mark: Mark) -> None:
+        _event(mark).synchronize()
+
+    def seconds(self, first: Mark, last: Mark) -> float:
+        return float(_event(first).elapsed_time(_event(last))) / 1000
+
+    def used_bytes(self) -> int:
+        free, total = torch.cuda.mem_get_info(self._device)
+        return int(total - free)
+
+
+def _runtime() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
+def _event(mark: Mark) -> torch.cuda.Event:
+    assert isinstance(mark, torch.cuda.Event)
+    return mark
+
+
+def why_not_cuda() -> str | None:
+    """Why this machine has no GPU that plans can run on; None where it has one."""
+    if not torch.cuda.is_available():
+        return "torch finds no CUDA device" if torch.version.cuda else "this torch was built without CUDA"
+    capability = torch.cuda.get_device_capability(0)
+    if capability < OLDEST:
+        return f"{torch.cuda.get_device_name(0)} is sm_{capability[0]}{capability[1]}; Triton's kernels need sm_80 or later"
+    try:
+        shared = shared_bytes()
+    except Exception as error:  # no Triton, no C compiler, a driver it does not know: whatever it is, no kernel will run
+        return f"Triton does not work here: {type(error).__name__}: {error}"
+    if shared < LEAST_SHARED:
+        return (
+            f"{torch.cuda.get_device_name(0)} has {shared} bytes of shared memory a program; tiles are chosen for {LEAST_SHARED} and more"
+        )
+    return None

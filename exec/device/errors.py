@@ -1,0 +1,30 @@
+"""What can go wrong while a plan runs.
+
+A node that raises ends the run with a `NodeError` that says which one. Bytes that differ from the plan are our bug: `CountMismatch`
+is an AssertionError.
+"""
+
+from __future__ import annotations
+
+from einpage.einsum_front.base.errors import EinpageError
+from einpage.memplan.graph.memgraph import NodeId, Queue
+
+
+class NodeError(EinpageError):
+    """A node of the plan failed; `__cause__` is what it raised.
+
+    The exit status is the cause's where the cause is a user's mistake (an index that is out of range, say), and 1 otherwise.
+    """
+
+    def __init__(self, node: NodeId, what: str, engine: Queue, cause: BaseException) -> None:
+        self.node = node
+        self.what = what
+        self.engine = engine
+        self.exit_status = cause.exit_status if isinstance(cause, EinpageError) else 1
+        where = "" if engine is Queue.NONE else f" on the {engine.value} engine"
+        super().__init__(f"node {node} ({what}) failed{where}: {type(cause).__name__}: {cause}")
+        self.__cause__ = cause
+
+
+class CountMismatch(AssertionError):
+    """The engines moved other bytes than the plan says."""

@@ -1,0 +1,280 @@
+"""A plan on a device of streams: nodes are put on the stream of their engine, and run when the stream comes to them.
+
+`issue` returns at once; who orders nodes of different streams (exec/issue.py) does so with marks. A Move goes in pieces, so that whoever
+issues may let an urgent one go between two of them. A host gather reads its rows on the host, a block at a time, into one of
+two pinned slots, and copies the slot. The Device methods (`compute`, `copy`, `gather`) issue a node and wait for it: enough for the
+serial loop. Everything slow (views, kernels, pinning) is done when the device is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import TypeAlias, assert_never
+
+from torch import Tensor
+
+from einpage.einsum_front.graph.job import GatherJob
+from einpage.einsum_front.graph.taskgraph import TaskId
+from einpage.exec.device.arena import Arena, HostArena, residency_view
+from einpage.exec.device.driver import Driver, Mark, Stream
+from einpage.exec.device.errors import NodeError
+from einpage.kernels.errors import IndexOutOfRange, Unsupported
+from einpage.kernels.layout.window import TORCH_DTYPE
+from einpage.kernels.on_torch.host_gather import HostGather, blocks_of
+from einpage.kernels.prepare import Backend, Launches, prepare, prepare_launches
+from einpage.memplan.graph.dump import describe
+from einpage.memplan.graph.memgraph import ENGINES, Compute, Free, MemGraph, Move, NodeId, PlaceKind, Queue, Residency, ResidencyId
+from einpage.memplan.graph.memgraph import HostGather as GatherNode
+
+COPY_BYTES = 32 << 20
+"""The most one copy moves: what an urgent one may have to wait for."""
+SLOT_BYTES = 8 << 20
+"""Of gathered rows, on the host; two slots take turns."""
+
+COMPUTE, H2D, D2H = map(Stream, range(len(ENGINES)))
+STREAM_BY_QUEUE = dict(zip(ENGINES, (COMPUTE, H2D, D2H), strict=True))
+Call: TypeAlias = Callable[[], object]
+Piece: TypeAlias = Callable[[], None]
+
+
+@dataclass(slots=True)
+class _Slot:
+    memory: Tensor
+    last: Mark | None = None
+    """Behind the copy that last read it."""
+
+
+class StreamDevice:
+    """Runs `memgraph` through `driver`. `host` holds the masters already, or will before the run starts."""
+
+    name = "cuda"
+
+    def __init__(self, memgraph: MemGraph, host: HostArena, driver: Driver, *, backend: str = "triton", poison: bool = False) -> None:
+        self.memgraph, self.driver = memgraph, driver
+        self.arena_bytes: int = memgraph.budget_bytes
+        self._backend, self._host = Backend(backend), host
+        self._host_bytes = host.whole()
+        self._view_by_residency: dict[int, Tensor] = {}
+        self._slots: list[_Slot] = []
+        self._turn = 0
+        self._used = 0
+        there = (memgraph.residencies[r] for r in memgraph.start)
+        self._masters = {r.tensor: r.id for r in there if r.place.kind is PlaceKind.HOST}
+        self._checks: list[tuple[NodeId, Call]] = []
+        self._warm: dict[int, Launches] = {}
+        """Kernels that are compiled and loaded, by identity."""
+        self._calls: dict[NodeId, Call] = {}
+        self._met: set[NodeId] = set()
+        self._recorded: dict[NodeId, Call] = {}
+        """Stretches of computes, by their first."""
+        self._pieces: list[tuple[Piece, ...]] = []
+        self._streams = [STREAM_BY_QUEUE.get(memgraph.queue(NodeId(i))) for i in range(len(memgraph.nodes))]
+        self.h2d_bytes, self.d2h_bytes = 0, 0
+        if host.nbytes:
+            driver.pin(self._host_bytes)
+        try:
+            self._arena = driver.allocate(memgraph.budget_bytes)
+            if poison:
+                _poison(driver, self._arena)
+            self._pieces += [self._prepared(NodeId(i), node) for i, node in enumerate(memgraph.nodes)]
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Take back what was pinned, when the streams are done with it. The device is of no use afterwards."""
+        for stream in (COMPUTE, H2D, D2H):
+            with suppress(RuntimeError):  # a device that failed copies no more
+                self.driver.synchronize(self.driver.record(stream))
+        for slot in self._slots:
+            self.driver.unpin(slot.memory)
+        if self._host.nbytes:
+            self.driver.unpin(self._host_bytes)
+        self._pieces, self._slots, self._calls, self._recorded = [], [], {}, {}
+
+    @property
+    def outside_arena_bytes(self) -> int:
+        """Device memory in use besides the arena: the driver's own, compiled kernels, other processes. Asked after a run, which gives
+        nothing back, it is the most there was; asked before and after, the larger of the two."""
+        self._used = max(self._used, self.driver.used_bytes())
+        return max(0, self._used - self.arena_bytes)
+
+    def begin(self) -> None:
+        """Forget what was counted. Raises NodeError where an index that a kernel will use is outside: no kernel can."""
+        self.h2d_bytes = 0
+        self.d2h_bytes = 0
+        for node, check in self._checks:
+            try:
+                check()
+            except (IndexOutOfRange, Unsupported) as error:
+                raise NodeError(node, describe(self.memgraph, node), Queue.COMPUTE, error) from error
+
+    def enter(self) -> None:
+        pass
+
+    def bring(self) -> None:
+        for r in (self.memgraph.residencies[r] for r in self.memgraph.start):
+            if r.place.kind is PlaceKind.DEVICE:
+                self.driver.copy(H2D, self._bytes(r), self._bytes(self.memgraph.residencies[self._masters[r.tensor]]))
+        self.driver.synchronize(self.driver.record(H2D))
+
+    def stream(self, node: NodeId) -> Stream | None:
+        """Where `node` goes; None for a Free, which goes nowhere."""
+        return self._streams[node]
+
+    def pieces(self, node: NodeId) -> int:
+        """In how many pieces `node` is issued, one after the other; 0 for a Free."""
+        return len(self._pieces[node])
+
+    def issue(self, node: NodeId, piece: int = 0) -> None:
+        """Put a piece of `node` on its stream. Raises IndexOutOfRange where a gather's indices are wrong."""
+        self._pieces[node][piece]()
+
+    def replays(self, nodes: Sequence[NodeId]) -> bool:
+        """Whether these computes are worth putting at once: whether they were asked about before. A single pass records nothing.
+
+        Recorded now, before the run: CUDA waits for the whole device before each recording.
+        """
+        first = nodes[0]
+        if first in self._met and first not in self._recorded:
+            self._recorded[first] = self.driver.capture(COMPUTE, [self._calls[node] for node in nodes])
+        self._met.add(first)
+        return first in self._recorded
+
+    def replay(self, nodes: Sequence[NodeId]) -> None:
+        """Put these computes, for which `replays` was true, on their stream, in order, at once."""
+        self.driver.launch(COMPUTE, self._recorded[nodes[0]])
+
+    def compute(self, node: NodeId) -> None:
+        self._run(node)
+
+    def copy(self, node: NodeId) -> None:
+        self._run(node)
+
+    def gather(self, node: NodeId) -> None:
+        self._run(node)
+
+    def free(self, node: NodeId) -> None:
+        pass
+
+    def _run(self, node: NodeId) -> None:
+        stream = self._streams[node]
+        assert stream is not None
+        for piece in self._pieces[node]:
+            piece()
+        self.driver.synchronize(self.driver.record(stream))
+
+    def _prepared(self, i: NodeId, node: Compute | Move | GatherNode | Free) -> tuple[Piece, ...]:
+        match node:
+            case Compute():
+                self._calls[i] = self._call(i, node)
+                return (partial(self.driver.launch, COMPUTE, self._calls[i]),)
+            case Move(source, target):
+                return tuple(self._copies(source, target))
+            case GatherNode(task, operands, creates):
+                return tuple(self._gathers(task, operands, creates))
+            case Free():
+                return ()
+        assert_never(node)
+
+    def _call(self, i: NodeId, node: Compute) -> Call:
+        job = self.memgraph.graph.tasks[node.task].job
+        assert job is not None, "a plan read back from a file has no jobs to run"
+        tiles = tuple(tuple(self._view(r) for r in operand) for operand in node.operands)
+        result = self._view(node.creates)
+        if self._backend is Backend.TORCH:
+            scratch = None if node.workspace is None else self._arena[node.workspace.offset : node.workspace.stop]
+            return partial(prepare(job, self._backend), tiles, result, scratch)
+        kernel = prepare_launches(job)
+        if id(kernel) not in self._warm:
+            kernel.warm(tiles, result)
+            self._warm[id(kernel)] = kernel
+        if kernel.check is not None:
+            self._checks.append((i, partial(kernel.check, [self._on_host(operand) for operand in node.operands])))
+        return kernel.bind(tiles, result)
+
+    def _on_host(self, operand: Sequence[ResidencyId]) -> tuple[Tensor, ...] | None:
+        """The masters of an operand's tiles; None where one is computed."""
+        tensors = [self.memgraph.residencies[r].tensor for r in operand]
+        masters = [self._masters.get(t) for t in tensors]
+        return None if None in masters else tuple(self._view(r) for r in masters if r is not None)
+
+    def _copies(self, source: ResidencyId, target: ResidencyId) -> list[Piece]:
+        there, here = (self.memgraph.residencies[r] for r in (source, target))
+        inward = here.place.kind is PlaceKind.DEVICE
+        given, taken = self._bytes(there), self._bytes(here)
+        starts = range(0, taken.nbytes, COPY_BYTES)
+        return [partial(self._copy, inward, taken[a : a + COPY_BYTES], given[a : a + COPY_BYTES]) for a in starts]
+
+    def _copy(self, inward: bool, target: Tensor, source: Tensor) -> None:
+        self.driver.copy(H2D if inward else D2H, target, source)
+        if inward:
+            self.h2d_bytes += target.nbytes
+        else:
+            self.d2h_bytes += target.nbytes
+
+    def _gathers(self, task: TaskId, operands: Sequence[Sequence[ResidencyId]], creates: ResidencyId) -> list[Piece]:
+        job = self.memgraph.graph.tasks[task].job
+        assert isinstance(job, GatherJob), "a plan read back from a file has no jobs to run"
+        tables = tuple(tuple(self._view(r) for r in operand) for operand in operands)
+        target = self._bytes(self.memgraph.residencies[creates])
+        pieces: list[Piece] = []
+        start = 0
+        for block in blocks_of(job, SLOT_BYTES):
+            nbytes = block.result.boxes[0].size * block.result.dtype.nbytes
+            kernel = prepare(block, Backend.TORCH)
+            assert isinstance(kernel, HostGather)
+            pieces.append(partial(self._gather, kernel, tables, target[start : start + nbytes]))
+            start += nbytes
+        assert start == target.nbytes, "the blocks of a gather lie one after the other in its result"
+        return pieces
+
+    def _gather(self, kernel: HostGather, tables: tuple[tuple[Tensor, ...], ...], target: Tensor) -> None:
+        view = kernel.job.result
+        slot = self._slot(target.nbytes)
+        if slot.last is not None:
+            self.driver.synchronize(slot.last)
+        rows = slot.memory[: target.nbytes]
+        kernel(tables, rows.view(TORCH_DTYPE[view.dtype]).view(view.boxes[0].shape), None)
+        self.driver.copy(H2D, target, rows)
+        slot.last = self.driver.record(H2D)
+        self.h2d_bytes += target.nbytes
+
+    def _slot(self, nbytes: int) -> _Slot:
+        """The one used before the last, made when it is first wanted."""
+        self._turn = 1 - self._turn
+        while len(self._slots) <= self._turn:
+            memory = Arena(SLOT_BYTES).whole()
+            self.driver.pin(memory)
+            self._slots.append(_Slot(memory))
+        assert nbytes <= self._slots[self._turn].memory.nbytes
+        return self._slots[self._turn]
+
+    def _view(self, residency: ResidencyId) -> Tensor:
+        if residency not in self._view_by_residency:
+            found = self.memgraph.residencies[residency]
+            if found.place.kind is PlaceKind.HOST:
+                view = residency_view(self.memgraph, found, self._host)
+            else:
+                tensor = self.memgraph.graph.tensors[found.tensor]
+                assert prod(tensor.shape) * tensor.dtype.nbytes == found.extents[0].nbytes
+                view = self._bytes(found).view(TORCH_DTYPE[tensor.dtype]).view(tensor.shape)
+            self._view_by_residency[residency] = view
+        return self._view_by_residency[residency]
+
+    def _bytes(self, residency: Residency) -> Tensor:
+        (extent,) = residency.extents
+        whole = self._host_bytes if residency.place.kind is PlaceKind.HOST else self._arena
+        return whole[extent.offset : extent.stop]
+
+
+def _poison(driver: Driver, arena: Tensor) -> None:
+    """NaN, whatever the dtype, over memory that nothing has been written to."""
+    pattern = Arena(arena.nbytes)
+    pattern.poison()
+    driver.copy(COMPUTE, arena, pattern.whole())
+    driver.synchronize(driver.record(COMPUTE))

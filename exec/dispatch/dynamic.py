@@ -1,0 +1,88 @@
+"""What is ready goes first: each engine takes the lowest-numbered node of its own whose predecessors are done.
+
+A finished node counts down its successors; one that reaches zero becomes ready on its engine. Frees occupy no engine: whoever
+finishes their last predecessor runs them on the spot. After the published runtime's dispatch (Turnip), with three engines.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from heapq import heappop, heappush
+
+from einpage.exec.device.device import Device
+from einpage.exec.dispatch.engine import Measured, Run, successors, supervise, waits
+from einpage.exec.dispatch.progress import SILENT, Hooks
+from einpage.memplan.graph.memgraph import ENGINES, MemGraph, NodeId, Queue
+from einpage.memplan.graph.simulate import QUEUES, queue_numbers
+
+
+def run_dynamic(memgraph: MemGraph, device: Device, hooks: Hooks = SILENT) -> Measured:
+    """Run every node as soon as its edges and its engine allow."""
+    run = Run(memgraph, device, hooks)
+    dispatch = _Dynamic(run)
+    return supervise(run, {queue.value: partial(dispatch.engine, queue) for queue in ENGINES}, dispatch.first)
+
+
+class _Dynamic:
+    def __init__(self, run: Run) -> None:
+        memgraph = run.memgraph
+        self._run = run
+        self._queue = queue_numbers(memgraph).tobytes()
+        """[node] a position in QUEUES"""
+        self._after = successors(memgraph)
+        self._waits = waits(memgraph)
+        self._left: dict[Queue, int] = {queue: self._queue.count(QUEUES.index(queue)) for queue in ENGINES}
+        self._ready: dict[Queue, list[NodeId]] = {queue: [] for queue in ENGINES}
+        self._pushed: dict[Queue, threading.Condition] = {queue: run.condition() for queue in ENGINES}
+        with run.lock:
+            frees = (self._push(NodeId(i)) for i, count in enumerate(self._waits) if count == 0)
+            self._frees_at_start = [free for pushed in frees for free in pushed]
+
+    def first(self) -> None:
+        """What comes before everything: Frees that no node precedes."""
+        self._finish(self._frees_at_start)
+
+    def engine(self, queue: Queue) -> None:
+        """The body of one engine thread."""
+        while (node := self._take(queue)) is not None:
+            self._run.execute(node)
+            with self._run.lock:
+                frees = self._release(node)
+            self._finish(frees)
+
+    def _take(self, queue: Queue) -> NodeId | None:
+        """The lowest ready node, waiting for one; None when the engine has no more to do or the run was stopped."""
+        ready, pushed = self._ready[queue], self._pushed[queue]
+        with pushed:
+            while not ready and self._left[queue] and not self._run.stopped:
+                pushed.wait()
+            if not ready or self._run.stopped:
+                return None
+            self._left[queue] -= 1
+            return heappop(ready)
+
+    def _release(self, node: NodeId) -> list[NodeId]:
+        """Count down the successors of a finished node, under the lock; the Frees among those now ready are the caller's to run."""
+        frees: list[NodeId] = []
+        for target in self._after[node]:
+            self._waits[target] -= 1
+            if self._waits[target] == 0:
+                frees.extend(self._push(target))
+        return frees
+
+    def _push(self, node: NodeId) -> list[NodeId]:
+        """Make a node ready on its engine; a Free has none, and is given back."""
+        queue = QUEUES[self._queue[node]]
+        if queue is Queue.NONE:
+            return [node]
+        heappush(self._ready[queue], node)
+        self._pushed[queue].notify()
+        return []
+
+    def _finish(self, frees: list[NodeId]) -> None:
+        while frees:
+            node = frees.pop()
+            self._run.execute(node)
+            with self._run.lock:
+                frees.extend(self._release(node))

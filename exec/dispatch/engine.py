@@ -1,0 +1,185 @@
+"""What all dispatchers share: engine threads, the clock, the first error, and stopping.
+
+A dispatcher gives one function per engine thread; `supervise` starts them, watches from the calling thread (which thereby stays free for
+Ctrl-C), and returns what was measured. Whatever ends a run early (a node that raises, an interrupt, a bug in a dispatcher) sets
+`stopped` and wakes every waiter, so that no thread waits for what will never come.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import nan
+from time import perf_counter
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from einpage.exec.device.device import Device, actions, nothing
+from einpage.exec.device.errors import CountMismatch, NodeError
+from einpage.exec.dispatch.progress import Hooks, Watch, plan_bytes
+from einpage.exec.system.process_memory import give_back_pages
+from einpage.memplan.graph.dump import describe
+from einpage.memplan.graph.memgraph import ENGINES, MemGraph, NodeId
+from einpage.memplan.graph.packed import Nodes
+from einpage.memplan.graph.simulate import QUEUES, queue_numbers
+
+STOP_S = 2.0
+"""How long a stopping run waits for engines that are in the middle of a node."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Measured:
+    """What a run did. Times are seconds since its start; one entry per node."""
+
+    start_s: NDArray[np.float64]
+    finish_s: NDArray[np.float64]
+    wall_s: float
+    measured_h2d_bytes: int
+    measured_d2h_bytes: int
+    compute_s: float
+    """Seconds the engine was busy; likewise below."""
+    h2d_s: float
+    d2h_s: float
+
+
+class Stopped(Exception):
+    """Unwinds an engine thread of a run that was stopped."""
+
+
+class Run:
+    """One run in progress: the table of times, the lock that dispatchers share, and whether it was stopped."""
+
+    def __init__(self, memgraph: MemGraph, device: Device, hooks: Hooks) -> None:
+        self.memgraph, self.device, self.hooks = memgraph, device, hooks
+        self.lock = threading.Lock()
+        self.stopped = False
+        self.error: BaseException | None = None
+        self.origin = 0.0
+        self.started = array("d", [nan]) * len(memgraph.nodes)
+        self.finished = array("d", [nan]) * len(memgraph.nodes)
+        self._kinds, self._action_by_kind = Nodes.of(memgraph.nodes).kind.tobytes(), actions(device)
+        self._conditions: list[threading.Condition] = []
+
+    def condition(self) -> threading.Condition:
+        """A condition on the run's lock that is also notified when the run stops: wait while `not stopped and …`."""
+        self._conditions.append(threading.Condition(self.lock))
+        return self._conditions[-1]
+
+    def execute(self, node: NodeId) -> None:
+        """Do one node and note when. Raises NodeError, or Stopped where the run was stopped before."""
+        if self.stopped:
+            raise Stopped
+        self.started[node] = perf_counter() - self.origin
+        try:
+            self._action_by_kind[self._kinds[node]](node)
+        except BaseException as error:
+            raise NodeError(node, describe(self.memgraph, node), self.memgraph.queue(node), error) from error
+        self.finished[node] = perf_counter() - self.origin
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """Let every engine end after the node it is in; the first error given is the one that is reported."""
+        with self.lock:
+            self.stopped = True
+            self.error = self.error or error
+            for condition in self._conditions:
+                condition.notify_all()
+
+
+class Neighbours:
+    """For each node, those at the other end of its edges, ascending; kept flat, four bytes an edge."""
+
+    __slots__ = ("_nodes", "_row")
+
+    def __init__(self, own: NDArray[np.int32], other: NDArray[np.int32], count: int) -> None:
+        """`own` is sorted, and names the node of `count` that `other` is a neighbour of."""
+        self._nodes, self._row = array("i"), array("i", (0,))
+        self._nodes.frombytes(np.ascontiguousarray(other, np.intc).view(np.uint8).data)
+        self._row.frombytes(np.cumsum(np.bincount(own, minlength=count), dtype=np.intc).view(np.uint8).data)
+
+    def __len__(self) -> int:
+        return len(self._row) - 1
+
+    def __getitem__(self, node: NodeId) -> Sequence[NodeId]:
+        return cast(Sequence[NodeId], self._nodes[self._row[node] : self._row[node + 1]])
+
+
+def predecessors(memgraph: MemGraph) -> Neighbours:
+    """For each node, the sources of its edges."""
+    return Neighbours(memgraph.edges.target, memgraph.edges.source, len(memgraph.nodes))
+
+
+def waits(memgraph: MemGraph) -> array[int]:
+    """For each node, how many predecessors it has."""
+    return array("i", np.bincount(memgraph.edges.target, minlength=len(memgraph.nodes)).astype(np.intc).tobytes())
+
+
+def successors(memgraph: MemGraph) -> Neighbours:
+    """For each node, the targets of its edges."""
+    source, target = memgraph.edges.source, memgraph.edges.target
+    order = np.argsort(source, kind="stable")
+    return Neighbours(source[order], target[order], len(memgraph.nodes))
+
+
+def supervise(run: Run, bodies: Mapping[str, Callable[[], None]], first: Callable[[], None] = nothing) -> Measured:
+    """Run `first` here, then each body on a thread of its own until all are done.
+
+    Raises NodeError where a node failed, CountMismatch where other bytes were moved than planned, and whatever interrupts the
+    calling thread (KeyboardInterrupt); the threads have then stopped, or are in a node that takes longer than STOP_S.
+    """
+    watch = Watch(run.memgraph, run.device, run.hooks, run.started, run.finished)
+    ended = threading.Semaphore(0)
+
+    def engine(body: Callable[[], None]) -> None:
+        try:
+            run.device.enter()
+            body()
+        except Stopped:
+            pass
+        except BaseException as error:
+            run.stop(error)
+        finally:
+            ended.release()
+
+    threads = [threading.Thread(target=engine, args=(body,), name=f"einpage-{name}", daemon=True) for name, body in bodies.items()]
+    run.device.begin()
+    give_back_pages()
+    run.origin = perf_counter()
+    try:
+        first()
+        for thread in threads:
+            thread.start()
+        running = len(threads)
+        while running and not run.stopped:
+            if ended.acquire(timeout=run.hooks.poll_s):
+                running -= 1
+            else:
+                watch.poll(perf_counter() - run.origin)
+        wall_s = perf_counter() - run.origin
+    except BaseException as error:
+        run.stop(error)
+        raise
+    finally:
+        deadline = perf_counter() + STOP_S
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - perf_counter()))
+    if run.error is not None:
+        raise run.error
+    watch.progress(wall_s)
+    return _measured(run, wall_s)
+
+
+def _measured(run: Run, wall_s: float) -> Measured:
+    start_s, finish_s = np.asarray(run.started), np.asarray(run.finished)
+    left_out = np.flatnonzero(np.isnan(finish_s))
+    assert len(left_out) == 0, f"the dispatcher never ran node {left_out[0]} ({describe(run.memgraph, NodeId(int(left_out[0])))})"
+    moved, planned = (run.device.h2d_bytes, run.device.d2h_bytes), plan_bytes(run.memgraph)
+    if moved != planned:
+        raise CountMismatch(f"the engines moved {moved} bytes (host to device, device to host), the plan says {planned}")
+    busy = np.bincount(queue_numbers(run.memgraph), weights=finish_s - start_s, minlength=len(QUEUES)).tolist()
+    compute_s, h2d_s, d2h_s = (busy[QUEUES.index(queue)] for queue in ENGINES)
+    return Measured(start_s, finish_s, wall_s, moved[0], moved[1], compute_s, h2d_s, d2h_s)

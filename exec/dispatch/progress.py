@@ -1,0 +1,123 @@
+"""What a person sees while a plan runs: progress, and who is stuck on what.
+
+The main thread polls; the engines never wait for it. Progress and heads are read off the table of finish times that the engines write
+anyway. When nothing has finished for a while, the head of each engine (its first unfinished node, what it is and what it
+waits for) is handed to a callback. Nothing is killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import isnan
+
+import numpy as np
+
+from einpage.exec.device.device import Device
+from einpage.memplan.graph.dump import describe
+from einpage.memplan.graph.memgraph import ENGINES, MemGraph, NodeId, Queue
+from einpage.memplan.graph.packed import GATHER, Nodes
+from einpage.memplan.graph.simulate import QUEUES, moved_bytes, queue_numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is. Bytes are counted by the engines; `plan_…` is where they will end."""
+
+    seconds: float
+    tasks_done: int
+    tasks: int
+    h2d_bytes: int
+    plan_h2d_bytes: int
+    d2h_bytes: int
+    plan_d2h_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The first unfinished node of an engine."""
+
+    engine: Queue
+    node: NodeId
+    what: str
+    running: bool
+    waits_for: tuple[tuple[NodeId, str], ...]
+    """Unfinished predecessors, lowest first."""
+
+    def text(self) -> str:
+        if self.running:
+            state = "running"
+        elif self.waits_for:
+            state = "waits for " + ", ".join(f"node {n} ({what})" for n, what in self.waits_for)
+        else:
+            state = "ready, not started"
+        return f"{self.engine.value}: node {self.node} ({self.what}) {state}"
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """Callbacks, all called on the thread that started the run."""
+
+    progress: Callable[[Progress], None] | None = None
+    """Called once every `poll_s`, and once at the end."""
+    stuck: Callable[[tuple[Head, ...]], None] | None = None
+    """Called whenever no node has finished for `stuck_after_s`."""
+    stuck_after_s: float = 30.0
+    poll_s: float = 0.1
+
+
+SILENT = Hooks()
+"""Watch, and tell nobody."""
+
+
+def heads(memgraph: MemGraph, started: Sequence[float], finished: Sequence[float]) -> tuple[Head, ...]:
+    """The head of every engine that has one. Times are NaN for what has not happened."""
+    first: dict[Queue, NodeId] = {}
+    queues = queue_numbers(memgraph)
+    for i in np.flatnonzero(np.isnan(finished)).tolist():
+        first.setdefault(QUEUES[queues[i]], NodeId(i))
+    return tuple(_head(memgraph, engine, first[engine], started, finished) for engine in ENGINES if engine in first)
+
+
+def _head(memgraph: MemGraph, engine: Queue, node: NodeId, started: Sequence[float], finished: Sequence[float]) -> Head:
+    edges = memgraph.edges
+    sources = edges.source[edges.target == node].tolist()
+    waits = tuple((NodeId(s), describe(memgraph, NodeId(s))) for s in sources if isnan(finished[s]))
+    return Head(engine, node, describe(memgraph, node), not isnan(started[node]), waits)
+
+
+def plan_bytes(memgraph: MemGraph) -> tuple[int, int]:
+    """(host → device, device → host) bytes of the whole plan."""
+    return moved_bytes(memgraph, Queue.H2D), moved_bytes(memgraph, Queue.D2H)
+
+
+class Watch:
+    """Looks at a run from outside. `poll` is called every `hooks.poll_s` with the seconds since the start."""
+
+    def __init__(self, memgraph: MemGraph, device: Device, hooks: Hooks, started: Sequence[float], finished: Sequence[float]) -> None:
+        self._memgraph, self._device, self._hooks = memgraph, device, hooks
+        self._started, self._finished = started, finished
+        self._tasks = np.flatnonzero(Nodes.of(memgraph.nodes).kind <= GATHER)
+        self._plan_bytes = plan_bytes(memgraph)
+        self._done = 0
+        self._since = 0.0
+        """When the number of finished nodes last changed, or the heads were last reported."""
+
+    def poll(self, seconds: float) -> None:
+        self.progress(seconds)
+        done = len(self._finished) - int(np.isnan(self._finished).sum())
+        if done != self._done:
+            self._done, self._since = done, seconds
+        elif seconds - self._since >= self._hooks.stuck_after_s:
+            self._since = seconds
+            if self._hooks.stuck is not None:
+                self._hooks.stuck(heads(self._memgraph, self._started, self._finished))
+
+    def progress(self, seconds: float) -> None:
+        """Tell the progress hook how far the run is."""
+        if self._hooks.progress is None:
+            return
+        done = len(self._tasks) - int(np.isnan(np.asarray(self._finished)[self._tasks]).sum())
+        h2d, d2h = self._plan_bytes
+        moved = Progress(seconds, done, len(self._tasks), self._device.h2d_bytes, h2d, self._device.d2h_bytes, d2h)
+        self._hooks.progress(moved)

@@ -1,0 +1,144 @@
+"""Everything issued beforehand: each engine has its list, in node order, and counters to wait for.
+
+`schedule` turns edges into waits the way streams and events do: an item waits until other engines have finished so many of their items,
+and waits already implied by earlier ones are left out. There is no ready queue. A Free is attached to the last item of each engine
+that it comes after; the engine that arrives last runs it, before it publishes its progress.
+
+    compute  c0  c1(h2d ≥ 2)  c2             c1 waits until two reloads are done; c2 needs no wait for the first of them
+    h2d      m0  m1  m2(compute ≥ 1)         m2 writes where c0 read: a memory edge through c0's Free
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+from einpage.exec.device.device import Device
+from einpage.exec.dispatch.engine import Measured, Run, predecessors, supervise
+from einpage.exec.dispatch.progress import SILENT, Hooks
+from einpage.memplan.graph.memgraph import ENGINES, MemGraph, NodeId, Queue
+from einpage.memplan.graph.simulate import QUEUES, queue_numbers
+
+Clock: TypeAlias = "tuple[int, ...]"
+"""Per engine: how many of its items are done."""
+_NOTHING: Clock = (0,) * len(ENGINES)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One node on an engine's list. Engines are numbered as in ENGINES."""
+
+    node: NodeId
+    waits: tuple[tuple[int, int], ...]
+    """(engine, how many of its items must be done)."""
+    frees: tuple[NodeId, ...]
+    """Frees this item is among the last before, in node order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    engines: tuple[tuple[Item, ...], ...]
+    first: tuple[NodeId, ...]
+    """Frees that come after nothing."""
+    arrivals: tuple[int, ...]
+    """For each node: for a Free, on how many engines it is attached."""
+
+
+def schedule(memgraph: MemGraph) -> Schedule:
+    """The lists of each engine. Cannot deadlock: the order of nodes is itself a valid execution."""
+    before = predecessors(memgraph)
+    number = {queue: i for i, queue in enumerate(ENGINES)}
+    issued: list[list[NodeId]] = [[] for _ in ENGINES]
+    known: list[list[Clock]] = [[] for _ in ENGINES]
+    """Per engine and item: what is done once that item is."""
+    waits: dict[NodeId, tuple[tuple[int, int], ...]] = {}
+    frees: dict[NodeId, list[NodeId]] = {}
+    first: list[NodeId] = []
+    arrivals = [0] * len(memgraph.nodes)
+    needs: list[Clock] = []
+    """Per node: what to wait for so that it is done."""
+    queues = queue_numbers(memgraph)
+    for node in map(NodeId, range(len(memgraph.nodes))):
+        need = _needed(_latest(needs[p] for p in before[node]), known)
+        queue = QUEUES[queues[node]]
+        if queue is Queue.NONE:
+            attached = [issued[e][count - 1] for e, count in enumerate(need) if count]
+            for item in attached:
+                frees[item].append(node)
+            first.extend(() if attached else (node,))
+            arrivals[node] = len(attached)
+            needs.append(need)
+            continue
+        engine = number[queue]
+        now = known[engine][-1] if known[engine] else _NOTHING
+        waits[node] = tuple((e, count) for e, count in enumerate(need) if count > now[e])
+        learned = (known[e][count - 1] for e, count in waits[node])
+        issued[engine].append(node)
+        frees[node] = []
+        done = _only(engine, len(issued[engine]))
+        known[engine].append(_latest((now, *learned, done)))
+        needs.append(done)
+    lists = tuple(tuple(Item(n, waits[n], tuple(frees[n])) for n in nodes) for nodes in issued)
+    return Schedule(lists, tuple(first), tuple(arrivals))
+
+
+def _latest(clocks: Iterable[Clock]) -> Clock:
+    return tuple(max(counts) for counts in zip(_NOTHING, *clocks, strict=True))
+
+
+def _only(engine: int, count: int) -> Clock:
+    return tuple(count if e == engine else 0 for e in range(len(ENGINES)))
+
+
+def _needed(need: Clock, known: Sequence[Sequence[Clock]]) -> Clock:
+    """`need` without the counts that another of its counts implies."""
+    items = [(e, known[e][count - 1]) for e, count in enumerate(need) if count]
+    return tuple(0 if any(i != e and clock[e] >= count for i, clock in items) else count for e, count in enumerate(need))
+
+
+def run_static(memgraph: MemGraph, device: Device, hooks: Hooks = SILENT) -> Measured:
+    """Run every engine's list, in order, waiting only where the schedule says so."""
+    run = Run(memgraph, device, hooks)
+    dispatch = _Static(run, schedule(memgraph))
+    return supervise(run, {queue.value: partial(dispatch.engine, i) for i, queue in enumerate(ENGINES)}, dispatch.first)
+
+
+class _Static:
+    def __init__(self, run: Run, plan: Schedule) -> None:
+        self._run, self._plan = run, plan
+        self._done = [0] * len(ENGINES)
+        self._advanced = [run.condition() for _ in ENGINES]
+        self._missing = list(plan.arrivals)
+
+    def engine(self, engine: int) -> None:
+        """The body of one engine thread."""
+        run, done, advanced = self._run, self._done, self._advanced[engine]
+        for item in self._plan.engines[engine]:
+            for other, count in item.waits:
+                if done[other] < count:
+                    self._wait(other, count)
+            run.execute(item.node)
+            for free in item.frees:
+                if self._arrives_last(free):
+                    run.execute(free)
+            with advanced:
+                done[engine] += 1
+                advanced.notify_all()
+
+    def first(self) -> None:
+        """What comes before everything: Frees that no node precedes."""
+        for free in self._plan.first:
+            self._run.execute(free)
+
+    def _wait(self, engine: int, count: int) -> None:
+        advanced = self._advanced[engine]
+        with advanced:
+            while self._done[engine] < count and not self._run.stopped:
+                advanced.wait()
+
+    def _arrives_last(self, free: NodeId) -> bool:
+        with self._run.lock:
+            self._missing[free] -= 1
+            return self._missing[free] == 0

@@ -1,0 +1,135 @@
+"""Weights into memory, streaming: the only copy that stays is the one in the caller's slots.
+
+Each checkpoint tensor is read once, in blocks of whole rows that are boxes of the weight's own axes; a block is
+reordered by a view (no copy), and copied, casting, into every tile it meets.
+
+    source (k g e z) m, weight [k, g, z, e, m]:    rows  ── view ──► [k, g, e, z, m] ── permute ──► [k, g, z, e, m] ──► tiles
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from einpage.einsum_front.graph.job import Box
+from einpage.einsum_front.graph.program import Program, Source, Weight
+from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, TensorId
+from einpage.exec.load.checkpoint import Checkpoint
+from einpage.exec.load.resolve import Resolved
+
+BLOCK_BYTES = 2 << 20
+"""Of a block as float32. Dequantising takes up to four times that for a moment."""
+
+
+def fill(
+    graph: TaskGraph,
+    resolved: Resolved,
+    slots: Mapping[TensorId, torch.Tensor],
+    progress: Callable[[str, int], None] | None = None,
+) -> None:
+    """Write every weight tile of `graph` that has a slot into it, a tensor of the tile's shape in the run's dtype.
+
+    `progress(name, nbytes)` is called after each block with the bytes written to slots of that weight. Raises WeightError
+    where the file cannot be read any more.
+    """
+    tiles_by_value: dict[str, list[TensorId]] = {}
+    for tensor in graph.tensors:
+        if tensor.kind is Kind.WEIGHT and tensor.id in slots:
+            tiles_by_value.setdefault(tensor.value, []).append(tensor.id)
+    shape_by_value = {v.name: v.shape for v in graph.values}
+    place = {name: i for i, name in enumerate(resolved.checkpoint.tensors)}
+    for value in sorted(tiles_by_value, key=lambda v: place[resolved.source_by_weight[v].name]):
+        tiles = [(graph.tensors[tile].box, slots[tile]) for tile in tiles_by_value.pop(value)]
+        for block in read_blocks(resolved.checkpoint, resolved.source_by_weight[value], shape_by_value[value]):
+            nbytes = sum(_copy_overlap(block, box, slot) for box, slot in tiles)
+            if progress is not None:
+                progress(value, nbytes)
+
+
+def read_weight(resolved: Resolved, weight: Weight) -> torch.Tensor:
+    """A whole weight in its own axes, fp32: for the eager reference and for tests."""
+    out = torch.empty(weight.shape, dtype=torch.float32)
+    whole = Box((0,) * len(weight.shape), weight.shape)
+    for block in read_blocks(resolved.checkpoint, resolved.source_by_weight[weight.name], weight.shape):
+        _copy_overlap(block, whole, out)
+    return out
+
+
+def read_weights(resolved: Resolved, program: Program) -> dict[str, torch.Tensor]:
+    """Every weight that was resolved, by its unique name, fp32."""
+    return {w.name: read_weight(resolved, w) for w in program.weights if w.name in resolved.source_by_weight}
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A box of a weight and its elements, a strided view in the weight's own axes."""
+
+    box: Box
+    data: torch.Tensor
+
+
+def read_blocks(checkpoint: Checkpoint, source: Source, shape: tuple[int, ...]) -> Iterator[Block]:
+    """The weight of this shape in disjoint blocks that cover it, in the order of the file.
+
+    The dimensions before the checkpoint's last are walked like an odometer, outermost first: all but one of them whole
+    or at a single index, that one in runs as long as BLOCK_BYTES allows. So every block is contiguous rows in the file
+    and a box in the weight.
+    """
+    row_dims = tuple(d for group in source.groups[:-1] for d in group)
+    order = (*row_dims, *(source.groups[-1] if source.groups else ()))
+    assert sorted(order) == list(range(len(shape))), f"{source.name}: groups {source.groups} do not permute {len(shape)} dimensions"
+    extents = tuple(shape[d] for d in row_dims)
+    columns = tuple(shape[d] for d in order[len(row_dims) :])
+    back = tuple(order.index(d) for d in range(len(shape)))
+    for corner, counts, first_row in _boxes(extents, max(1, BLOCK_BYTES // (4 * max(1, prod(columns))))):
+        rows = checkpoint.read_rows(source.name, first_row, first_row + prod(counts))
+        data = torch.from_numpy(rows).view((*counts, *columns)).permute(back)
+        start = (*corner, *(0 for _ in columns))
+        start = tuple(start[i] for i in back)
+        yield Block(Box(start, tuple(a + n for a, n in zip(start, data.shape, strict=True))), data)
+
+
+def _boxes(extents: tuple[int, ...], most: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int]]:
+    """Cut a row-major space into boxes of contiguous indices, at most `most` each: (corner, counts, first flat index)."""
+    cut = len(extents)
+    inner = 1
+    while cut > 0 and inner * extents[cut - 1] <= most:
+        cut -= 1
+        inner *= extents[cut]
+    if cut == 0:
+        yield (0,) * len(extents), extents, 0
+        return
+    outer, along, whole = extents[: cut - 1], extents[cut - 1], extents[cut:]
+    run = max(1, most // inner)
+    for number in range(prod(outer)):
+        index = _unravel(number, outer)
+        for a in range(0, along, run):
+            count = min(run, along - a)
+            corner = (*index, a, *(0 for _ in whole))
+            yield corner, (*(1 for _ in outer), count, *whole), (number * along + a) * inner
+
+
+def _unravel(number: int, extents: tuple[int, ...]) -> tuple[int, ...]:
+    index: list[int] = []
+    for extent in reversed(extents):
+        number, digit = divmod(number, extent)
+        index.append(digit)
+    return tuple(reversed(index))
+
+
+def _copy_overlap(block: Block, box: Box, slot: torch.Tensor) -> int:
+    """Copy what a block and a tile share, casting to the slot's dtype; how many bytes that was."""
+    if not block.box.intersects(box):
+        return 0
+    low = tuple(max(a, b) for a, b in zip(block.box.start, box.start, strict=True))
+    high = tuple(min(a, b) for a, b in zip(block.box.stop, box.stop, strict=True))
+    target = slot[_slices(low, high, box)]
+    target.copy_(block.data[_slices(low, high, block.box)])
+    return target.numel() * target.element_size()
+
+
+def _slices(low: tuple[int, ...], high: tuple[int, ...], within: Box) -> tuple[slice, ...]:
+    return tuple(slice(a - o, b - o) for a, b, o in zip(low, high, within.start, strict=True))

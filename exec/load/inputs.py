@@ -1,0 +1,230 @@
+"""What the user gives a run: token ids (from a file, or from prompts) and named arrays, checked against the program's
+inputs.
+
+In: files and texts. Out: the sizes they imply (`batch`, `seq`), and one numpy array for every input. Ragged token
+lists are padded on the right; their true lengths go to the input named `lengths`, without which padding would change
+the answers and is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.errors import EinpageError, UsageError
+from einpage.einsum_front.graph.program import Input, Program
+from einpage.exec.load.checkpoint import rows_and_columns
+from einpage.exec.load.safetensors import open_safetensors
+from einpage.exec.load.tokenizer import Tokenizer
+
+TOKENS, LENGTHS = "tokens", "lengths"
+"""Names of the inputs that token lists and their lengths go to."""
+_LARGEST_ID = 2**31 - 1
+
+
+class InputError(UsageError):
+    """An input that is missing, unknown, of the wrong shape or type, or too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLists:
+    """One or several sequences of token ids, none empty."""
+
+    lists: tuple[tuple[int, ...], ...]
+    origin: str
+    """For messages: `--tokens FILE` or `the prompt`."""
+
+    @property
+    def longest(self) -> int:
+        return max(map(len, self.lists))
+
+
+def read_tokens(path: str) -> TokenLists:
+    """A JSON list of ids, or a list of such lists. Raises InputError."""
+    origin = f"--tokens {path}"
+    found = _read_json(Path(path), origin)
+    if not isinstance(found, list) or not found:
+        raise InputError(f"{origin}: expected a list of token ids, or a list of such lists")
+    lists = found if all(isinstance(row, list) for row in found) else [found]
+    for row in lists:
+        if not row:
+            raise InputError(f"{origin}: list {lists.index(row)} is empty")
+        for at, token in enumerate(row):
+            if type(token) is not int or not 0 <= token <= _LARGEST_ID:
+                raise InputError(f"{origin}: element {at} of list {lists.index(row)} is {str(token)[:40]!r}, not a token id")
+    return TokenLists(tuple(tuple(row) for row in lists), origin)
+
+
+def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[str]) -> TokenLists:
+    """The ids of one or several prompts. Raises InputError for a prompt without a token."""
+    lists = tuple(tuple(tokenizer.encode(prompt)) for prompt in prompts)
+    origin = "the prompt" if len(prompts) == 1 else "the prompts"
+    if not lists or not all(lists):
+        raise InputError(f"{origin}: empty; a model needs at least one token")
+    return TokenLists(lists, origin)
+
+
+def token_sizes(tokens: TokenLists, fixed: Mapping[str, int | float]) -> dict[str, int]:
+    """`batch` and `seq` as the tokens have them, less those already `fixed` by the user.
+
+    Raises InputError where a fixed `seq` is too short or a fixed `batch` is another number of sequences.
+    """
+    seq, batch = fixed.get("seq", tokens.longest), fixed.get("batch", len(tokens.lists))
+    if tokens.longest > seq:
+        cure = f"set seq={tokens.longest}, leave it out, or shorten the text"
+        raise InputError(f"{tokens.origin}: {tokens.longest} tokens, but seq is set to {seq}; {cure}")
+    if len(tokens.lists) != batch:
+        raise InputError(f"{tokens.origin}: {len(tokens.lists)} sequences, but batch is set to {batch}; leave batch out, and it follows")
+    implied = {"batch": len(tokens.lists), "seq": tokens.longest}
+    return {name: n for name, n in implied.items() if name not in fixed}
+
+
+def read_input(assignment: str) -> tuple[str, NDArray[Any]]:
+    """`NAME=FILE`, a .json, .npy or .safetensors file (with one tensor, or one called NAME). Raises InputError."""
+    name, equals, file = assignment.partition("=")
+    origin = f"--input {assignment}"
+    if not (name and equals and file):
+        raise InputError(f"{origin}: expected NAME=FILE")
+    path = Path(file)
+    match path.suffix:
+        case ".json":
+            return name, _array(_read_json(path, origin), origin)
+        case ".npy" | ".safetensors":
+            return name, _read_binary(path, name, origin)
+    raise InputError(f"{origin}: expected a .json, .npy or .safetensors file")
+
+
+def bind_inputs(program: Program, tokens: TokenLists | None, named: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """One contiguous array for each input of the program, in its shape: int32, int64, or float32 for a float of any kind.
+
+    Raises InputError for a name the program does not have, an input nobody gave, a wrong shape, or numbers of the wrong kind.
+    """
+    given = dict(named)
+    if tokens is not None:
+        given |= _bind_tokens(program, tokens, named)
+    names = [i.name for i in program.inputs]
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        raise InputError(f"no input called {', '.join(unknown)}; {program.path} has {', '.join(names) or 'none'}")
+    missing = [i for i in program.inputs if i.name not in given and i.default is None]
+    if missing:
+        wanted = ", ".join(f"{i.name}{list(i.shape)}" for i in missing)
+        cure = "--prompt, --tokens FILE or --input" if any(i.name == TOKENS for i in missing) else "--input"
+        raise InputError(f"not given: {wanted}; use {cure} NAME=FILE")
+    return {i.name: _checked(i, given[i.name]) if i.name in given else _defaulted(i) for i in program.inputs}
+
+
+def _bind_tokens(program: Program, tokens: TokenLists, named: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    input_by_name = {i.name: i for i in program.inputs}
+    target = input_by_name.get(TOKENS)
+    if target is None or len(target.shape) != 2:
+        there = ", ".join(f"{i.name}{list(i.shape)}" for i in program.inputs) or "none"
+        raise InputError(f"{tokens.origin}: {program.path} has no input `{TOKENS}` of two axes to give them to; its inputs: {there}")
+    if TOKENS in named:
+        raise InputError(f"`{TOKENS}` is given twice: by {tokens.origin} and by --input")
+    rows, columns = target.shape
+    if len(tokens.lists) != rows or tokens.longest > columns:
+        raise InputError(
+            f"{tokens.origin}: {len(tokens.lists)} sequences of up to {tokens.longest} tokens do not fit `{TOKENS}` {list(target.shape)}"
+        )
+    lengths = np.array([len(row) for row in tokens.lists], np.int64)
+    padded = np.zeros(target.shape, np.int64)
+    for i, row in enumerate(tokens.lists):
+        padded[i, : len(row)] = row
+    if LENGTHS in input_by_name:
+        return {TOKENS: padded} if LENGTHS in named else {TOKENS: padded, LENGTHS: lengths}
+    if (lengths < columns).any():
+        found = ", ".join(map(str, lengths))
+        raise InputError(
+            f"{tokens.origin}: {found} tokens would be padded to {columns}, and {program.path} has no input `{LENGTHS}` to say so; "
+            "give sequences of equal length and leave seq unset"
+        )
+    return {TOKENS: padded}
+
+
+def _checked(target: Input, array: NDArray[Any]) -> NDArray[Any]:
+    if array.shape != target.shape:
+        axes = ", ".join(target.letters)
+        raise InputError(f"input {target.name}[{axes}] has shape {list(array.shape)}, expected {list(target.shape)}")
+    wanted = _numpy_dtype(target)
+    if wanted.kind == "i":
+        if array.dtype.kind not in "iu":
+            raise InputError(f"input {target.name} is {array.dtype}, expected whole numbers ({wanted})")
+        limits = np.iinfo(wanted)
+        if array.size and (int(array.min()) < limits.min or int(array.max()) > limits.max):
+            raise InputError(f"input {target.name} has values from {array.min()} to {array.max()}, beyond {wanted}")
+    elif array.dtype.kind not in "fiu":
+        raise InputError(f"input {target.name} is {array.dtype}, expected numbers")
+    return np.asarray(array, wanted, order="C")
+
+
+def _defaulted(target: Input) -> NDArray[Any]:
+    assert target.default is not None
+    return np.full(target.shape, target.default, _numpy_dtype(target))
+
+
+def _numpy_dtype(target: Input) -> np.dtype[Any]:
+    match target.dtype:
+        case DType.INT32:
+            return np.dtype(np.int32)
+        case DType.INT64:
+            return np.dtype(np.int64)
+        case _:
+            return np.dtype(np.float32)
+
+
+def _read_json(path: Path, origin: str) -> object:
+    try:
+        found: object = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{origin}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{origin}: not JSON: {error}") from error
+    return found
+
+
+def _array(value: object, origin: str) -> NDArray[Any]:
+    try:
+        array: NDArray[Any] = np.array(value)
+    except (ValueError, OverflowError) as error:
+        raise InputError(f"{origin}: rows of different lengths, or numbers out of range") from error
+    if array.dtype.kind not in "iuf":
+        raise InputError(f"{origin}: expected numbers, or nested lists of them in equal lengths")
+    return array
+
+
+def _read_binary(path: Path, name: str, origin: str) -> NDArray[Any]:
+    try:
+        if path.suffix == ".npy":
+            array: NDArray[Any] = np.load(path, allow_pickle=False)
+            return array
+        return _read_safetensors(path, name)
+    except OSError as error:
+        raise InputError(f"{origin}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, EOFError, TypeError, SafetensorError) as error:
+        raise InputError(f"{origin}: not a readable {path.suffix} file: {error}") from error
+    except EinpageError as error:
+        raise InputError(f"{origin}: {error}") from error
+
+
+def _read_safetensors(path: Path, name: str) -> NDArray[Any]:
+    file = open_safetensors((path,))
+    if name not in file.tensors and len(file.tensors) != 1:
+        raise InputError(f"no tensor called {name}; the file holds {', '.join(sorted(file.tensors)) or 'none'}")
+    if file.damage:
+        raise InputError("; ".join(file.damage))
+    held = name if name in file.tensors else next(iter(file.tensors))
+    shape = file.tensors[held]
+    if file.fault(held) is None:
+        return file.read_rows(held, 0, rows_and_columns(shape)[0]).reshape(shape)
+    with safe_open(path, "np") as integers:
+        array: NDArray[Any] = integers.get_tensor(held)
+    return array

@@ -1,0 +1,166 @@
+"""Safetensors files (one, or shards under an index) as a Checkpoint, with the config.json beside them as metadata.
+
+A file is 8 bytes of header length, a JSON header, then raw little-endian data. The header is read here, not by the
+library: the library maps the file and stops at the first fault, and this must list them all and keep no page. bf16
+rows are widened to float32. Format: https://huggingface.co/docs/safetensors
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from einpage.exec.load.checkpoint import Rows, WeightError, cut_off, file_size, read_bytes, rows_and_columns, unreadable
+
+_LENGTH_BYTES = 8
+_LONGEST_HEADER = 100_000_000
+"""The library's own limit."""
+_NBYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    """From the start of the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsFiles:
+    entries: Mapping[str, _Entry]
+    metadata: Mapping[str, object]
+    damage: tuple[str, ...]
+
+    @property
+    def tensors(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: entry.shape for name, entry in self.entries.items()}
+
+    def config(self) -> Mapping[str, object]:
+        return self.metadata
+
+    def fault(self, name: str) -> str | None:
+        dtype = self.entries[name].dtype
+        return None if dtype in _NBYTES else f"is stored as {dtype}; {', '.join(_NBYTES)} are supported"
+
+    def read_rows(self, name: str, start: int, stop: int) -> Rows:
+        entry = self.entries[name]
+        rows, columns = rows_and_columns(entry.shape)
+        assert 0 <= start <= stop <= rows, f"{name}: rows {start}:{stop} of {rows}"
+        row_bytes = columns * _NBYTES[entry.dtype]
+        raw = read_bytes(entry.path, entry.offset + start * row_bytes, (stop - start) * row_bytes)
+        shape = (stop - start, columns)
+        match entry.dtype:
+            case "BF16":
+                return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32).reshape(shape)
+            case "F16":
+                return raw.view("<f2").reshape(shape)
+            case "F32":
+                return raw.view("<f4").reshape(shape)
+            case "F64":
+                return raw.view("<f8").astype(np.float32).reshape(shape)
+            case other:
+                raise AssertionError(f"{name}: dtype {other} was not refused")
+
+
+def open_safetensors(paths: tuple[Path, ...]) -> SafetensorsFiles:
+    """Read the headers of one or several files. Raises WeightError for a broken header or a name that stands in two files."""
+    return _gather(paths, ())
+
+
+def open_index(path: Path) -> SafetensorsFiles:
+    """Read a `*.safetensors.index.json` and the headers of its shards; shards missing, or lacking what it names, are `damage`."""
+    index = read_json(path)
+    shard_by_name = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(shard_by_name, dict) or not all(isinstance(s, str) for s in shard_by_name.values()):
+        raise WeightError(f"{path}: an index needs `weight_map`, a mapping of tensor names to shard files")
+    shards = dict.fromkeys(shard_by_name.values())
+    outside = [s for s in shards if Path(s).name != s]
+    if outside:
+        raise WeightError(f"{path}: shards must lie beside their index; it names {', '.join(outside)}")
+    there = tuple(path.parent / s for s in shards if (path.parent / s).is_file())
+    damage = [
+        f"{path}: shard {s} is missing; it holds {', '.join(n for n, of in shard_by_name.items() if of == s)}"
+        for s in shards
+        if path.parent / s not in there
+    ]
+    found = _gather(there, tuple(damage))
+    lost = [n for n, s in shard_by_name.items() if path.parent / s in there and n not in found.entries]
+    more = (f"{path}: the shards lack what the index names: {', '.join(lost)}",) if lost else ()
+    return SafetensorsFiles(found.entries, found.metadata, found.damage + more)
+
+
+def _gather(paths: tuple[Path, ...], damage: tuple[str, ...]) -> SafetensorsFiles:
+    entries: dict[str, _Entry] = {}
+    for path in paths:
+        size = file_size(path)
+        found = _read_header(path, size)
+        twice = [f"{name} ({entries[name].path.name})" for name in found if name in entries]
+        if twice:
+            raise WeightError(f"{path}: also in another file beside it: {', '.join(twice)}")
+        entries |= found
+        damage += cut_off(path, size, {n: e.offset + prod(e.shape) * _NBYTES.get(e.dtype, 1) for n, e in found.items()})
+    return SafetensorsFiles(entries, _config_beside(paths[0]) if paths else {}, damage)
+
+
+def _read_header(path: Path, size: int) -> dict[str, _Entry]:
+    if size < _LENGTH_BYTES:
+        raise WeightError(f"{path}: not a safetensors file: it has {size} bytes")
+    length = int(read_bytes(path, 0, _LENGTH_BYTES).view("<u8")[0])
+    if length > _LONGEST_HEADER:
+        raise WeightError(f"{path}: not a safetensors file: its header would be {length} bytes long")
+    if _LENGTH_BYTES + length > size:
+        raise WeightError(f"{path}: truncated: {size} bytes on disk, {_LENGTH_BYTES + length} needed for the header alone")
+    try:
+        header = json.loads(read_bytes(path, _LENGTH_BYTES, length).tobytes())
+    except (ValueError, RecursionError) as error:
+        raise WeightError(f"{path}: corrupt header: not JSON") from error
+    if not isinstance(header, dict):
+        raise WeightError(f"{path}: corrupt header: not a mapping")
+    header.pop("__metadata__", None)
+    found = {name: _entry(path, name, entry, _LENGTH_BYTES + length) for name, entry in header.items()}
+    return dict(sorted(found.items(), key=lambda item: item[1].offset))
+
+
+def _entry(path: Path, name: str, entry: object, base: int) -> _Entry:
+    match entry:
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(stop)]} if (
+            all(type(n) is int and n >= 0 for n in shape) and 0 <= start <= stop
+        ):
+            wanted = prod(shape) * _NBYTES.get(dtype, 0)
+            if dtype in _NBYTES and stop - start != wanted:
+                raise WeightError(f"{path}: corrupt header: {name} is {dtype} {shape}, {wanted} bytes, but is given {stop - start}")
+            return _Entry(path, dtype, tuple(shape), base + start)
+    raise WeightError(f"{path}: corrupt header: the entry of {name} is {str(entry)[:80]}")
+
+
+def _config_beside(path: Path) -> dict[str, object]:
+    config = path.parent / "config.json"
+    return dict(_flat(read_json(config), "")) if config.is_file() else {}
+
+
+def _flat(value: object, prefix: str) -> Iterator[tuple[str, object]]:
+    """Nested mappings under dotted keys: `rope_parameters.rope_theta`."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, value
+
+
+def read_json(path: Path) -> object:
+    """A JSON file. Raises WeightError, naming the line, where it is none."""
+    file_size(path)
+    try:
+        found: object = json.loads(path.read_bytes())
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except (ValueError, RecursionError) as error:
+        raise WeightError(f"{path}: not JSON: {error}") from error
+    return found

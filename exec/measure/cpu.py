@@ -1,0 +1,225 @@
+"""A profile of this CPU as a device: rates of its three engines while all of them are busy.
+
+Probes are ordinary jobs run by the ordinary kernels: a product for each dtype (FLOP/s), a product of few rows and a pointwise job (what
+memory allows), the smallest job (latency). Two threads copy blocks all the while, as the copy engines do. Of several short samples the best
+of each rate counts: whoever else uses the machine can only slow a sample down, and a lower bound needs rates that nothing here beats. What
+a run usually takes beyond them is measured too (calibrate.py). The profile holds for this machine with this number of torch threads.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Letter, Load
+from einpage.einsum_front.base.dtype import RUN_DTYPES, DType
+from einpage.einsum_front.base.units import Nbytes
+from einpage.einsum_front.graph.job import Box, Contraction, ContractJob, Job, MapJob, Part, Range, View
+from einpage.exec.device.arena import Arena
+from einpage.exec.measure.profiles import Say, measured, profile_path
+from einpage.exec.measure.slowdown import usual_slowdown
+from einpage.kernels.layout.window import TORCH_DTYPE
+from einpage.kernels.prepare import prepare
+from einpage.memplan.graph.memgraph import Extent, Offset
+from einpage.memplan.problem.machine import Machine
+
+BLOCK = 4 << 20
+"""Bytes of one probe copy."""
+BLOCKS = 4
+PROBES = len(RUN_DTYPES) + 4
+"""How many probes share the time: products, two of memory, two latencies."""
+SAMPLES = 4
+"""How often each probe is made."""
+
+
+@dataclass(slots=True)
+class _Link:
+    """What one copy thread has moved so far."""
+
+    nbytes: int = 0
+
+
+def default_threads() -> int:
+    """All cores but one, which is for the copy engines.
+
+    Torch's threads wait for each other at the end of every kernel, so one that a copy pushes off its core holds up all.
+    """
+    return max(1, cores() - 1)
+
+
+def measured_cpu(*, threads: int | None = None, again: bool = False, say: Say | None = None) -> Machine:
+    """The profile of this machine with `threads` torch threads, as `profiles.measured`."""
+    return measured(cpu_profile(threads), lambda: measure_cpu(threads=threads), again, say)
+
+
+def measure_cpu(seconds: float = 1.2, threads: int | None = None) -> Machine:
+    """Measure for about `seconds`, with `threads` torch threads. Sets torch's number of threads for the process."""
+    threads = default_threads() if threads is None else threads
+    torch.set_num_threads(threads)
+    share = seconds / PROBES / SAMPLES
+    with _busy_links() as links:
+        samples = [_rates(links, share) for _ in range(SAMPLES)]
+    *products, memory, h2d, d2h = (_rounded(max(rates)) for rates in zip(*samples, strict=True))
+    handover_s = min(_handover_seconds(share) for _ in range(SAMPLES))
+    launch_s = min(_launch_seconds(share) for _ in range(SAMPLES))
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    machine = Machine(
+        name="cpu",
+        device_bytes=physical // 2,
+        host_bytes=physical,
+        flops_per_s=tuple(zip(RUN_DTYPES, products, strict=True)),
+        device_bytes_per_s=memory,
+        h2d_bytes_per_s=h2d,
+        d2h_bytes_per_s=d2h,
+        copy_latency_s=_rounded(handover_s),
+        launch_latency_s=_rounded(handover_s + launch_s),
+        threads=threads,
+        about=f"Measured on {_cpu_name()} with {threads} of {cores()} cores for torch, both copy engines busy; torch {torch.__version__}.",
+    )
+    return replace(machine, usual_slowdown=_rounded(usual_slowdown(machine)))
+
+
+def cpu_profile(threads: int | None = None) -> Path:
+    """Where the profile of this CPU with so many torch threads is kept."""
+    return profile_path("cpu", f"{_cpu_name()}|{cores()}|{torch.__version__}", str(default_threads() if threads is None else threads))
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _rounded(rate: float) -> float:
+    """Three digits: more would be noise."""
+    return float(f"{rate:.3g}")
+
+
+@contextmanager
+def _busy_links() -> Iterator[tuple[_Link, _Link]]:
+    """Two threads that copy blocks, one each way, until the block of code ends."""
+    links = (_Link(), _Link())
+    whole = Extent(Offset(0), Nbytes(2 * BLOCKS * BLOCK))
+    near, far = (Arena(whole.nbytes, touch=True).bytes(whole).reshape(2, BLOCKS, BLOCK) for _ in range(2))
+    stop = threading.Event()
+
+    def copies(link: _Link, target: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
+        turn = 0
+        while not stop.is_set():
+            np.copyto(target[turn % BLOCKS], source[turn % BLOCKS])
+            link.nbytes += BLOCK
+            turn += 1
+
+    threads = [
+        threading.Thread(target=copies, args=(links[0], near[0], far[0]), daemon=True),
+        threading.Thread(target=copies, args=(links[1], far[1], near[1]), daemon=True),
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield links
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def _rates(links: tuple[_Link, _Link], seconds: float) -> tuple[float, ...]:
+    """One sample: FLOP/s of each run dtype, bytes/s inside the device, and of each link meanwhile."""
+    begun, before = perf_counter(), [link.nbytes for link in links]
+    inside = (*(_product_rate(dtype, seconds) for dtype in RUN_DTYPES), _memory_rate(seconds))
+    passed = perf_counter() - begun
+    return (*inside, *((link.nbytes - nbytes) / passed for link, nbytes in zip(links, before, strict=True)))
+
+
+def _product_rate(dtype: DType, seconds: float) -> float:
+    """FLOP/s of a square-ish product, [256, 1024] x [1024, 1024]."""
+    job = _product(256, 1024, 1024, dtype)
+    return 2 * 256 * 1024 * 1024 / _seconds_each(job, seconds)
+
+
+def _memory_rate(seconds: float) -> float:
+    """Bytes/s of a product of few rows, [8, 1024] x [1024, 4096], or of a pointwise job of 4 MiB: of the faster."""
+    return max(
+        sum(b.size * 4 for view in (*job.reads, job.result) for b in view.boxes) / _seconds_each(job, seconds)
+        for job in (_product(8, 1024, 4096, DType.FP32), _pointwise(1 << 20))
+    )
+
+
+def _launch_seconds(seconds: float) -> float:
+    """What the smallest task costs."""
+    return _seconds_each(_pointwise(16), seconds)
+
+
+def _handover_seconds(seconds: float) -> float:
+    """How long one engine waits to see that another is done: half of a round trip between two threads."""
+    condition, turn, stop = threading.Condition(), [0], perf_counter() + seconds
+
+    def play(own: int) -> None:
+        with condition:
+            while turn[0] >= 0:
+                if turn[0] % 2 != own:
+                    condition.wait()
+                    continue
+                turn[0] = turn[0] + 1 if perf_counter() < stop else -turn[0] - 1
+                condition.notify()
+
+    other = threading.Thread(target=play, args=(1,), daemon=True)
+    begun = perf_counter()
+    other.start()
+    play(0)
+    other.join()
+    return (perf_counter() - begun) / max(1, -turn[0])
+
+
+def _seconds_each(job: Job, seconds: float) -> float:
+    """The mean time of `job` on tensors of ones, over about `seconds`; the first call does not count."""
+    kernel = prepare(job)
+    operands = tuple(tuple(torch.ones(b.shape, dtype=TORCH_DTYPE[view.dtype]) for b in view.boxes) for view in job.reads)
+    result = torch.empty(job.result.boxes[0].shape, dtype=TORCH_DTYPE[job.result.dtype])
+    kernel(operands, result, None)
+    begun, calls = perf_counter(), 0
+    while (passed := perf_counter() - begun) < seconds or calls == 0:
+        kernel(operands, result, None)
+        calls += 1
+    return passed / calls
+
+
+def _product(rows: int, inner: int, columns: int, dtype: DType) -> ContractJob:
+    """y[r,c] = x[r,k] * w[c,k]: a projection, its weight as checkpoints hold it."""
+    r, k, c = Letter("r"), Letter("k"), Letter("c")
+    ranges = (Range(r, 0, rows), Range(k, 0, inner), Range(c, 0, columns))
+    x, w = Load("x", (Axis(r), Axis(k))), Load("w", (Axis(c), Axis(k)))
+    reads = (_whole("x", (rows, inner), dtype), _whole("w", (columns, inner), dtype))
+    result = _whole("y", (rows, columns), dtype)
+    return ContractJob(ranges, reads, result, (Contraction(x, w, (k,)),), (r, c), Acc(0), None, True)
+
+
+def _pointwise(extent: int) -> MapJob:
+    """y[k] = x[k] + x[k] * x[k]."""
+    k = Letter("k")
+    x = Load("x", (Axis(k),))
+    part = Part((Axis(k),), Binary("+", x, Binary("*", x, x)))
+    return MapJob((Range(k, 0, extent),), (_whole("x", (extent,), DType.FP32),), _whole("y", (extent,), DType.FP32), (part,))
+
+
+def _whole(name: str, shape: tuple[int, ...], dtype: DType) -> View:
+    return View(name, dtype, (Box((0,) * len(shape), shape),))

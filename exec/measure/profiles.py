@@ -1,0 +1,84 @@
+"""Measured machine profiles and where they are kept: one YAML file a device, under the cache folder.
+
+In: what measures, what tells one device from another. Out: the profile that was kept, or a new one. Losing the folder costs two
+seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from einpage.einsum_front.base.errors import UsageError
+from einpage.exec.system.files import write_atomically
+from einpage.memplan.problem.machine import Machine, load_machine, machine_text
+
+Say = Callable[[str], None]
+
+
+def measured(path: Path, measure: Callable[[], Machine], again: bool, say: Say | None) -> Machine:
+    """The profile kept at `path`, or (where there is none, or with `again`) what `measure` gives, kept there.
+
+    `say` is told when something is measured, and where it was kept. Where it cannot be kept, `say` is told so; without `say` that
+    raises UsageError.
+    """
+    kept = None if again else cached(path)
+    if kept is not None:
+        return kept
+    if say is not None:
+        say("measuring this machine (about 2 s, once)")
+    machine = measure()
+    try:
+        keep(machine, path)
+    except UsageError as error:
+        if say is None:
+            raise
+        say(f"the profile is not kept: {error}")
+    else:
+        if say is not None:
+            say(f"profile kept in {path}")
+    return machine
+
+
+def keep(machine: Machine, path: Path) -> None:
+    """Write a measured profile to `path`. Raises UsageError where that cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the cache folder {path.parent}: {error.strerror}; set EINPAGE_CACHE to another one") from error
+    write_atomically(path, machine_text(machine))
+
+
+def cached(path: Path) -> Machine | None:
+    """The profile at `path`; None where there is none that can be read."""
+    try:
+        return load_machine(path)
+    except UsageError:
+        return None
+
+
+def forget(machine: Machine) -> bool:
+    """Drop the kept profile if it is this very one, so that the next run measures again; whether it was."""
+    for path in sorted(cache_folder().glob("*.yaml")):
+        if cached(path) == machine:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError:
+                return False
+            return True
+    return False
+
+
+def profile_path(device: str, machine: str, variant: str | None = None) -> Path:
+    """Where the profile of `device` (`cpu`, `cuda`) in the machine described by `machine` is kept; each variant has its own."""
+    words = (device, hashlib.sha256(machine.encode()).hexdigest()[:8], variant)
+    return cache_folder() / ("-".join(w for w in words if w) + ".yaml")
+
+
+def cache_folder() -> Path:
+    """Where einpage keeps what it may lose: $EINPAGE_CACHE, else einpage/ in $XDG_CACHE_HOME, else in ~/.cache."""
+    if own := os.environ.get("EINPAGE_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "einpage"

@@ -1,0 +1,111 @@
+"""Which device runs a plan, with which kernels, and how it is driven: the words of the command line made into objects.
+
+--device auto    CUDA from sm_80 on with a working Triton, else the CPU, and why
+--kernels auto   Triton on CUDA, torch on the CPU
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from einpage.einsum_front.base.errors import UsageError
+from einpage.exec.device.arena import HostArena
+from einpage.exec.device.cpu import CpuDevice
+from einpage.exec.device.cuda import CudaDriver, why_not_cuda
+from einpage.exec.device.driver import Driver
+from einpage.exec.device.streams import StreamDevice
+from einpage.exec.dispatch.dynamic import run_dynamic
+from einpage.exec.dispatch.engine import Measured
+from einpage.exec.dispatch.serial import run_serial
+from einpage.exec.dispatch.static import run_static
+from einpage.exec.dispatch.stream_dynamic import run_polled
+from einpage.exec.dispatch.stream_static import run_issued
+from einpage.exec.measure.cpu import measured_cpu
+from einpage.exec.measure.cuda import measured_cuda
+from einpage.exec.measure.profiles import Say
+from einpage.memplan.graph.memgraph import MemGraph
+from einpage.memplan.problem.machine import Machine
+
+
+class DeviceKind(Enum):
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Dispatch(Enum):
+    SERIAL = "serial"
+    DYNAMIC = "dynamic"
+    STATIC = "static"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    kind: DeviceKind
+    why: str
+    """In words, for people: `cuda: NVIDIA H100, as asked`."""
+
+
+def device_for(word: str) -> Chosen:
+    """What `--device` asks for. Raises UsageError where a plan cannot run there."""
+    if word == "cpu":
+        return Chosen(DeviceKind.CPU, "cpu, as asked")
+    missing = why_not_cuda()
+    if missing is None:
+        return Chosen(DeviceKind.CUDA, "cuda, as asked" if word == "cuda" else "cuda: there is a GPU that Triton's kernels run on")
+    if word == "cuda":
+        raise UsageError(f"--device cuda: {missing}; leave --device out or say cpu")
+    return Chosen(DeviceKind.CPU, f"cpu: {missing}")
+
+
+def kernels_for(word: str, kind: DeviceKind) -> str:
+    """The backend that `--kernels` names. Raises UsageError for one that the device does not run."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if kind is DeviceKind.CUDA:
+        if word == "torch":
+            raise UsageError(
+                "--kernels torch: torch's kernels take device memory outside the arena; a GPU runs the generated Triton kernels"
+            )
+        if interpreted:
+            raise UsageError("--device cuda with TRITON_INTERPRET=1: interpreted kernels run on the CPU; unset it, or say --device cpu")
+        return "triton"
+    if word == "triton" and not interpreted:
+        raise UsageError("--kernels triton: compiled Triton kernels need a GPU; on the CPU they run only with TRITON_INTERPRET=1 set")
+    return "torch" if word == "auto" else word
+
+
+def measured_machine(kind: DeviceKind, threads: int | None = None, again: bool = False, say: Say | None = None) -> Machine:
+    """The measured profile of this machine's device."""
+    if kind is DeviceKind.CUDA:
+        return measured_cuda(again=again, say=say)
+    return measured_cpu(threads=threads, again=again, say=say)
+
+
+def make_device(
+    kind: DeviceKind,
+    memgraph: MemGraph,
+    host: HostArena,
+    machine: Machine,
+    backend: str,
+    *,
+    poison: bool = False,
+    driver: Driver | None = None,
+) -> CpuDevice | StreamDevice:
+    """A device for `memgraph`; `driver` instead of CUDA's own, for tests."""
+    if kind is DeviceKind.CUDA:
+        return StreamDevice(memgraph, host, driver or CudaDriver(), backend=backend, poison=poison)
+    return CpuDevice(memgraph, host, backend=backend, threads=machine.threads, poison=poison)
+
+
+def runner(kind: DeviceKind, dispatch: Dispatch) -> Callable[..., Measured]:
+    """What drives a device of that kind that way."""
+    on_streams = kind is DeviceKind.CUDA
+    match dispatch:
+        case Dispatch.SERIAL:
+            return run_serial
+        case Dispatch.DYNAMIC:
+            return run_polled if on_streams else run_dynamic
+        case Dispatch.STATIC:
+            return run_issued if on_streams else run_static

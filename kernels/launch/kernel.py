@@ -1,0 +1,128 @@
+"""From a job to Triton kernels that are ready to launch.
+
+In: a job. Out: a kernel whose call checks its tensors, allocates nothing and launches. A gather from the host is no kernel on any
+backend: it is handed to the host gather. No kernel can raise, so indices that depend on data are checked beforehand by the torch
+definition of the index expressions: by the call itself where the tensors are on the CPU, by the device from host copies elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+from torch import Tensor
+
+from einpage.einsum_front.algebra.expr import Expr
+from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob, View
+from einpage.kernels.launch.build import build
+from einpage.kernels.layout.window import TORCH_DTYPE
+from einpage.kernels.on_torch.host_gather import HostGather, prepare_gather
+from einpage.kernels.on_triton.attention import attention_launches
+from einpage.kernels.on_triton.contract import contract_launches
+from einpage.kernels.on_triton.map import map_launches
+from einpage.kernels.tape.index_check import IndexCheck, index_checks
+from einpage.kernels.tape.torch_kernel import Operands
+from einpage.kernels.tiles.target import Target, here
+from einpage.kernels.writer.launch import Descriptor, Launch
+
+
+@dataclass(frozen=True, slots=True)
+class TritonKernel:
+    reads: tuple[View, ...]
+    result: View
+    launches: tuple[tuple[Any, Launch], ...]
+    """(function, its launch)."""
+    check: IndexCheck | None
+    """For a device to call with host copies once its inputs are known, before what uses them runs; None where nothing is to check."""
+    scratch_bytes: int = 0
+
+    def __call__(self, operands: Operands, result: Tensor, workspace: Tensor | None = None) -> None:
+        """Launch. On the CPU indices are checked first; elsewhere that would wait for the device, so it is for the device to have done."""
+        if self.check is not None and result.device.type == "cpu":
+            self.check(operands)
+        self.bind(operands, result)()
+
+    def bind(self, operands: Operands, result: Tensor) -> Callable[[], None]:
+        """The launches for these tensors, which are looked at now and not again; no index is checked."""
+        self._verify(operands, result)
+        calls = [(function[(launch.programs,)], *self._arguments(launch, operands, result)) for function, launch in self.launches]
+
+        def launch_all() -> None:
+            for call, arguments, options in calls:
+                call(*arguments, **options)
+
+        return launch_all
+
+    def warm(self, operands: Operands, result: Tensor) -> None:
+        """Compile for such tensors and load the code onto their device, without running anything; nothing where Triton interprets."""
+        self._verify(operands, result)
+        for function, launch in self.launches:
+            arguments, options = self._arguments(launch, operands, result)
+            compiled = function.warmup(*arguments, grid=(launch.programs,), **options)
+            if compiled is not None:
+                _ = compiled.run  # loads the code, which a recorded graph or a timed launch must not have to do
+
+    def _arguments(self, launch: Launch, operands: Operands, result: Tensor) -> tuple[tuple[object, ...], dict[str, int]]:
+        pointers: list[Any] = [operands[i][j].view(-1)[first:] if first else operands[i][j] for i, j, first in launch.pointers]
+        pointers += [_described(d, operands[d.operand][d.tile]) for d in launch.descriptors]
+        return (*pointers, result, *launch.starts), {"num_warps": launch.tiles.warps, "num_stages": launch.tiles.stages}
+
+    def _verify(self, operands: Operands, result: Tensor) -> None:
+        """Our own contract: packed tiles of the boxes' shapes and dtypes, on one device."""
+        pairs = [(v, j, t) for v, tiles in zip(self.reads, operands, strict=True) for j, t in enumerate(tiles)]
+        for view, j, tile in [*pairs, (self.result, 0, result)]:
+            assert tuple(tile.shape) == view.boxes[j].shape, (
+                f"tile {j} of {view.name} has shape {tuple(tile.shape)}, its box {view.boxes[j].shape}"
+            )
+            assert tile.dtype is TORCH_DTYPE[view.dtype], f"tile {j} of {view.name} is {tile.dtype}, its view {view.dtype.value}"
+            assert tile.is_contiguous(), f"tile {j} of {view.name} is not packed"
+            assert tile.device == result.device, f"tile {j} of {view.name} is on {tile.device}, the result on {result.device}"
+
+
+def _described(d: Descriptor, tile: Tensor) -> Any:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor(tile.view(-1)[d.first :], list(d.shape), [d.stride, 1], list(d.block))
+
+
+def triton_kernel(job: Job, target: Target | None = None) -> TritonKernel | HostGather:
+    """The Triton kernels of `job` for the GPU at hand, or for `target`. Raises Unsupported where they cannot be written, saying why."""
+    match job:
+        case GatherJob():
+            return prepare_gather(job)
+        case MapJob() | ContractJob() | AttentionJob():
+            launches = launches_of(job, target or here())
+        case _:
+            assert_never(job)
+    return TritonKernel(
+        job.reads, job.result, tuple((build(launch.text), launch) for launch in launches), index_checks(job, _expressions(job))
+    )
+
+
+def launches_of(job: MapJob | ContractJob | AttentionJob, target: Target) -> list[Launch]:
+    """The sources of a job and how to launch them. Raises Unsupported."""
+    match job:
+        case MapJob():
+            return map_launches(job)
+        case ContractJob():
+            return contract_launches(job, target)
+        case AttentionJob():
+            return attention_launches(job, target)
+    assert_never(job)
+
+
+def _expressions(job: MapJob | ContractJob | AttentionJob) -> tuple[Expr, ...]:
+    match job:
+        case MapJob():
+            return tuple(p.expr for p in job.parts)
+        case ContractJob():
+            return (job.epilogue,)
+        case AttentionJob():
+            return (job.score, job.epilogue)
+    assert_never(job)
+
+
+def kernel_sources(job: Job, target: Target | None = None) -> tuple[str, ...]:
+    """The Triton source of `job`, for people to read; none for a gather from the host."""
+    return () if isinstance(job, GatherJob) else tuple(launch.text for launch in launches_of(job, target or here()))

@@ -1,0 +1,64 @@
+"""Cutting a job's letters into blocks, so that a kernel's temporaries stay small whatever the job's size.
+
+In: the letters with their extents, a cost in bytes of a block of given extents, places where a letter must be cut (tile borders).
+Out: block extents, and the blocks as regions (a half-open interval a letter), outermost letter first. Regions cover the whole exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import pairwise, product
+from typing import TypeAlias
+
+from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.graph.job import Range
+
+Region: TypeAlias = Mapping[Letter, tuple[int, int]]
+"""The half-open interval of each letter, in the value's own coordinates."""
+
+SCRATCH_BYTES = 8 << 20
+"""What the temporaries of one job may hold at once; a single row that cannot be cut may exceed it."""
+
+
+def whole(ranges: Iterable[Range]) -> dict[Letter, tuple[int, int]]:
+    """The region of all that a job covers."""
+    return {r.letter: (r.start, r.stop) for r in ranges}
+
+
+def extents(region: Region) -> dict[Letter, int]:
+    return {letter: stop - start for letter, (start, stop) in region.items()}
+
+
+def fit(
+    extent: Mapping[Letter, int], letters: Collection[Letter], cost: Callable[[Mapping[Letter, int]], int], limit: int
+) -> dict[Letter, int]:
+    """Extents of a block that costs at most `limit` bytes: `letters` are halved, the longest first, those that save nothing never.
+
+    Where no letter can be cut further the block may cost more.
+    """
+    size = dict(extent)
+    now = cost(size)
+    while now > limit:
+        for letter in sorted(letters, key=lambda letter: -size[letter]):
+            smaller = size | {letter: -(-size[letter] // 2)}
+            if size[letter] > 1 and (then := cost(smaller)) < now:
+                size, now = smaller, then
+                break
+        else:
+            return size
+    return size
+
+
+def regions(
+    region: Region, letters: Iterable[Letter], size: Mapping[Letter, int], cuts: Mapping[Letter, Collection[int]]
+) -> Iterator[dict[Letter, tuple[int, int]]]:
+    """`region` with `letters` cut into pieces of at most `size`, and at every place of `cuts`."""
+    letters = tuple(letters)
+    pieces = [_pieces(*region[letter], size[letter], cuts.get(letter, ())) for letter in letters]
+    for combination in product(*pieces):
+        yield dict(region) | dict(zip(letters, combination, strict=True))
+
+
+def _pieces(start: int, stop: int, size: int, cuts: Collection[int]) -> list[tuple[int, int]]:
+    borders = [start, *sorted({c for c in cuts if start < c < stop}), stop]
+    return [(a, min(a + size, hi)) for lo, hi in pairwise(borders) for a in range(lo, hi, size)]

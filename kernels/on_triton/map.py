@@ -1,0 +1,169 @@
+"""Triton source of a MapJob: a block of rows (the letters no reduction binds) by columns (those it binds).
+
+In: parts with the same target letters. Out: a kernel's text. A reduction is computed before what uses it. A row of up to a block's
+columns is held at once; a longer one is read again by each pass: one a reduction, one that writes. Everything a block reads of its own
+elements is read before it writes them, so the result may lie where an operand does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+from einpage.einsum_front.algebra.expr import Axis, Letter, Num, Reduce, Reduction, free_letters
+from einpage.einsum_front.graph.job import MapJob, Part
+from einpage.kernels.on_triton.map_shape import in_memory, shape_of
+from einpage.kernels.writer.launch import Launch
+from einpage.kernels.writer.nested_reduction import JOIN, NAME, NEUTRAL, inline
+from einpage.kernels.writer.values import Val, arithmetic
+from einpage.kernels.writer.writer import Frame, Writer, launch
+
+
+def map_launches(job: MapJob) -> list[Launch]:
+    """One kernel for each set of target letters."""
+    groups: dict[tuple[Letter, ...], list[Part]] = {}
+    box = job.result.boxes[0]
+    for part in job.parts:
+        inside = all(not isinstance(i, Num) or box.start[d] <= i.value < box.stop[d] for d, i in enumerate(part.target))
+        if inside:
+            letters = tuple(i.letter for i in part.target if isinstance(i, Axis))
+            key = next((k for k in groups if set(k) == set(letters)), letters)
+            groups.setdefault(key, []).append(part)
+    return [_Kernel(job, letters, parts).launch() for letters, parts in groups.items()]
+
+
+class _Kernel:
+    def __init__(self, job: MapJob, letters: Sequence[Letter], parts: Sequence[Part]) -> None:
+        self.job, self.parts = job, parts
+        self.writer = Writer(job.reads, job.result, job.ranges)
+        self.writer.reduce = self._reduction
+        self.extent = {r.letter: r.extent for r in job.ranges}
+        self.shape = shape_of(job, letters, parts)
+        self.frames: dict[tuple[Letter, ...], Frame] = {}
+        self.soft: dict[Reduce, tuple[str, str]] = {}
+        """Each row's maximum and sum of a softmax."""
+
+    def launch(self) -> Launch:
+        w, shape = self.writer, self.shape
+        row_count = prod(self.extent[x] for x in shape.rows)
+        blocks = -(-row_count // shape.tiles.rows)
+        across = -(-prod(self.extent[x] for x in shape.columns) // shape.tiles.columns) if not shape.by_row else 1
+        w.expect(p.expr for p in self.parts)
+        w.names |= {"program", "row", "row_mask", "ROWS", "COLS"}
+        w.line(f"program = {w.program()}")
+        block = "program" if across == 1 else f"program // {across}"
+        w.line(f"row = {block} * ROWS + tl.arange(0, ROWS)[:, None]  # [{' '.join(shape.rows)}]")
+        w.line(f"row_mask = row < {row_count}")
+        self.base = Frame(w.split("row", shape.rows, "r"), {"r": "row_mask"})
+        for r in shape.by_row:
+            self._reduce(r)
+        if shape.by_row and shape.columns:
+            self._columns(shape.columns, self._write)
+        elif shape.columns:
+            self._write(self._frame(f"program % {across} * COLS + tl.arange(0, COLS)[None, :]", shape.columns))
+        else:
+            self._write(self.base)
+        constants = {"ROWS": shape.tiles.rows} | ({"COLS": shape.tiles.columns} if shape.by_row or shape.columns else {})
+        what = f"{self.job.result.name}: rows over {' '.join(shape.rows) or 'nothing'}" + (
+            f", columns over {' '.join(shape.columns)}" if shape.columns else ""
+        )
+        return launch("map_kernel", what, w, constants, blocks * across, shape.tiles)
+
+    def _write(self, frame: Frame) -> None:
+        axes = "rc" if "c" in frame.masks else "r"
+        values = [self.writer.value(p.expr, frame) for p in self.parts]
+        held = [v if v.kind == "c" else Val(self.writer.assign("y", v.text), v.axes, v.kind) for v in values]
+        for part, value in zip(self.parts, held, strict=True):
+            self.writer.store(part.target, value, frame, axes)
+
+    def _columns(self, letters: tuple[Letter, ...], body: Callable[[Frame], None]) -> None:
+        """Run `body(frame)` for the columns of `letters`: once where they fit a block, else in a loop."""
+        w = self.writer
+        letters = in_memory(letters, self.job, self.parts)
+        if self.shape.held:
+            if letters not in self.frames:
+                self.frames[letters] = self._frame("tl.arange(0, COLS)[None, :]", letters)
+            body(self.frames[letters])
+            return
+        start = w.fresh("start")
+        w.line(f"for {start} in range(0, {prod(self.extent[x] for x in letters)}, COLS):")
+        w.indent += 1
+        body(self._frame(f"{start} + tl.arange(0, COLS)[None, :]", letters))
+        w.indent -= 1
+
+    def _frame(self, numbers: str, letters: tuple[Letter, ...]) -> Frame:
+        w = self.writer
+        column = w.assign("column", f"{numbers}  # [{' '.join(letters)}]")
+        mask = w.assign("column_mask", f"{column} < {prod(self.extent[x] for x in letters)}")
+        return Frame({**self.base.letters, **w.split(column, letters, "c")}, {"r": "row_mask", "c": mask})
+
+    def _reduction(self, r: Reduce, frame: Frame) -> Val:
+        """`r` where it is read: a softmax of rows by its row's maximum and sum, any other in a loop of its own."""
+        if r not in self.soft or (free_letters(r.body) - set(r.letters)) & frame.rebound:
+            return inline(self.writer, r, frame)
+        most, total = self.soft[r]
+        body = arithmetic(self.writer.value(r.body, frame), False)
+        return Val(self.writer.assign("soft", f"tl.exp({body.text} - {most}) / {total}"), body.axes | {"r"}, "f")
+
+    def _reduce(self, r: Reduce) -> None:
+        """Compute `r` for every row, before what uses it."""
+        w = self.writer
+        if r.op is Reduction.SOFTMAX:
+            self.soft[r] = self._softmax(r) if self.shape.held else self._long_softmax(r)
+            return
+        name = self._fold(r.op, r)
+        if r.op is Reduction.MEAN:
+            name = w.assign("mean", f"{name} / {float(prod(self.extent[x] for x in r.letters))}")
+        w.fixed[r] = Val(name, frozenset("r"), "f")
+
+    def _fold(self, op: Reduction, r: Reduce, most: str | None = None) -> str:
+        """A variable [ROWS, 1] with the body of `r` (or its exponential, once the maximum is known) folded over the row.
+
+        Over a long row lanes are folded first, block upon block, and only then each other.
+        """
+        w = self.writer
+        name = w.fresh(NAME[op])
+        if not self.shape.held:
+            w.line(f"{name} = tl.full((ROWS, COLS), {NEUTRAL[op]}, tl.float32)")
+
+        def body(frame: Frame) -> None:
+            value = arithmetic(w.value(r.body, frame), False).text
+            text = f"tl.exp({value} - {most})" if most else value
+            kept = f"tl.where({frame.masks['c']}, {text}, {NEUTRAL[op]})"
+            w.line(f"{name} = {_across(op, kept) if self.shape.held else JOIN[op].format(name, kept)}")
+
+        self._columns(r.letters, body)
+        return name if self.shape.held else w.assign(name, _across(op, name))
+
+    def _softmax(self, r: Reduce) -> tuple[str, str]:
+        w = self.writer
+        most = self._fold(Reduction.MAX, r)
+        most = w.assign("row_max", f'tl.where({most} == float("-inf"), 0.0, {most})')
+        total = self._fold(Reduction.SUM, r, most)
+        return most, w.assign("row_sum", f"tl.where({total} == 0.0, 1.0, {total})")
+
+    def _long_softmax(self, r: Reduce) -> tuple[str, str]:
+        """The maximum and the sum in one pass: each lane keeps both of what it has seen."""
+        w = self.writer
+        most = w.assign("most", 'tl.full((ROWS, COLS), float("-inf"), tl.float32)')
+        total = w.assign("total", "tl.zeros((ROWS, COLS), tl.float32)")
+
+        def body(frame: Frame) -> None:
+            value = arithmetic(w.value(r.body, frame), False).text
+            score = w.assign("score", f'tl.where({frame.masks["c"]}, {value}, float("-inf"))')
+            now = w.assign("most_now", f"tl.maximum({most}, {score})")
+            safe = w.assign("safe", f'tl.where({now} == float("-inf"), 0.0, {now})')
+            w.line(f"{total} = {total} * tl.exp({most} - {safe}) + tl.exp({score} - {safe})")
+            w.line(f"{most} = {now}")
+
+        self._columns(r.letters, body)
+        row_max = w.assign("row_max", f"tl.max({most}, axis=1, keep_dims=True)")
+        row_max = w.assign("row_max", f'tl.where({row_max} == float("-inf"), 0.0, {row_max})')
+        row_sum = w.assign("row_sum", f"tl.sum({total} * tl.exp({most} - {row_max}), axis=1, keep_dims=True)")
+        return row_max, w.assign("row_sum", f"tl.where({row_sum} == 0.0, 1.0, {row_sum})")
+
+
+def _across(op: Reduction, text: str) -> str:
+    """[ROWS, COLS] folded to [ROWS, 1]."""
+    fold = {Reduction.SUM: "sum", Reduction.MEAN: "sum", Reduction.MAX: "max", Reduction.MIN: "min"}[op]
+    return f"tl.{fold}({text}, axis=1, keep_dims=True)"

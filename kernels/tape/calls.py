@@ -1,0 +1,192 @@
+"""What a tape's steps may call: torch functions by the words of expressions, and the same on plain numbers.
+
+OUTABLE calls take `out=`; HUNGRY ones hold one more temporary while they run. A softmax of a row that is all -inf is 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from einpage.einsum_front.algebra.expr import Reduction
+
+
+def copy(target: Tensor, value: Tensor) -> Tensor:
+    return target.copy_(value)
+
+
+def fill(target: Tensor, value: float) -> Tensor:
+    return target.fill_(value)
+
+
+def to_float(x: Tensor) -> Tensor:
+    return x.to(torch.float32)
+
+
+def to_int(x: Tensor) -> Tensor:
+    return x.to(torch.int64)
+
+
+def to_int_tensor(x: float) -> Tensor:
+    return torch.tensor(int(x), dtype=torch.int64)
+
+
+def is_true(x: Tensor | float) -> Tensor:
+    return x != 0 if isinstance(x, Tensor) else torch.tensor(bool(x))
+
+
+def below(x: Tensor, limit: float, out: Tensor | None = None) -> Tensor:
+    return torch.clamp(x, max=limit, out=out)
+
+
+def above(x: Tensor, limit: float, out: Tensor | None = None) -> Tensor:
+    return torch.clamp(x, min=limit, out=out)
+
+
+def relu(x: Tensor, out: Tensor | None = None) -> Tensor:
+    return torch.clamp(x, min=0, out=out)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    return functional.gelu(x, approximate="tanh")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A reduction over some dimensions, which stay with size 1."""
+
+    fn: Callable[..., Tensor]
+    dims: tuple[int, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.fn(x, dim=self.dims, keepdim=True)
+
+
+def softmax_parts(x: Tensor, dims: tuple[int, ...], out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """exp(x - max) and its sum over `dims`; a row that is all -inf gives zeros and a sum of 0."""
+    most = torch.amax(x, dim=dims, keepdim=True).clamp_(min=-3.0e38)
+    parts = torch.sub(x, most, out=out).exp_()
+    return parts, torch.sum(parts, dim=dims, keepdim=True)
+
+
+@dataclass(frozen=True, slots=True)
+class SoftMax:
+    dims: tuple[int, ...]
+    absent: int
+    """How many equal rows lie along letters that the value lacks."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not self.dims:
+            return torch.where(x == -math.inf, 0.0, 1.0 / self.absent)
+        parts, total = softmax_parts(x, self.dims)
+        return parts.div_(total.clamp_(min=1e-30).mul_(self.absent))
+
+
+ROW: dict[Reduction, Callable[..., Tensor]] = {
+    Reduction.SUM: torch.sum,
+    Reduction.MEAN: torch.mean,
+    Reduction.MAX: torch.amax,
+    Reduction.MIN: torch.amin,
+}
+COMPARE = frozenset(("<", "<=", ">", ">=", "==", "!="))
+BINARY: dict[str, Callable[..., Any]] = {
+    "+": torch.add,
+    "-": torch.sub,
+    "*": torch.mul,
+    "/": torch.div,
+    "//": torch.floor_divide,
+    "%": torch.remainder,
+    "**": torch.pow,
+    "<": torch.lt,
+    "<=": torch.le,
+    ">": torch.gt,
+    ">=": torch.ge,
+    "==": torch.eq,
+    "!=": torch.ne,
+}
+POINTWISE: dict[str, Callable[..., Any]] = {
+    "exp": torch.exp,
+    "log": torch.log,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "tanh": torch.tanh,
+    "erf": torch.erf,
+    "sigmoid": torch.sigmoid,
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": gelu_tanh,
+    "relu": relu,
+    "abs": torch.abs,
+}
+OUTABLE: frozenset[Callable[..., Any] | None] = frozenset(
+    (
+        torch.add,
+        torch.sub,
+        torch.mul,
+        torch.div,
+        torch.floor_divide,
+        torch.remainder,
+        torch.pow,
+        torch.neg,
+        torch.exp,
+        torch.log,
+        torch.sqrt,
+        torch.rsqrt,
+        torch.sin,
+        torch.cos,
+        torch.tanh,
+        torch.erf,
+        torch.sigmoid,
+        torch.abs,
+        torch.minimum,
+        torch.maximum,
+        torch.where,
+        below,
+        above,
+        relu,
+    )
+)
+HUNGRY: frozenset[Callable[..., Any] | None] = frozenset((functional.silu, functional.gelu, gelu_tanh))
+
+
+def fold(op: str, x: float, y: float) -> float | int | bool | None:
+    """Python's `x op y` on numbers, or None where Python raises (the kernel then computes it, as inf or nan)."""
+    try:
+        value = _FOLD[op](x, y)
+    except (ZeroDivisionError, OverflowError):
+        return None
+    return math.nan if isinstance(value, complex) else value
+
+
+_FOLD: dict[str, Callable[[Any, Any], Any]] = {
+    "+": lambda x, y: x + y,
+    "-": lambda x, y: x - y,
+    "*": lambda x, y: x * y,
+    "/": lambda x, y: x / y,
+    "//": lambda x, y: x // y,
+    "%": lambda x, y: x % y,
+    "**": lambda x, y: x**y,
+    "<": lambda x, y: x < y,
+    "<=": lambda x, y: x <= y,
+    ">": lambda x, y: x > y,
+    ">=": lambda x, y: x >= y,
+    "==": lambda x, y: x == y,
+    "!=": lambda x, y: x != y,
+    "and": lambda x, y: x and y,
+    "or": lambda x, y: x or y,
+}
+
+
+def fold_call(fn: str, args: Sequence[float]) -> float:
+    """A function of numbers, in double precision."""
+    if fn in ("min", "max"):
+        return min(args) if fn == "min" else max(args)
+    return float(POINTWISE[fn](torch.tensor(args[0], dtype=torch.float64)).item())

@@ -1,0 +1,64 @@
+"""Checks of indices that depend on data, for backends whose kernels cannot raise.
+
+In: a job's expressions. Out: an IndexCheck, which raises IndexOutOfRange, or None where every index is known beforehand. It looks at the
+operands that indices are made of and no others, so that a device can check an input while it is still on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from einpage.einsum_front.algebra.expr import Expr, Load, loads
+from einpage.einsum_front.graph.job import Job
+from einpage.kernels.errors import IndexOutOfRange, Unsupported
+from einpage.kernels.layout.affine import affine
+from einpage.kernels.layout.blocks import extents, whole
+from einpage.kernels.tape.bind import bind
+from einpage.kernels.tape.compile import compile_indices
+from einpage.kernels.tape.torch_kernel import Operands
+
+
+@dataclass(frozen=True, slots=True)
+class IndexCheck:
+    reads: tuple[int, ...]
+    """The job's reads that its indices are made of."""
+    names: tuple[str, ...]
+    """Of those reads."""
+    run: Callable[[Operands], None]
+
+    def __call__(self, on_host: Sequence[tuple[Tensor, ...] | None]) -> None:
+        """Raise IndexOutOfRange for an index outside; Unsupported where a read that indices are made of is not on the host (None)."""
+        for i, name in zip(self.reads, self.names, strict=True):
+            if on_host[i] is None:
+                raise Unsupported(f"an index made of {name}, which is computed on the device, cannot be checked before it is used")
+        self.run(tuple(tiles or () for tiles in on_host))
+
+
+def index_checks(job: Job, expressions: Sequence[Expr]) -> IndexCheck | None:
+    """The check of every looked-up index in `expressions`."""
+    checks: list[tuple[Expr, Callable[[Tensor], None]]] = []
+    for load in dict.fromkeys(x for e in expressions for x in loads(e)):
+        view = next(v for v in job.reads if v.name == load.name)
+        for d, index in enumerate(load.indices):
+            if affine(index) is None and any(isinstance(n, Load) for n in loads(index)):
+                checks.append((index, _bounds(load.name, d, min(b.start[d] for b in view.boxes), max(b.stop[d] for b in view.boxes))))
+    if not checks:
+        return None
+    region = whole(job.ranges)
+    tape = compile_indices(checks, tuple(region), extents(region), job.reads)
+    names = dict.fromkeys(x.name for index, _ in checks for x in loads(index))
+    reads = tuple(i for i, v in enumerate(job.reads) if v.name in names)
+    return IndexCheck(reads, tuple(job.reads[i].name for i in reads), bind(tape, region, job.reads, {}, []))
+
+
+def _bounds(name: str, dimension: int, low: int, high: int) -> Callable[[Tensor], None]:
+    def check(index: Tensor) -> None:
+        if index.numel():
+            least, most = (int(x) for x in index.aminmax())
+            if least < low or most >= high:
+                raise IndexOutOfRange(name, dimension, least if least < low else most, high)
+
+    return check

@@ -1,0 +1,152 @@
+"""Tiles of matrix products, as a table: a pure function of dtype, shape class and architecture, no autotuning.
+
+A product's shape class says what limits it: the side that is small, how many programs there are, how many sums a program keeps.
+Entries were chosen by registers and shared memory; those after the first are for bench/gpu.sh to time. Warps are specialised by the
+compiler only where a program has four of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from einpage.einsum_front.base.dtype import DType
+from einpage.kernels.tiles.tiles import SHARED_LIMIT, Tiles
+
+PROGRAMS = 100
+"""About how many programs a GPU runs at once; fewer leave it idle."""
+SHORTEST = 16
+"""Steps of a tensor core."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """What the choice of a tile depends on."""
+
+    dtype: DType
+    """Of the factors; fp32 where they differ."""
+    batch: int
+    rows: int
+    columns: int
+    inner: int
+    sums: int
+    """How many accumulators a program keeps."""
+
+
+class Shape(Enum):
+    DECODE = "at most 16 rows (or columns)"
+    NARROW = "at most 64 rows (or columns)"
+    FEW = "too few tiles of 128 x 128 to keep the GPU busy"
+    SQUARE = "many tiles of 128 x 128"
+    LARGE = "many tiles of 128 x 256"
+    TWIN = "two sums over one x"
+    MANY = "more than two sums"
+
+
+def shape_of(p: Product) -> Shape:
+    small = min(p.rows, p.columns)
+    if small <= 16:
+        return Shape.DECODE
+    if p.sums > 2:
+        return Shape.MANY
+    if small <= 64:
+        return Shape.NARROW
+    if _tiles(p, 128, 128) < PROGRAMS:
+        return Shape.FEW
+    if p.sums == 2:
+        return Shape.TWIN
+    return Shape.LARGE if p.rows >= 256 and p.columns >= 256 and _tiles(p, 128, 256) >= PROGRAMS else Shape.SQUARE
+
+
+def _tiles(p: Product, rows: int, columns: int) -> int:
+    return p.batch * -(-p.rows // rows) * -(-p.columns // columns)
+
+
+def product_tiles(p: Product, capability: int) -> Tiles:
+    """The tile of product `p` on sm_`capability`."""
+    return variants(p, capability)[0]
+
+
+def variants(p: Product, capability: int) -> tuple[Tiles, ...]:
+    """The table's entry for `p`: the tile in use, then those worth timing against it. A small side of the product is the tile's."""
+    shape = shape_of(p)
+    table = (_FULL if p.dtype is DType.FP32 else _HALF)[capability][shape]
+    found = tuple(_fitting(t, p, SHARED_LIMIT[capability]) for t in table)
+    if p.columns < p.rows and shape in (Shape.DECODE, Shape.NARROW):
+        return tuple(replace(t, rows=t.columns, columns=t.rows) for t in found)
+    return found
+
+
+def _fitting(tiles: Tiles, p: Product, limit: int) -> Tiles:
+    """`tiles` with fewer stages, then shorter steps, where the factors of all sums, none shared, take more shared memory than there is."""
+
+    def held(stages: int, inner: int) -> int:
+        return (stages - 1) * p.sums * (tiles.rows + tiles.columns) * inner * p.dtype.nbytes  # the last stage is in registers
+
+    stages, inner = tiles.stages, tiles.inner
+    while stages > 2 and held(stages, inner) > limit:
+        stages -= 1
+    while inner > SHORTEST and held(stages, inner) > limit:
+        inner //= 2
+    return replace(tiles, stages=stages, inner=inner)
+
+
+_HALF = {
+    80: {
+        Shape.DECODE: (Tiles(16, 32, 256, 4, 3), Tiles(16, 64, 64, 4, 4), Tiles(16, 128, 128, 8, 3)),
+        Shape.NARROW: (Tiles(64, 128, 64, 8, 3), Tiles(64, 64, 64, 4, 4)),
+        Shape.FEW: (Tiles(64, 64, 64, 4, 4), Tiles(64, 128, 64, 8, 3), Tiles(64, 64, 64, 8, 4)),
+        Shape.SQUARE: (Tiles(128, 128, 64, 8, 3), Tiles(128, 128, 32, 4, 4), Tiles(128, 128, 64, 8, 4)),
+        Shape.LARGE: (Tiles(128, 256, 64, 8, 3), Tiles(256, 128, 64, 8, 3), Tiles(128, 128, 64, 8, 3), Tiles(128, 128, 32, 4, 4)),
+        Shape.TWIN: (Tiles(128, 64, 64, 8, 3), Tiles(64, 128, 64, 8, 3), Tiles(128, 64, 32, 4, 4)),
+        Shape.MANY: (Tiles(64, 64, 32, 8, 3),),
+    },
+    90: {
+        Shape.DECODE: (Tiles(16, 64, 128, 4, 4), Tiles(16, 32, 256, 4, 4), Tiles(16, 128, 128, 8, 3)),
+        Shape.NARROW: (Tiles(64, 128, 64, 8, 4), Tiles(64, 128, 64, 8, 3), Tiles(64, 64, 64, 4, 4)),
+        Shape.FEW: (Tiles(64, 64, 64, 4, 4), Tiles(128, 64, 64, 8, 4), Tiles(64, 128, 64, 8, 4)),
+        Shape.SQUARE: (
+            Tiles(128, 128, 64, 8, 4),
+            Tiles(128, 128, 64, 8, 3),
+            Tiles(128, 128, 64, 4, 4),
+            Tiles(128, 128, 64, 8, 4, descriptors=True),
+            Tiles(128, 128, 64, 4, 4, descriptors=True, specialised=True),
+            Tiles(128, 128, 128, 4, 3, descriptors=True, specialised=True),
+        ),
+        Shape.LARGE: (
+            Tiles(128, 256, 64, 8, 4),
+            Tiles(128, 256, 64, 8, 3),
+            Tiles(256, 128, 64, 8, 3),
+            Tiles(256, 128, 64, 8, 4),
+            Tiles(128, 256, 64, 8, 4, group=16),
+            Tiles(128, 128, 64, 8, 4),
+            Tiles(128, 256, 64, 8, 4, descriptors=True),
+            Tiles(128, 256, 64, 8, 3, descriptors=True),
+            Tiles(256, 128, 64, 8, 4, descriptors=True),
+            Tiles(128, 256, 64, 4, 3, descriptors=True, specialised=True),
+            Tiles(128, 256, 64, 4, 4, descriptors=True, specialised=True),
+        ),
+        Shape.TWIN: (
+            Tiles(128, 128, 64, 8, 4),
+            Tiles(128, 128, 64, 8, 3),
+            Tiles(128, 64, 64, 4, 4),
+            Tiles(128, 128, 64, 8, 4, descriptors=True),
+            Tiles(128, 128, 64, 4, 3, descriptors=True, specialised=True),
+        ),
+        Shape.MANY: (Tiles(64, 64, 64, 4, 3),),
+    },
+}
+"""bf16 and fp16."""
+_HALF[86] = {**_HALF[80], Shape.DECODE: (Tiles(16, 32, 256, 4, 3), Tiles(16, 32, 128, 4, 4), Tiles(16, 128, 128, 8, 3))}
+"""16 x 64 in four warps spills there."""
+_FMA = {
+    Shape.DECODE: (Tiles(16, 64, 64, 4, 3), Tiles(16, 32, 64, 4, 3)),
+    Shape.NARROW: (Tiles(64, 64, 32, 8, 3), Tiles(64, 32, 32, 4, 3)),
+    Shape.FEW: (Tiles(64, 64, 32, 8, 3), Tiles(64, 32, 32, 4, 3)),
+    Shape.SQUARE: (Tiles(128, 128, 16, 8, 3), Tiles(128, 64, 16, 8, 3), Tiles(64, 64, 32, 8, 3)),
+    Shape.LARGE: (Tiles(128, 128, 16, 8, 3), Tiles(128, 64, 16, 8, 3)),
+    Shape.TWIN: (Tiles(64, 64, 16, 8, 3), Tiles(64, 64, 32, 8, 3)),
+    Shape.MANY: (Tiles(32, 32, 32, 4, 3),),
+}
+_FULL = {80: _FMA, 86: _FMA, 90: _FMA}
+"""fp32, in exact arithmetic without tensor cores."""

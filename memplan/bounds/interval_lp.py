@@ -1,0 +1,95 @@
+"""The fewest bytes over the links that an order of tasks needs in an arena of a given size: the interval LP.
+
+In: Accesses, bytes of the arena. Out: BytesBound, with the share of each interval kept and of each dirty tensor written. Exact where
+tensors may be cut at every byte; for whole tensors a lower bound, exact with `integer`.
+
+    minimise   F + sum_j s_j (1 - x_j) + omega (S + sum_t s_t w_t)           x_j, w_t in [0, 1]
+    o_k = o_{k-1} + sum_{begin_j = k-1} s_j x_j - sum_{end_j = k} s_j x_j    0 <= o_k <= C - footprint_k
+    w_t >= 1 - x_j   for every interval j of a dirty t
+
+x_j: share of its tensor kept during interval j. o_k: kept bytes that slot k does not touch. F: first loads. S: sinks, written once each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from einpage.memplan.bounds.lp import Floats, Indices, Lp
+from einpage.memplan.problem.accesses import Accesses
+
+UNITS = 1000.0
+"""The arena in the programme's unit of bytes: keeps coefficients near 1."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BytesBound:
+    total: float
+    """No plan of these slots moves less: H2D + omega * D2H bytes. Proved."""
+    h2d: float
+    """Bytes in the solution found (a bound of its own only where omega is 0)."""
+    d2h: float
+    kept: Floats
+    """[interval] share of the tensor kept in the arena."""
+    written: Floats
+    """[tensor] share written to the host because it leaves early; 0 for sinks and clean tensors."""
+
+
+def bytes_bound(
+    a: Accesses, capacity: int, omega: float = 1.0, integer: bool = False, time_limit_s: float | None = None
+) -> BytesBound:  # fmt: skip
+    """Solve the interval LP; with `integer`, for whole tensors, as far as it gets in `time_limit_s` (60 unless given).
+
+    `capacity` is at least every footprint. Raises lp.Unsolved; ImportError without scipy.
+    """
+    assert a.slots == 0 or capacity >= int(a.footprint.max()), f"{capacity} bytes are less than the largest footprint"
+    sure = a.compulsory_h2d + omega * a.compulsory_d2h
+    kept, written = np.ones(len(a.tensor)), np.zeros(len(a.nbytes))
+    if keeps_everything(a, capacity):
+        return BytesBound(float(sure), float(a.compulsory_h2d), float(a.compulsory_d2h), kept, written)
+    unit = capacity / UNITS
+    size = a.nbytes[a.tensor] / unit
+    lp = Lp()
+    x = lp.add(np.ones(len(size)), cost=-size)
+    add_kept_bytes(lp, a, x, size, (capacity - a.footprint) / unit)
+    tensors, w = add_written(lp, a, x, np.asarray(omega * a.nbytes / unit, np.float64))
+    if integer:
+        found = lp.solve_integer(x, 60.0 if time_limit_s is None else time_limit_s)
+    else:
+        found = lp.solve(time_limit_s)
+    kept, written[tensors] = np.clip(found.values[x], 0, 1), np.clip(found.values[w], 0, 1)
+    h2d = a.compulsory_h2d + float(a.nbytes[a.tensor] @ (1 - kept))
+    d2h = a.compulsory_d2h + float(a.nbytes @ written)
+    return BytesBound(max(float(sure), sure + (float(size.sum()) + found.bound) * unit), h2d, d2h, kept, written)
+
+
+def keeps_everything(a: Accesses, capacity: int) -> bool:
+    """Whether nothing has to leave before its last use: every interval can be kept in full."""
+    size = a.nbytes[a.tensor]
+    change = a.by_slot(a.begin + 1, size) - a.by_slot(a.end, size)
+    return bool(np.all(np.cumsum(change) + a.footprint <= capacity))
+
+
+def add_kept_bytes(lp: Lp, a: Accesses, x: Indices, size: Floats, room: Floats) -> Indices:
+    """Columns o [slot]: bytes kept through the slot that it does not touch, at most `room`; with the rows that define them."""
+    o = lp.add(room)
+    slots = np.arange(a.slots)
+    lp.rows_equal(
+        np.zeros(a.slots),
+        (slots, o, 1.0),
+        (slots[1:], o[:-1], -1.0),
+        (a.begin + 1, x, -size),
+        (a.end, x, size),
+    )
+    return o
+
+
+def add_written(lp: Lp, a: Accesses, x: Indices, cost: Floats) -> tuple[Indices, Indices]:
+    """Columns w for the dirty tensors that have intervals, with their rows: (tensors, columns). `cost` is by tensor."""
+    of_dirty = np.flatnonzero(a.dirty[a.tensor])
+    tensors, which = np.unique(a.tensor[of_dirty], return_inverse=True)
+    w = lp.add(np.ones(len(tensors)), cost=cost[tensors])
+    rows = np.arange(len(of_dirty))
+    lp.rows_at_most(-np.ones(len(rows)), (rows, w[which], -1.0), (rows, x[of_dirty], -1.0))
+    return tensors, w

@@ -1,0 +1,216 @@
+"""The least time that an order of tasks needs in an arena of a given size, with links of given rates: the slot LP.
+
+In: Accesses, bytes of the arena, bytes/s. Out: TimeBound, with the shares kept and written and the bytes loaded ahead. One slot per task: a
+stall before it, then its own duration. All tensors may be cut at every byte, so a lower bound for whole ones.
+
+    slot k    | stall_k | task k |      minimise  sum_k stall_k + tail        (+ sum_k c_k, which is fixed)
+    loads       hs_k      hc_k          hs_k <= B_in stall_k,  hc_k <= B_in c_k
+
+    P_k = P_{k-1} + hs_k + hc_k - req_k             bytes in ahead of need; hc_k <= P_k: what task k needs is in before it starts
+    req_k = first loads + sum_{end_j = k} s (1 - x_j)
+    Q_k >= spilled before k - G_k                   bytes that left early and are not yet written; G_k: those written by the end of slot k
+    QS_k >= sinks last used before k - Z_k          the same for sinks; Z_k <= sinks made before k
+    o_k + P_k + Q_k + QS_k + footprint_k <= C
+    (G_k - G_{k-1}) + (Z_k - Z_{k-1}) <= B_out (stall_k + c_k)
+    all written <= B_out (sum (stall + c) + tail),  sinks - Z_last <= B_out tail
+
+Spilled before k: s (1 - x_j) of the first interval j of each dirty tensor, from begin_j on. It may be written as soon as it is made, which
+can be earlier than begin_j; later intervals count in the last row only. A copy's latency counts where the link is considered as a whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from einpage.memplan.bounds.interval_lp import UNITS, add_kept_bytes, add_written
+from einpage.memplan.bounds.lp import Floats, Indices, Lp
+from einpage.memplan.problem.accesses import NEVER, Accesses
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TimeBound:
+    seconds: float
+    """No plan of these slots takes less. Proved."""
+    kept: Floats
+    """[interval] share of the tensor kept in the arena."""
+    written: Floats
+    """[tensor] share written to the host because it leaves early; 0 for sinks and clean tensors."""
+    ahead: Floats
+    """[slot] bytes that are in at the end of the slot and needed later: the prefetch."""
+    stall_s: Floats
+    """[slot] how long it waits before its task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    h2d_bytes_per_s: float
+    d2h_bytes_per_s: float
+    copy_latency_s: float = 0.0
+    """Per copy of a whole tensor, on both."""
+
+
+def time_bound(a: Accesses, capacity: int, links: Links, time_limit_s: float | None = None, thrift: float = 0.0) -> TimeBound:
+    """Solve the slot LP. `capacity` is at least every footprint. Raises lp.Unsolved; ImportError without scipy.
+
+    Many solutions take the same time. With `thrift` a byte that moves costs this share of its time on the link besides, so that those
+    that move less come first; `seconds` is then no bound.
+    """
+    assert a.slots > 0, "an order without tasks takes no time"
+    assert capacity >= int(a.footprint.max()), f"{capacity} bytes are less than the largest footprint"
+    p = _Programme(a, capacity, links, thrift)
+    found = p.lp.solve(time_limit_s)
+    written = np.zeros(len(a.nbytes))
+    written[p.spillable] = np.clip(found.values[p.w], 0, 1)
+    return TimeBound(
+        seconds=float(a.seconds.sum()) + found.bound * p.second,
+        kept=np.clip(found.values[p.x], 0, 1),
+        written=written,
+        ahead=np.maximum(found.values[p.ahead], 0) * p.unit,
+        stall_s=np.maximum(found.values[p.stall], 0) * p.second,
+    )
+
+
+class _Programme:
+    """The columns and rows. Bytes in `unit` bytes; time in what H2D takes for one unit, `second` seconds: so B_in is 1, B_out is `out`."""
+
+    def __init__(self, a: Accesses, capacity: int, links: Links, thrift: float) -> None:
+        self.a, self.lp = a, Lp()
+        self.unit = capacity / UNITS
+        self.second = self.unit / links.h2d_bytes_per_s
+        self.out = links.d2h_bytes_per_s / links.h2d_bytes_per_s
+        self.latency = links.copy_latency_s / self.second
+        self.room = (capacity - a.footprint) / self.unit
+        self.task_time = a.seconds / self.second
+        self.nbytes = a.nbytes / self.unit
+        self.size = self.nbytes[a.tensor]
+        self.slots = np.arange(a.slots)
+        self.x = self.lp.add(np.ones(len(a.tensor)), cost=-thrift * self.size)
+        self.spillable, self.w = add_written(self.lp, a, self.x, thrift * self.nbytes)
+        self.stall = self.lp.add(np.full(a.slots, self._one_by_one()), cost=1.0)
+        self.tail = self.lp.add(self._one_by_one(), cost=1.0)
+        self.ahead = self._loads()
+        kept = add_kept_bytes(self.lp, a, self.x, self.size, self.room)
+        held = [(self.slots, column, 1.0) for column in (kept, self.ahead)]
+        self.lp.rows_at_most(self.room, *held, *self._writes())
+        self._whole_links()
+
+    def _one_by_one(self) -> float:
+        """All copies that could be made, one after the other: no stall needs to be longer."""
+        copies = np.concatenate([self.nbytes, self.size])
+        return float((copies.sum() + self.latency * len(copies)) * (1 + 1 / self.out))
+
+    def _loads(self) -> Indices:
+        """Columns P, with the rows of loading."""
+        a, lp = self.a, self.lp
+        ahead = lp.add(self.room)
+        in_stall = lp.add(np.full(a.slots, UNITS))
+        in_task = lp.add(self.task_time)
+        most = self._at(a.load_at, self.nbytes[a.loaded]) + self._at(a.end, self.size)
+        lp.rows_equal(
+            -most,
+            (self.slots, ahead, 1.0),
+            (self.slots[1:], ahead[:-1], -1.0),
+            (self.slots, in_stall, -1.0),
+            (self.slots, in_task, -1.0),
+            (a.end, self.x, -self.size),
+        )
+        lp.rows_at_most(np.zeros(a.slots), (self.slots, in_task, 1.0), (self.slots, ahead, -1.0))
+        lp.rows_at_most(np.zeros(a.slots), (self.slots, in_stall, 1.0), (self.slots, self.stall, -1.0))
+        return ahead
+
+    def _writes(self) -> list[tuple[Indices, Indices, float]]:
+        """Columns Q and QS, as terms of the rows of slots, with the rows of writing."""
+        link: list[tuple[Indices, Indices, float]] = []
+        held: list[tuple[Indices, Indices, float]] = []
+        spilled = np.flatnonzero(self.a.first & self.a.dirty[self.a.tensor])
+        if len(spilled):
+            wrote, waiting = self._spills(spilled)
+            link.append((self.slots, wrote, 1.0))
+            held.append((self.slots, waiting, 1.0))
+        if self.a.sink.any():
+            stored, dead, waiting = self._sinks()
+            link += [(self.slots, stored, 1.0), (self.slots[1:], stored[:-1], -1.0)]
+            held.append((dead, waiting, 1.0))
+        if link:
+            self.lp.rows_at_most(self.out * self.task_time, *link, (self.slots, self.stall, -self.out))
+        return held
+
+    def _spills(self, spilled: Indices) -> tuple[Indices, Indices]:
+        """Columns: bytes of the intervals `spilled` that are written in each slot, and that wait for it (Q)."""
+        a, lp = self.a, self.lp
+        size, begin, made = self.size[spilled], a.begin[spilled], a.made_at[a.tensor[spilled]]
+        early = [(k, j) for j in np.flatnonzero(made < begin).tolist() for k in range(int(made[j]) + 1, int(begin[j]) + 1)]
+        slot, which = np.array(early, np.int64).reshape(-1, 2).T
+        may_be_ahead = self._at(slot, size[which])
+        wrote = lp.add(np.full(a.slots, size.sum()))
+        balance = lp.add(self.room, low=-may_be_ahead)
+        lp.rows_equal(
+            self._at(begin + 1, size),
+            (self.slots, balance, 1.0),
+            (self.slots[1:], balance[:-1], -1.0),
+            (self.slots, wrote, 1.0),
+            (begin + 1, self.x[spilled], size),
+        )
+        at = np.flatnonzero(may_be_ahead)
+        row = np.searchsorted(at, slot)
+        lp.rows_at_most(may_be_ahead[at], (np.arange(len(at)), balance[at], -1.0), (row, self.x[spilled][which], size[which]))
+        waiting = balance.copy()
+        waiting[at] = lp.add(self.room[at])
+        lp.rows_at_most(np.zeros(len(at)), (np.arange(len(at)), balance[at], 1.0), (np.arange(len(at)), waiting[at], -1.0))
+        return wrote, waiting
+
+    def _sinks(self) -> tuple[Indices, Indices, Indices]:
+        """Columns Z; slots with dead sinks, and their columns QS."""
+        a, lp = self.a, self.lp
+        sinks = np.flatnonzero(a.sink)
+        stored = lp.add(self._before(a.made_at[sinks], self.nbytes[sinks]))
+        lp.rows_at_most(np.zeros(a.slots - 1), (self.slots[:-1], stored[:-1], 1.0), (self.slots[:-1], stored[1:], -1.0))
+        lp.rows_at_most(-self.nbytes[sinks].sum(), (0, stored[-1], -1.0), (0, self.tail, -self.out))
+        touched = sinks[a.last_at[sinks] != NEVER]
+        dead_bytes = self._before(a.last_at[touched], self.nbytes[touched])
+        dead = np.flatnonzero(dead_bytes)
+        waiting = lp.add(self.room[dead])
+        rows = np.arange(len(dead))
+        lp.rows_at_most(-dead_bytes[dead], (rows, stored[dead], -1.0), (rows, waiting, -1.0))
+        return stored, dead, waiting
+
+    def _whole_links(self) -> None:
+        """Rows of each link as a whole, latencies included."""
+        a, lp = self.a, self.lp
+        time = [(0, self.stall, -1.0), (0, self.tail, -1.0)]
+        stores = (self.nbytes / self.out + self.latency)[a.sink].sum()
+        spills = self.nbytes[self.spillable] / self.out + self.latency
+        lp.rows_at_most(self.task_time.sum() - stores, (0, self.w, spills), *time)
+        copies = np.concatenate([self.nbytes[a.loaded], self.nbytes[a.unread], self.size]) + self.latency
+        again = self.size + self.latency
+        lp.rows_at_most(self.task_time.sum() - copies.sum(), (0, self.x, -again), *time)
+        if self.latency:
+            self._loads_in_time(again)
+
+    def _loads_in_time(self, again: Floats) -> None:
+        """Before each slot that may load, the link has had time for all loads so far."""
+        a, lp = self.a, self.lp
+        need = self._at(a.load_at, self.nbytes[a.loaded] + self.latency) + self._at(a.end, again)
+        at = np.flatnonzero(need)
+        if not len(at):
+            return
+        rows, waits = np.arange(len(at)), self.slots[: at[-1] + 1]
+        passed = (np.cumsum(self.task_time) - self.task_time)[at]
+        idle = lp.add(np.full(len(at), passed[-1] + len(waits) * self._one_by_one()))
+        lp.rows_equal(
+            np.diff(passed, prepend=0.0) - need[at],
+            (rows, idle, 1.0),
+            (rows[1:], idle[:-1], -1.0),
+            (np.searchsorted(at, waits), self.stall[waits], -1.0),
+            (np.searchsorted(at, a.end), self.x, -again),
+        )
+
+    def _at(self, slots: Indices, amounts: Floats) -> Floats:
+        """[slot] the sum of the amounts at that slot."""
+        return np.bincount(slots, amounts, self.a.slots).astype(np.float64)
+
+    def _before(self, slots: Indices, amounts: Floats) -> Floats:
+        """[slot] the sum of the amounts at earlier slots; those at NEVER are before all."""
+        return np.cumsum(np.bincount(slots + 1, amounts, self.a.slots + 1).astype(np.float64))[: self.a.slots]

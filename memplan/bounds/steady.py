@@ -1,0 +1,63 @@
+"""Lower bounds on one pass of many: what repeats when a graph runs again and again, and weights may stay on the device in between.
+
+In: a TaskGraph, a Machine, the arena's bytes C. Out: Bounds on a steady pass, one that ends as it began. Let W be the bytes of weights that
+tasks read. A weight that is not on the device for the whole pass is loaded in it at least once; those that are lie beside whatever any
+task needs besides weights, f at most, so together they have at most C - f bytes:
+
+    seconds >= max(every op and its launch, (what comes anew + max(0, W - (C - f))) / link)
+
+What comes anew are inputs and gathered rows. `bound_s` takes f = 0 and one launch an op, for no split has less; `bound_order_s` takes f and
+the launches of the tasks at hand.
+"""
+
+from __future__ import annotations
+
+from einpage.einsum_front.base.units import Nbytes
+from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, TensorId
+from einpage.memplan.bounds.bounds import Bounds, Limit, Method, compulsory_d2h, compulsory_h2d
+from einpage.memplan.problem.accesses import accesses
+from einpage.memplan.problem.machine import Machine, op_seconds, task_seconds
+
+STAYING = frozenset((Kind.WEIGHT, Kind.CONSTANT))
+"""Kinds that are the same in every pass."""
+
+
+def steady_bounds(graph: TaskGraph, machine: Machine, budget_bytes: int) -> Bounds:
+    """Lower bounds on the makespan of one pass of any plan that ends as it began."""
+    weights = weights_read(graph)
+    anew, bytes_out = compulsory_h2d(graph, weights), compulsory_d2h(graph)
+    all_in = compulsory_h2d(graph)
+    bytes_in = anew + max(0, all_in - anew - budget_bytes)
+    gathering = {task.op for task in graph.tasks if task.gathers}
+    launches = sum(op.seconds is None and op.id not in gathering for op in graph.ops)
+    compute_s = sum((op_seconds(machine, graph, op) for op in graph.ops), 0.0) + launches * machine.launch_latency_s
+    h2d_s, d2h_s = bytes_in / machine.h2d_bytes_per_s, bytes_out / machine.d2h_bytes_per_s
+    for_all = {Limit.COMPUTE: compute_s, Limit.H2D: h2d_s, Limit.D2H: d2h_s}
+    limit = max(for_all, key=lambda word: for_all[word])
+    order_in = anew + max(0, all_in - anew - (budget_bytes - _besides_weights(graph, machine, weights)))
+    here = {
+        Limit.COMPUTE: max(compute_s, sum(task_seconds(machine, graph, task) for task in graph.tasks if not task.gathers)),
+        Limit.H2D: order_in / machine.h2d_bytes_per_s,
+        Limit.D2H: d2h_s,
+    }
+    limit_order = max(here, key=lambda word: here[word])
+    by = Method.STEADY
+    return Bounds(
+        compute_s, h2d_s, d2h_s, 0.0, for_all[limit], here[limit_order], Nbytes(bytes_in), bytes_out, limit, limit_order, by,
+        Nbytes(order_in + bytes_out), by,
+    )  # fmt: skip
+
+
+def weights_read(graph: TaskGraph) -> frozenset[TensorId]:
+    """What tasks read on the device and every pass has again."""
+    read = {t for task in graph.tasks if not task.gathers for t in task.reads()}
+    return frozenset(t for t in read if graph.tensors[t].kind in STAYING)
+
+
+def _besides_weights(graph: TaskGraph, machine: Machine, weights: frozenset[TensorId]) -> int:
+    """The most bytes that a task needs besides weights."""
+    tasks = [task for task in graph.tasks if not task.gathers]
+    needs = accesses(graph, machine).footprint.tolist()
+    return max(
+        (n - sum(graph.tensors[t].nbytes for t in task.reads() if t in weights) for task, n in zip(tasks, needs, strict=True)), default=0
+    )

@@ -1,0 +1,94 @@
+"""The host's side of the simulation: masters, output slots and spill slots in one arena with planned offsets.
+
+In: tensors that have to be on the host. Out: Moves in the Recorder. Invariant: a tensor is written to the host at most once, and never if
+it has a master there; a copy stays until the tensor is dead.
+
+    0        masters         outputs          spill slots, used again and again       host_bytes
+    | weights and inputs | out.0 | out.1 | h.3 | q.7 |  hole  | h.9 |      never used          |
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from einpage.einsum_front.base.units import ALIGNMENT, Nbytes
+from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, TaskGraph, TensorId
+from einpage.memplan.errors import DoesNotFit, Misfit
+from einpage.memplan.graph.arena import Arena
+from einpage.memplan.graph.memgraph import HOST, ResidencyId
+from einpage.memplan.graph.recorder import NO_RESIDENCY, Recorder
+from einpage.memplan.problem.machine import Machine
+
+MOST_NAMED = 8
+"""How many spilled tensors an error lists."""
+
+
+class Host:
+    """`copy[t]` is the residency of tensor t on the host, or NO_RESIDENCY. `sizes` are multiples of `alignment`."""
+
+    def __init__(self, graph: TaskGraph, machine: Machine, sizes: list[int], recorder: Recorder, alignment: int = ALIGNMENT) -> None:
+        self.graph, self.sizes, self.recorder, self.total = graph, sizes, recorder, machine.host_bytes
+        self.copy = [NO_RESIDENCY] * len(graph.tensors)
+        self._stays = [t.kind in HOST_AT_START or t.kind is Kind.OUTPUT for t in graph.tensors]
+        self._slot_at: dict[TensorId, int] = {}
+        top = 0
+        for t in graph.tensors:
+            if t.kind in HOST_AT_START:
+                self.copy[t.id] = recorder.residency(t.id, HOST, top)
+                top += sizes[t.id]
+        masters = top
+        self.start = tuple(r for r in self.copy if r != NO_RESIDENCY)
+        for t in graph.tensors:
+            if t.kind is Kind.OUTPUT:
+                self._slot_at[t.id] = top
+                top += sizes[t.id]
+        self.outputs = tuple(self._slot_at)
+        self._base = top
+        if top > self.total:
+            self._refuse_start(masters, top)
+        self._spills = Arena(self.total - top, alignment)
+
+    @property
+    def nbytes(self) -> Nbytes:
+        """The host bytes that the plan needs."""
+        return Nbytes(self._base + self._spills.high_water)
+
+    def write_output(self, t: TensorId, source: ResidencyId) -> None:
+        """Copy an output to its slot as soon as it exists."""
+        self.copy[t] = self.recorder.move(source, HOST, self._slot_at[t], ())
+
+    def spill(self, t: TensorId, source: ResidencyId, task: str) -> None:
+        """Copy `t` to a free slot, unless the host has it. Raises DoesNotFit, in the name of `task`, where no slot is large enough."""
+        if self.copy[t] != NO_RESIDENCY:
+            return
+        start = self._spills.find(self.sizes[t])
+        if start is None:
+            self._refuse_spill(t, task)
+        after = self._spills.take(start, self.sizes[t], t)
+        self._slot_at[t] = start
+        self.copy[t] = self.recorder.move(source, HOST, self._base + start, after)
+
+    def drop(self, t: TensorId) -> None:
+        """`t` is dead: its spill slot, if it has one, may be used again. Masters and outputs stay."""
+        if self._stays[t] or self.copy[t] == NO_RESIDENCY:
+            return
+        self._spills.release(self._slot_at[t], self.recorder.free(self.copy[t]))
+        self.copy[t] = NO_RESIDENCY
+
+    def is_tidy(self) -> bool:
+        """Whether no spill slot is in use."""
+        return self._spills.free_bytes == self._spills.capacity
+
+    def _refuse_start(self, masters: int, top: int) -> NoReturn:
+        placed = masters if masters <= self.total else 0
+        pinned = (("weights and inputs", masters),) if placed else ()
+        free = self.total - placed
+        raise DoesNotFit(Misfit("(before the first)", "host", top - placed, free, free, self.total, pinned, None))
+
+    def _refuse_spill(self, t: TensorId, task: str) -> NoReturn:
+        spilled = sorted(((start - stop, owner) for start, stop, owner in self._spills.segments() if owner is not None))
+        named = tuple((self.graph.tensors[owner].name, -negative) for negative, owner in spilled[:MOST_NAMED])
+        pinned = (("weights, inputs and outputs", self._base), *named)
+        raise DoesNotFit(
+            Misfit(task, "host", self.sizes[t], self._spills.free_bytes, self._spills.largest_hole(), self.total, pinned, None)
+        )

@@ -1,0 +1,186 @@
+"""The MemGraph: where every byte lives and when it moves.
+
+A residency is one tensor at one place in one extent of bytes, from the node that creates it to the node that frees it. Nodes stand in the
+order the planner made them, which is a valid execution order; the edges say which other orders are. Any order that respects the
+edges is correct.
+
+    offset
+      512 ┤        ┌── w1 (residency 5) ──┐┌─ w2 (9) ───
+      256 ┤ ┌── x (residency 3) ──────────────┐
+        0 └─┴──────┴──────────────────────┴┴──┴────────► nodes
+            Move→3  Move→5   Compute(3,5)  Free(5) Move→9     Free(5) → Move→9 is a memory edge
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import NewType, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from einpage.einsum_front.base.units import ALIGNMENT, Nbytes
+from einpage.einsum_front.graph.taskgraph import TaskGraph, TaskId, TensorId
+
+NodeId = NewType("NodeId", int)
+"""Index into MemGraph.nodes."""
+ResidencyId = NewType("ResidencyId", int)
+"""Index into MemGraph.residencies."""
+Offset = NewType("Offset", int)
+"""Bytes from the start of an arena."""
+
+
+class PlaceKind(Enum):
+    DEVICE = "device"
+    HOST = "host"
+    DISK = "disk"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    kind: PlaceKind
+    index: int = 0
+
+
+DEVICE = Place(PlaceKind.DEVICE)
+HOST = Place(PlaceKind.HOST)
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    offset: Offset
+    nbytes: Nbytes
+    """What the tensor uses, not rounded."""
+
+    @property
+    def stop(self) -> int:
+        return self.offset + self.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    id: ResidencyId
+    tensor: TensorId
+    place: Place
+    extents: tuple[Extent, ...]
+    """In order; one, for now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Run a task: reads residencies on the device, creates one."""
+
+    task: TaskId
+    operands: tuple[tuple[ResidencyId, ...], ...]
+    """Parallel to the task's operands."""
+    creates: ResidencyId
+    """May share its extent with an operand it takes over (the operand then has no Free)."""
+    workspace: Extent | None
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Copy a tensor from one place to another: host → device is a reload, device → host an offload."""
+
+    source: ResidencyId
+    target: ResidencyId
+
+
+@dataclass(frozen=True, slots=True)
+class HostGather:
+    """A gathering task: min(rows, table) bytes over the host → device link, into `creates` on the device."""
+
+    task: TaskId
+    operands: tuple[tuple[ResidencyId, ...], ...]
+    """Residencies on the host."""
+    creates: ResidencyId
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """The residency's contents end here; whoever next uses its bytes comes after this node."""
+
+    residency: ResidencyId
+
+
+Node: TypeAlias = "Compute | Move | HostGather | Free"
+
+
+class Queue(Enum):
+    """The engine a node occupies. A Free occupies none."""
+
+    COMPUTE = "compute"
+    H2D = "h2d"
+    D2H = "d2h"
+    NONE = "none"
+
+
+class EdgeKind(IntEnum):
+    DATA = 0
+    """Producer → consumer, and last reader → Free."""
+    MEMORY = 1
+    """Free (or, for bytes taken over, every other user) → the first who writes these bytes next."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Edges:
+    """Flat, sorted by (target, source), without duplicates; source < target always."""
+
+    source: NDArray[np.int32]
+    target: NDArray[np.int32]
+    kind: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MemGraph:
+    graph: TaskGraph
+    budget_bytes: Nbytes
+    """Size of the device arena."""
+    host_bytes: Nbytes
+    """Size of the host arena: masters, inputs, spill slots and outputs, at the planned offsets."""
+    residencies: Sequence[Residency]
+    nodes: Sequence[Node]
+    """Immutable, both: tuples, or the columns of flat.py, which a large graph wants."""
+    edges: Edges
+    start: tuple[ResidencyId, ...]
+    """What is there before the first node: host masters and inputs (and, for a warm plan, device residencies)."""
+    end: tuple[ResidencyId, ...]
+    """What is there after the last node: the outputs on the host, besides the masters; after a loop, what it began with on the device."""
+    alignment: int = ALIGNMENT
+    """Every offset is a multiple of this, and every extent's length is rounded up to it when footprints are counted."""
+    loops: bool = False
+    """Whether it ends as it began: the same tensors at the same places of the device, so that it can run again where it has run."""
+
+    @property
+    def resident(self) -> frozenset[TensorId]:
+        """What is on the device before the first node."""
+        there = (self.residencies[r] for r in self.start)
+        return frozenset(r.tensor for r in there if r.place.kind is PlaceKind.DEVICE)
+
+    def queue(self, node: NodeId) -> Queue:
+        """The engine that runs `node`."""
+        match self.nodes[node]:
+            case Compute():
+                return Queue.COMPUTE
+            case HostGather():
+                return Queue.H2D
+            case Move(source, _):
+                return Queue.H2D if self.residencies[source].place.kind is PlaceKind.HOST else Queue.D2H
+            case Free():
+                return Queue.NONE
+
+    def moved_bytes(self, node: NodeId) -> Nbytes:
+        """Bytes `node` sends over a link; 0 for computes and frees."""
+        match self.nodes[node]:
+            case Move(_, target) | HostGather(_, _, target):
+                return self.graph.tensors[self.residencies[target].tensor].nbytes
+            case _:
+                return Nbytes(0)
+
+
+ENGINES = (Queue.COMPUTE, Queue.H2D, Queue.D2H)

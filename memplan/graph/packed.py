@@ -1,0 +1,253 @@
+"""The residencies and nodes of a MemGraph as flat arrays: what it holds, and what a Recorder grows.
+
+Read one at a time they are the values of memgraph.py. Nothing is checked here: what a plan file or a test says, right or wrong, reads as
+it was written, for the judge to find.
+
+    node         0        1        2              3
+    kind         MOVE     MOVE     COMPUTE        FREE
+    subject      source   source   task           residency
+    result       target   target   creates        -1
+    operand_row  0        0        0              2      2        operands of node n: operand_row[n] to operand_row[n + 1]
+    tile_row     0        1        3                              residencies of operand o: reads[tile_row[o]:tile_row[o + 1]]
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from einpage.einsum_front.base.columns import Columns, Int32s, Int64s, UInt8s, frozen, ragged
+from einpage.einsum_front.graph.taskgraph import TaskId
+from einpage.memplan.graph.memgraph import (
+    DEVICE,
+    HOST,
+    Compute,
+    Extent,
+    Free,
+    HostGather,
+    Move,
+    Node,
+    Place,
+    PlaceKind,
+    Residency,
+    ResidencyId,
+)
+
+COMPUTE, GATHER, MOVE, FREE = range(4)
+"""What Nodes.kind says."""
+NOTHING = -1
+"""The result of a Free."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Residencies(Columns[Residency]):
+    id: Int32s
+    """[residency] its position, in a plan that is right."""
+    tensor: Int32s
+    """[residency]"""
+    place: UInt8s
+    """[residency] which of `places`"""
+    extent_row: Int32s
+    """[residency + 1] where its extents begin"""
+    offset: Int64s
+    """[extent]"""
+    nbytes: Int64s
+    """[extent]"""
+    places: tuple[Place, ...]
+
+    @staticmethod
+    def of(found: Sequence[Residency]) -> Residencies:
+        """`found` as columns, which it may be already."""
+        if isinstance(found, Residencies):
+            return found
+        grown = ResidencyList()
+        for r in found:
+            grown.append(r.id, r.tensor, r.place, r.extents)
+        return grown.finish()
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+    @property
+    def on_device(self) -> NDArray[np.bool_]:
+        """[residency]"""
+        on_device: NDArray[np.bool_] = np.array([place.kind is PlaceKind.DEVICE for place in self.places])[self.place]
+        return on_device
+
+    def entry(self, i: int) -> Residency:
+        first, last = self.extent_row[i : i + 2].tolist()
+        extents = tuple(Extent(self.offset[at].item(), self.nbytes[at].item()) for at in range(first, last))
+        return Residency(self.id[i].item(), self.tensor[i].item(), self.places[self.place[i]], extents)
+
+    def entries(self, start: int, stop: int) -> Iterator[Residency]:
+        rows: list[int] = self.extent_row[start : stop + 1].tolist()
+        first, last = rows[0], rows[-1]
+        extents = tuple(map(Extent, self.offset[first:last].tolist(), self.nbytes[first:last].tolist()))
+        ids, tensors, places = (column[start:stop].tolist() for column in (self.id, self.tensor, self.place))
+        for i, tensor, place, (a, b) in zip(ids, tensors, places, pairwise(rows), strict=True):
+            yield Residency(i, tensor, self.places[place], extents[a - first : b - first])
+
+
+class ResidencyList:
+    """Grows, and becomes Residencies."""
+
+    __slots__ = ("_extent_row", "_id", "_nbytes", "_offset", "_place", "_places", "tensor")
+
+    def __init__(self) -> None:
+        self.tensor = array("i")
+        """[residency]"""
+        self._id, self._place = array("i"), array("B")
+        self._extent_row, self._offset, self._nbytes = array("i", (0,)), array("q"), array("q")
+        self._places = [DEVICE, HOST]
+
+    def __len__(self) -> int:
+        return len(self._id)
+
+    def append(self, number: int, tensor: int, place: Place, extents: Iterable[Extent]) -> None:
+        for extent in extents:
+            self._offset.append(extent.offset)
+            self._nbytes.append(extent.nbytes)
+        self._add(number, tensor, place)
+
+    def append_one(self, tensor: int, place: Place, offset: int, nbytes: int) -> ResidencyId:
+        """The next residency, in one extent; answers its number."""
+        number = ResidencyId(len(self._id))
+        self._offset.append(offset)
+        self._nbytes.append(nbytes)
+        self._add(number, tensor, place)
+        return number
+
+    def _add(self, number: int, tensor: int, place: Place) -> None:
+        self._id.append(number)
+        self.tensor.append(tensor)
+        if place is not DEVICE and place is not HOST and place not in self._places:
+            self._places.append(place)
+        self._place.append(0 if place is DEVICE else 1 if place is HOST else self._places.index(place))
+        self._extent_row.append(len(self._offset))
+
+    def finish(self) -> Residencies:
+        id_, tensor, place, row, offset, nbytes = map(
+            frozen, (self._id, self.tensor, self._place, self._extent_row, self._offset, self._nbytes)
+        )
+        return Residencies(id_, tensor, place, row, offset, nbytes, tuple(self._places))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Nodes(Columns[Node]):
+    kind: UInt8s
+    """[node] COMPUTE, GATHER, MOVE or FREE"""
+    subject: Int32s
+    """[node] the task it runs, the residency it copies or frees"""
+    result: Int32s
+    """[node] the residency it creates, or NOTHING"""
+    operand_row: Int32s
+    """[node + 1] where its operands begin"""
+    tile_row: Int32s
+    """[operand + 1] where its residencies begin"""
+    reads: Int32s
+    """[operand's residency]"""
+    scratch_node: Int32s
+    """[workspace] the node it is of, ascending"""
+    scratch_offset: Int64s
+    """[workspace]"""
+    scratch_nbytes: Int64s
+    """[workspace]"""
+
+    @staticmethod
+    def of(found: Sequence[Node]) -> Nodes:
+        """`found` as columns, which it may be already."""
+        if isinstance(found, Nodes):
+            return found
+        grown = NodeList()
+        for node in found:
+            match node:
+                case Compute(task, operands, creates, workspace):
+                    grown.compute(task, operands, creates, None if workspace is None else (workspace.offset, workspace.nbytes))
+                case HostGather(task, operands, creates):
+                    grown.gather(task, operands, creates)
+                case Move(source, target):
+                    grown.move(source, target)
+                case Free(residency):
+                    grown.free(residency)
+        return grown.finish()
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def entry(self, i: int) -> Node:
+        if self.kind[i] == FREE:
+            return Free(self.subject[i].item())
+        if self.kind[i] == MOVE:
+            return Move(self.subject[i].item(), self.result[i].item())
+        return next(self.entries(i, i + 1))
+
+    def entries(self, start: int, stop: int) -> Iterator[Node]:
+        kinds, subjects, results = (column[start:stop].tolist() for column in (self.kind, self.subject, self.result))
+        rows: list[int] = self.operand_row[start : stop + 1].tolist()
+        each: list[tuple[ResidencyId, ...]] = ragged(self.tile_row, self.reads, rows[0], rows[-1])
+        low, high = np.searchsorted(self.scratch_node, (start, stop))
+        scratch = map(Extent, self.scratch_offset[low:high].tolist(), self.scratch_nbytes[low:high].tolist())
+        workspace_by_node = dict(zip(self.scratch_node[low:high].tolist(), scratch, strict=True))
+        for n, kind, subject, result, (a, b) in zip(range(start, stop), kinds, subjects, results, pairwise(rows), strict=True):
+            if kind == FREE:
+                yield Free(subject)
+            elif kind == MOVE:
+                yield Move(subject, result)
+            elif kind == GATHER:
+                yield HostGather(subject, tuple(each[a - rows[0] : b - rows[0]]), result)
+            else:
+                yield Compute(subject, tuple(each[a - rows[0] : b - rows[0]]), result, workspace_by_node.get(n))
+
+
+class NodeList:
+    """Grows, and becomes Nodes."""
+
+    __slots__ = ("_kind", "_operand_row", "_reads", "_result", "_scratch", "_subject", "_tile_row")
+
+    def __init__(self) -> None:
+        self._kind, self._subject, self._result = array("B"), array("i"), array("i")
+        self._operand_row, self._tile_row, self._reads = array("i", (0,)), array("i", (0,)), array("i")
+        self._scratch = array("i"), array("q"), array("q")
+
+    def __len__(self) -> int:
+        return len(self._kind)
+
+    def compute(
+        self, task: TaskId, operands: Iterable[Iterable[ResidencyId]], creates: ResidencyId, workspace: tuple[int, int] | None
+    ) -> None:
+        """`workspace` is (offset, bytes)."""
+        if workspace is not None:
+            for column, value in zip(self._scratch, (len(self), *workspace), strict=True):
+                column.append(value)
+        self._read(operands)
+        self._add(COMPUTE, task, creates)
+
+    def gather(self, task: TaskId, operands: Iterable[Iterable[ResidencyId]], creates: ResidencyId) -> None:
+        self._read(operands)
+        self._add(GATHER, task, creates)
+
+    def move(self, source: ResidencyId, target: ResidencyId) -> None:
+        self._add(MOVE, source, target)
+
+    def free(self, residency: ResidencyId) -> None:
+        self._add(FREE, residency, NOTHING)
+
+    def _read(self, operands: Iterable[Iterable[ResidencyId]]) -> None:
+        for operand in operands:
+            self._reads.extend(operand)
+            self._tile_row.append(len(self._reads))
+
+    def _add(self, kind: int, subject: int, result: int) -> None:
+        self._kind.append(kind)
+        self._subject.append(subject)
+        self._result.append(result)
+        self._operand_row.append(len(self._tile_row) - 1)
+
+    def finish(self) -> Nodes:
+        columns = (self._kind, self._subject, self._result, self._operand_row, self._tile_row, self._reads, *self._scratch)
+        return Nodes(*map(frozen, columns))

@@ -1,0 +1,298 @@
+"""A plan in a file: saved, verified, diffed and run again, perhaps on another machine.
+
+In: a MemGraph and the recipe it was made by (the caller's own words: spec, settings, dtype …). Out: JSON, one section a line, and back.
+The file holds everything but the tasks' jobs, which follow from the recipe: a graph read back has `job=None`. Writing is atomic. Reading
+checks form and references and refuses what is not a plan; whether the plan is *right* is for the judge to say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.base.units import Nbytes
+from einpage.einsum_front.graph.job import Box
+from einpage.einsum_front.graph.program import Source
+from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
+from einpage.memplan.graph.memgraph import (
+    Compute,
+    Edges,
+    Extent,
+    Free,
+    HostGather,
+    MemGraph,
+    Move,
+    Node,
+    Offset,
+    Place,
+    PlaceKind,
+    Residency,
+    ResidencyId,
+)
+from einpage.memplan.graph.packed import Nodes, Residencies
+
+FORMAT = "einpage-plan"
+VERSION = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPlan:
+    memgraph: MemGraph
+    recipe: Mapping[str, Any]
+    """As given to save_plan."""
+
+
+def save_plan(path: str | Path, memgraph: MemGraph, recipe: Mapping[str, Any]) -> None:
+    """Write a plan to `path`, all of it or nothing. `recipe` must be JSON. Raises UsageError where the file cannot be written."""
+    graph = memgraph.graph
+    sections: dict[str, object] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "recipe": recipe,
+        "graph": {"name": graph.name, "dtype": graph.dtype.value, "split": graph.split, "outputs": graph.outputs},
+        "values": [_value_out(v) for v in graph.values],
+        "ops": [[op.name, op.kind, op.flops, op.bytes_touched, op.note, op.seconds] for op in graph.ops],
+        "tensors": [[t.name, t.value, t.box.start, t.box.stop, t.dtype.value, t.kind.value] for t in graph.tensors],
+        "tasks": [
+            [t.name, t.op, t.operands, t.result, t.inplace, t.flops, t.bytes_touched, t.workspace_bytes, t.gathers, t.seconds]
+            for t in graph.tasks
+        ],
+        "arenas": {"budget_bytes": memgraph.budget_bytes, "host_bytes": memgraph.host_bytes, "alignment": memgraph.alignment},
+        "loops": memgraph.loops,
+        "residencies": [
+            [r.tensor, r.place.kind.value, r.place.index, [[e.offset, e.nbytes] for e in r.extents]] for r in memgraph.residencies
+        ],
+        "nodes": [_node_out(node) for node in memgraph.nodes],
+        "edge_sources": memgraph.edges.source.tolist(),
+        "edge_targets": memgraph.edges.target.tolist(),
+        "edge_kinds": memgraph.edges.kind.tolist(),
+        "start": memgraph.start,
+        "end": memgraph.end,
+    }
+    lines = (f"{json.dumps(name)}: {json.dumps(section, separators=(',', ':'))}" for name, section in sections.items())
+    _write(Path(path), "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def load_plan(path: str | Path) -> SavedPlan:
+    """Read a plan that save_plan wrote. Raises UsageError, naming the file and the section, for anything else."""
+    raw = _read(Path(path))
+    where = str(path)
+    with _section(where, "graph"):
+        graph = _graph_in(raw)
+        graph.verify()
+    with _section(where, "plan"):
+        memgraph = _plan_in(raw, graph)
+    recipe = raw.get("recipe")
+    if not isinstance(recipe, dict):
+        raise UsageError(f"{where}: damaged plan file: recipe is missing or no mapping")
+    return SavedPlan(memgraph, recipe)
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        try:
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"plan file {path} cannot be written: {error}") from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"plan file {path} cannot be read: {error}") from error
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: truncated or not a plan file: {error or 'nested too deep'}") from error
+    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+        raise UsageError(f"{path}: not a plan file (`format` is not {FORMAT!r}); `einpage plan … --out FILE` writes one")
+    if raw.get("version") != VERSION:
+        raise UsageError(f"{path}: plan file of version {raw.get('version')!r}; this einpage reads version {VERSION}: plan again")
+    return raw
+
+
+@contextmanager
+def _section(where: str, name: str) -> Iterator[None]:
+    """What goes wrong inside is a damaged file, not a bug of ours."""
+    try:
+        yield
+    except (AssertionError, AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise UsageError(f"{where}: damaged plan file ({name}): {type(error).__name__}: {error}") from error
+
+
+def _value_out(v: Value) -> list[object]:
+    sources = [[s.name, s.groups] for s in v.sources]
+    return [v.name, v.base, v.shape, v.dtype.value, v.kind.value, sources, v.default]
+
+
+def _node_out(node: Node) -> list[object]:
+    match node:
+        case Compute():
+            workspace = None if node.workspace is None else [node.workspace.offset, node.workspace.nbytes]
+            return ["compute", node.task, node.operands, node.creates, workspace]
+        case HostGather():
+            return ["gather", node.task, node.operands, node.creates]
+        case Move():
+            return ["move", node.source, node.target]
+        case Free():
+            return ["free", node.residency]
+
+
+def _int(x: object) -> int:
+    if type(x) is not int:
+        raise TypeError(f"{x!r} is not a whole number")
+    return x
+
+
+def _str(x: object) -> str:
+    if type(x) is not str:
+        raise TypeError(f"{x!r} is not a text")
+    return x
+
+
+def _bool(x: object) -> bool:
+    if type(x) is not bool:
+        raise TypeError(f"{x!r} is not true or false")
+    return x
+
+
+def _ints(x: Sequence[object]) -> tuple[int, ...]:
+    if type(x) is not list:
+        raise TypeError(f"{x!r} is not a list")
+    return tuple(_int(n) for n in x)
+
+
+def _positive(x: object) -> int:
+    if _int(x) < 1:
+        raise ValueError(f"{x} is not positive")
+    return _int(x)
+
+
+def _seconds(x: object) -> float | None:
+    if x is None:
+        return None
+    if isinstance(x, bool) or not isinstance(x, int | float) or not 0 <= x < inf:
+        raise TypeError(f"{x!r} is not a number of seconds")
+    return float(x)
+
+
+def _id(x: object, count: int) -> int:
+    if not 0 <= _int(x) < count:
+        raise IndexError(f"{x} is not one of {count}")
+    return _int(x)
+
+
+def _graph_in(raw: Mapping[str, Any]) -> TaskGraph:
+    head = raw["graph"]
+    tensors = tuple(_tensor_in(i, row) for i, row in enumerate(raw["tensors"]))
+    return TaskGraph(
+        name=_str(head["name"]),
+        dtype=DType(head["dtype"]),
+        split=tuple((Letter(_str(letter)), _int(pieces)) for letter, pieces in head["split"]),
+        values=tuple(_value_in(row) for row in raw["values"]),
+        tensors=tensors,
+        tasks=tuple(_task_in(i, row, len(tensors)) for i, row in enumerate(raw["tasks"])),
+        ops=tuple(
+            Op(OpId(i), _str(name), _str(kind), _int(flops), Nbytes(_int(nbytes)), _str(note), _seconds(seconds))
+            for i, (name, kind, flops, nbytes, note, seconds) in enumerate(raw["ops"])
+        ),
+        outputs=tuple((_str(name), _str(value)) for name, value in head["outputs"]),
+    )
+
+
+def _value_in(row: Sequence[Any]) -> Value:
+    name, base, shape, dtype, kind, sources, default = row
+    if default is not None and type(default) not in (int, float):
+        raise TypeError(f"default {default!r} is not a number")
+    read = tuple(Source(_str(s), tuple(_ints(group) for group in groups)) for s, groups in sources)
+    return Value(_str(name), _str(base), _ints(shape), DType(dtype), Kind(kind), read, default)
+
+
+def _tensor_in(i: int, row: Sequence[Any]) -> Tensor:
+    name, value, start, stop, dtype, kind = row
+    return Tensor(TensorId(i), _str(name), _str(value), Box(_ints(start), _ints(stop)), DType(dtype), Kind(kind))
+
+
+def _task_in(i: int, row: Sequence[Any], tensors: int) -> Task:
+    name, op, operands, result, inplace, flops, touched, workspace, gathers, seconds = row
+    return Task(
+        TaskId(i),
+        _str(name),
+        OpId(_int(op)),
+        tuple(tuple(TensorId(_id(t, tensors)) for t in operand) for operand in operands),
+        TensorId(_id(result, tensors)),
+        tuple(TensorId(_id(t, tensors)) for t in inplace),
+        _int(flops),
+        Nbytes(_int(touched)),
+        Nbytes(_int(workspace)),
+        None,
+        _bool(gathers),
+        _seconds(seconds),
+    )
+
+
+def _plan_in(raw: Mapping[str, Any], graph: TaskGraph) -> MemGraph:
+    residencies = Residencies.of(tuple(_residency_in(i, row) for i, row in enumerate(raw["residencies"])))
+    edges = Edges(
+        np.array(_ints(raw["edge_sources"]), np.int32),
+        np.array(_ints(raw["edge_targets"]), np.int32),
+        np.array(_ints(raw["edge_kinds"]), np.uint8),
+    )
+    return MemGraph(
+        graph=graph,
+        budget_bytes=Nbytes(_int(raw["arenas"]["budget_bytes"])),
+        host_bytes=Nbytes(_int(raw["arenas"]["host_bytes"])),
+        residencies=residencies,
+        nodes=Nodes.of(tuple(_node_in(row) for row in raw["nodes"])),
+        edges=edges,
+        start=tuple(ResidencyId(r) for r in _ints(raw["start"])),
+        end=tuple(ResidencyId(r) for r in _ints(raw["end"])),
+        alignment=_positive(raw["arenas"]["alignment"]),
+        loops=_bool(raw["loops"]),
+    )
+
+
+def _residency_in(i: int, row: Sequence[Any]) -> Residency:
+    tensor, kind, index, extents = row
+    read = tuple(_extent_in(extent) for extent in extents)
+    return Residency(ResidencyId(i), TensorId(_int(tensor)), Place(PlaceKind(kind), _int(index)), read)
+
+
+def _extent_in(row: Sequence[Any]) -> Extent:
+    offset, nbytes = row
+    return Extent(Offset(_int(offset)), Nbytes(_int(nbytes)))
+
+
+def _node_in(row: Sequence[Any]) -> Node:
+    match row:
+        case ["compute", task, operands, creates, workspace]:
+            extent = None if workspace is None else _extent_in(workspace)
+            return Compute(TaskId(_int(task)), _operands_in(operands), ResidencyId(_int(creates)), extent)
+        case ["gather", task, operands, creates]:
+            return HostGather(TaskId(_int(task)), _operands_in(operands), ResidencyId(_int(creates)))
+        case ["move", source, target]:
+            return Move(ResidencyId(_int(source)), ResidencyId(_int(target)))
+        case ["free", residency]:
+            return Free(ResidencyId(_int(residency)))
+        case _:
+            raise ValueError(f"{row!r} is no node")
+
+
+def _operands_in(operands: Sequence[Sequence[Any]]) -> tuple[tuple[ResidencyId, ...], ...]:
+    return tuple(tuple(ResidencyId(_int(r)) for r in operand) for operand in operands)

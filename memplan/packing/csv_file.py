@@ -1,0 +1,97 @@
+"""Buffers in CSV, the format of minimalloc's benchmark: a header `id,lower,upper,size`, then one buffer a line.
+
+In: a file; columns may stand in any order, and a column `offset` (a packing written before) is passed over. Out: Buffers in the order
+of their lines, or UsageError with the file and the line. Back: the same four columns and `offset`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+from einpage.einsum_front.base.errors import UsageError, listing
+from einpage.einsum_front.base.units import Nbytes
+from einpage.memplan.packing.buffers import Buffer, Packing
+
+COLUMNS = ("id", "lower", "upper", "size")
+_OFFSET = "offset"
+_MOST = 2**48
+"""Larger numbers are refused: sums of sizes stay well inside 64 bits, and no arena is as large."""
+
+
+def read_buffers(path: Path) -> tuple[Buffer, ...]:
+    """Raises UsageError: not readable, a column missing or unknown, not a whole number, size < 0, upper <= lower, an id given twice."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+    line_by_name: dict[str, int] = {}
+    buffers: list[Buffer] = []
+    columns: list[str] | None = None
+    try:
+        for row in rows:
+            place = f"{path}:{rows.line_num}"
+            words = [word.strip() for word in row]
+            if not any(words):
+                continue
+            if columns is None:
+                columns = _header(words, place)
+                continue
+            buffer = _buffer(words, columns, place)
+            if buffer.name in line_by_name:
+                raise UsageError(f"{place}: id {buffer.name!r} is given twice, first on line {line_by_name[buffer.name]}")
+            line_by_name[buffer.name] = rows.line_num
+            buffers.append(buffer)
+    except csv.Error as error:
+        raise UsageError(f"{path}:{rows.line_num}: not CSV: {error}") from error
+    if columns is None:
+        raise UsageError(f"{path}:1: the file is empty; expected a header {','.join(COLUMNS)}")
+    return tuple(buffers)
+
+
+def packing_text(packing: Packing) -> str:
+    """The CSV of a packing: a line a buffer, in their order."""
+    out = io.StringIO()
+    rows = csv.writer(out, lineterminator="\n")
+    rows.writerow((*COLUMNS, _OFFSET))
+    for b, offset in zip(packing.buffers, packing.offsets, strict=True):
+        rows.writerow((b.name, b.lower, b.upper, b.size, offset))
+    return out.getvalue()
+
+
+def _header(words: list[str], place: str) -> list[str]:
+    for column in COLUMNS:
+        if column not in words:
+            raise UsageError(f"{place}: column {column!r} is missing; expected {','.join(COLUMNS)}, found {listing(words)}")
+    for i, word in enumerate(words):
+        if word in words[:i]:
+            raise UsageError(f"{place}: column {word!r} is given twice")
+        if word not in (*COLUMNS, _OFFSET):
+            raise UsageError(f"{place}: column {word!r} is not known; the columns are {','.join(COLUMNS)}")
+    return words
+
+
+def _buffer(words: list[str], columns: list[str], place: str) -> Buffer:
+    if len(words) != len(columns):
+        raise UsageError(f"{place}: {len(words)} fields, but the header has {len(columns)}")
+    word_by_column = dict(zip(columns, words, strict=True))
+    name = word_by_column["id"]
+    if not name:
+        raise UsageError(f"{place}: the id is empty")
+    lower, upper, size = (_number(word_by_column[column], column, place) for column in COLUMNS[1:])
+    if size < 0:
+        raise UsageError(f"{place}: size {size} is negative")
+    if upper <= lower:
+        raise UsageError(f"{place}: upper {upper} is not above lower {lower}: a life is [lower, upper)")
+    return Buffer(name, lower, upper, Nbytes(size))
+
+
+def _number(word: str, column: str, place: str) -> int:
+    digits = word.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()):
+        raise UsageError(f"{place}: {column} {word!r} is not a whole number")
+    if len(digits) > len(str(_MOST)) or abs(int(word)) > _MOST:
+        raise UsageError(f"{place}: {column} {word} is too large; at most {_MOST}")
+    return int(word)

@@ -1,0 +1,156 @@
+"""Who touches what when: the flat view of a graph in one order of tasks that lower bounds are computed from.
+
+In: a TaskGraph, a Machine and an order of tasks (or plain lists). Out: Accesses, arrays by slot, tensor, load and interval. A slot is a
+task on the device. A host gather has no slot: its result has no host copy and none of the slots makes it, so it comes over the link
+before its first use, any time ahead. Sizes are the tensors' own, not aligned, and a footprint counts no result that may take over an
+operand's bytes: what is proved from an Accesses holds for every plan.
+
+    slot      0   1   2   3   4   5
+    w       ──●───●───────●───────────    first load at 0, interval (1, 3); the uses 0 and 1 are adjacent: no interval
+    h             ○───●           ●       made at 1, interval (2, 5)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from einpage.einsum_front.base.units import Nbytes
+from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, TaskGraph, TaskId, TensorId
+from einpage.memplan.problem.machine import Machine, task_seconds
+
+NEVER = -1
+"""Stands for a slot."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Accesses:
+    seconds: NDArray[np.float64]
+    """[slot] how long the task runs, its launch included."""
+    footprint: NDArray[np.int64]
+    """[slot] bytes of all that the task touches, workspace included."""
+    nbytes: NDArray[np.int64]
+    """[tensor]"""
+    clean: NDArray[np.bool_]
+    """[tensor] the host has it at the start."""
+    sink: NDArray[np.bool_]
+    """[tensor] it has to be on the host at the end, and is not at the start."""
+    made_at: NDArray[np.int64]
+    """[tensor] the slot that makes it; NEVER for what comes from the host."""
+    last_at: NDArray[np.int64]
+    """[tensor] the last slot that touches it, or NEVER."""
+    loaded: NDArray[np.int64]
+    """[load] the tensors that come from the host to their first use, ..."""
+    load_at: NDArray[np.int64]
+    """[load] ... and the slot of that use."""
+    unread: NDArray[np.int64]
+    """Tensors that cross the link to the device although no slot reads them: results of gathers."""
+    tensor: NDArray[np.int64]
+    """[interval] sorted by (begin, tensor)"""
+    begin: NDArray[np.int64]
+    """[interval] the slot before it, which touches the tensor"""
+    end: NDArray[np.int64]
+    """[interval] the next slot that touches it, at least begin + 2"""
+    first: NDArray[np.bool_]
+    """[interval] whether it is the earliest of its tensor"""
+
+    @property
+    def slots(self) -> int:
+        return len(self.seconds)
+
+    @property
+    def compulsory_h2d(self) -> Nbytes:
+        """Bytes of all first loads."""
+        return Nbytes(int(self.nbytes[self.loaded].sum() + self.nbytes[self.unread].sum()))
+
+    @property
+    def compulsory_d2h(self) -> Nbytes:
+        """Bytes of all sinks."""
+        return Nbytes(int(self.nbytes[self.sink].sum()))
+
+    @property
+    def dirty(self) -> NDArray[np.bool_]:
+        """[tensor] it has to be written once if it leaves the device before its last use, and need not be otherwise."""
+        return ~(self.clean | self.sink)
+
+    def by_slot(self, slots: NDArray[np.int64], nbytes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[slot] the sum of the `nbytes` whose entry of `slots` is that slot."""
+        total = np.zeros(self.slots, np.int64)
+        np.add.at(total, slots, nbytes)
+        return total
+
+
+def accesses(
+    graph: TaskGraph, machine: Machine, order: Sequence[TaskId] | None = None, resident: Collection[TensorId] = frozenset()
+) -> Accesses:
+    """The accesses of `graph` with its tasks in `order` (gathers may stand in it); in graph order without one.
+
+    Tensors `resident` at the start need no first load; that they take room until their first use is left out, which proves less.
+    """
+    tasks = graph.tasks if order is None else [graph.tasks[t] for t in order]
+    on_device = [t for t in tasks if not t.gathers]
+    nbytes = [int(t.nbytes) for t in graph.tensors]
+    return from_lists(
+        reads=[t.reads() for t in on_device],
+        writes=[(t.result,) for t in on_device],
+        seconds=[task_seconds(machine, graph, t) for t in on_device],
+        besides=[t.workspace_bytes - (nbytes[t.result] if t.inplace else 0) for t in on_device],
+        nbytes=nbytes,
+        clean=[t.kind in HOST_AT_START for t in graph.tensors],
+        sink=[t.kind is Kind.OUTPUT for t in graph.tensors],
+        gathered=[t.result for t in tasks if t.gathers],
+        resident=resident,
+    )
+
+
+def from_lists(
+    *, reads: Sequence[Sequence[int]], writes: Sequence[Sequence[int]], seconds: Sequence[float], besides: Sequence[int],
+    nbytes: Sequence[int], clean: Sequence[bool], sink: Sequence[bool], gathered: Sequence[int] = (), resident: Collection[int] = (),
+) -> Accesses:  # fmt: skip
+    """The accesses of slots that read and write distinct tensors, each tensor written once at most and before it is read.
+
+    `besides` [slot] is what the footprint counts besides those tensors; `gathered` are results that no slot writes,
+    `resident` tensors that are there before the first slot.
+    """
+    tensors = len(nbytes)
+    made_at, last_at = [NEVER] * tensors, [NEVER] * tensors
+    loads: list[tuple[int, int]] = []
+    intervals: list[tuple[int, int, int, bool]] = []
+    has_interval = bytearray(tensors)
+    footprint = []
+    for slot, (read, written, more) in enumerate(zip(reads, writes, besides, strict=True)):
+        for t in read:
+            before = last_at[t]
+            if before == NEVER:
+                if t not in resident:
+                    loads.append((t, slot))
+            elif before + 1 < slot:
+                intervals.append((before, t, slot, not has_interval[t]))
+                has_interval[t] = 1
+            last_at[t] = slot
+        for t in written:
+            made_at[t] = last_at[t] = slot
+        footprint.append(more + sum(nbytes[t] for t in read) + sum(nbytes[t] for t in written))
+    intervals.sort()
+    begin, tensor, end, first = (np.array(column, np.int64) for column in (zip(*intervals, strict=True) if intervals else [()] * 4))
+    loaded, load_at = (np.array(column, np.int64) for column in (zip(*loads, strict=True) if loads else [()] * 2))
+    is_clean = np.array(clean, bool)
+    return Accesses(
+        seconds=np.array(seconds, np.float64),
+        footprint=np.array(footprint, np.int64),
+        nbytes=np.array(nbytes, np.int64),
+        clean=is_clean,
+        sink=np.array(sink, bool) & ~is_clean,
+        made_at=np.array(made_at, np.int64),
+        last_at=np.array(last_at, np.int64),
+        loaded=loaded,
+        load_at=load_at,
+        unread=np.array([t for t in gathered if last_at[t] == NEVER], np.int64),
+        tensor=tensor,
+        begin=begin,
+        end=end,
+        first=first.astype(bool),
+    )

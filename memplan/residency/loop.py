@@ -1,0 +1,69 @@
+"""A loop is a plan without its residents, and the residents: so every way there is to plan makes loops too.
+
+In: a TaskGraph and Residents that stay for good. `without` takes them out of what tasks read; that graph is planned in the arena below
+them; `with_residents` puts them back at the arena's top. They are never moved or freed, so they add no node and no edge.
+
+    bytes   |  [ w1 ][ w3 ][ w6 ]   residents, the same before and after    |
+            |  ---------------------------------------------------------    |
+            |       a plan of the tasks, which read w2, w4, w5 only         |
+            +----------------------------------------------------------> nodes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from einpage.einsum_front.base.units import Nbytes, aligned
+from einpage.einsum_front.graph.taskgraph import TaskGraph, TensorId
+from einpage.memplan.graph.memgraph import DEVICE, Compute, Extent, MemGraph, Node, Offset, Residency, ResidencyId
+from einpage.memplan.graph.packed import Nodes, Residencies
+from einpage.memplan.residency.resident_sets import Residents
+
+
+def without(graph: TaskGraph, residents: Residents) -> TaskGraph:
+    """`graph` with tasks that do not read `residents` on the device; what they compute is not what they did, only what they move."""
+    there = frozenset(residents.tensors)
+    tasks = (
+        task if task.gathers else replace(task, operands=tuple(tuple(t for t in operand if t not in there) for operand in task.operands))
+        for task in graph.tasks
+    )
+    return replace(graph, tasks=tuple(tasks))
+
+
+def room_below(graph: TaskGraph, residents: Residents, budget_bytes: int, alignment: int) -> int:
+    """Bytes of the arena that `residents` leave."""
+    capacity = budget_bytes // alignment * alignment
+    return capacity - sum(aligned(graph.tensors[t].nbytes, alignment) for t in residents.tensors)
+
+
+def with_residents(plan: MemGraph, graph: TaskGraph, residents: Residents, budget_bytes: int) -> MemGraph:
+    """The plan of `graph` that `plan`, one of `without(graph, residents)` in the room below, and `residents` make together: a loop."""
+    top = budget_bytes // plan.alignment * plan.alignment
+    settled: list[Residency] = []
+    for t in residents.tensors:
+        top -= aligned(graph.tensors[t].nbytes, plan.alignment)
+        number = ResidencyId(len(plan.residencies) + len(settled))
+        settled.append(Residency(number, t, DEVICE, (Extent(Offset(top), graph.tensors[t].nbytes),)))
+    residency_by_tensor = {r.tensor: r.id for r in settled}
+    return replace(
+        plan,
+        graph=graph,
+        budget_bytes=Nbytes(budget_bytes),
+        residencies=Residencies.of((*plan.residencies, *settled)),
+        nodes=Nodes.of(tuple(_reading(node, graph, residency_by_tensor) for node in plan.nodes)),
+        start=(*plan.start, *residency_by_tensor.values()),
+        end=(*plan.end, *residency_by_tensor.values()),
+        loops=True,
+    )
+
+
+def _reading(node: Node, graph: TaskGraph, residency_by_tensor: Mapping[TensorId, ResidencyId]) -> Node:
+    """`node`, which reads residents where its task does."""
+    if not isinstance(node, Compute):
+        return node
+    operands = []
+    for tensors, others in zip(graph.tasks[node.task].operands, node.operands, strict=True):
+        rest = iter(others)
+        operands.append(tuple(residency_by_tensor[t] if t in residency_by_tensor else next(rest) for t in tensors))
+    return replace(node, operands=tuple(operands))
