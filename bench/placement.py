@@ -23,6 +23,7 @@ from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.machine import links_only
 from einpage.memplan.problem.order import as_written
+from einpage.memplan.problem.problem import problem_of
 from einpage.memplan.problem.slots import slots_of
 from einpage.memplan.schedule.search import better_plan
 
@@ -31,10 +32,10 @@ def row(path: Path, reference: dict[str, Any], effort: int) -> dict[str, Any]:
     """The plan that `einpage plan --graph` makes, and the timetable behind it. Raises SystemExit where the judge rejects."""
     name, graph, budget = path.name.removesuffix(".json.gz"), read_trace(path), int(reference["capacity"])
     machine, order = links_only(reference["bw_h2d"], reference["bw_d2h"], budget), as_written(graph)
-    slots = slots_of(graph, machine, order, 1)
+    slots = slots_of(problem_of(graph, machine, budget, order, 1))
     assert slots is not None, "every trace has a timetable"
     start = plan(graph, machine, budget, PlanOptions(alignment=1))
-    decided = better_plan(slots, budget, effort, start, bounds(graph, machine, budget, order).bound_order_s)
+    decided = better_plan(slots, effort, start, bounds(graph, machine, budget, order).bound_order_s)
     if judge(decided.memgraph) is not None:
         raise SystemExit(f"{name} in {budget} bytes: the judge rejects the plan: nothing is reported")
     moved = sum(moved_bytes(decided.memgraph, queue) for queue in (Queue.H2D, Queue.D2H))

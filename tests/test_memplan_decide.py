@@ -22,7 +22,7 @@ from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.accesses import Accesses
 from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.problem.machine import Machine
-from einpage.memplan.problem.order import as_written
+from einpage.memplan.problem.problem import problem_of
 from einpage.memplan.problem.slots import Slots, slots_of
 from einpage.memplan.residency.policies import Keep, Room, bytes_kept, evened, nearest, pin_evenly, pin_first, rounded, stream_all
 from einpage.memplan.schedule import relocate as wish
@@ -34,6 +34,7 @@ from einpage.memplan.schedule.search import SLOWER, Decided, Way, better_plan, s
 from einpage.memplan.schedule.split_ranges import cut, within
 from einpage.memplan.schedule.static_plans import Policy, static_plans
 from einpage.memplan.schedule.timetable import Timetable, timetable
+from plan_problems import in_arena
 from strategies import a_machine, machines, random_graph, task_graphs
 
 POLICIES: tuple[Callable[[Accesses, Room], Keep], ...] = (
@@ -43,7 +44,7 @@ POLICIES: tuple[Callable[[Accesses, Room], Keep], ...] = (
 
 
 def slots_for(graph: TaskGraph, machine: Machine, alignment: int = 256) -> Slots:
-    slots = slots_of(graph, machine, as_written(graph), alignment)
+    slots = slots_of(problem_of(graph, machine, 0, alignment=alignment))
     assume(slots is not None)
     assert slots is not None
     return slots
@@ -75,11 +76,11 @@ def test_a_pin_is_for_good(policy: Callable[[Accesses, Room], Keep]) -> None:
     """Of a tensor of the host all intervals stay or none; and with room for everything all do."""
     some = 0
     for seed in range(200):
-        slots = slots_of(random_graph(seed), a_machine(), as_written(random_graph(seed)), 256)
+        slots = slots_of(problem_of(random_graph(seed), a_machine(), 0))
         if slots is None:
             continue
         a = slots.accesses
-        keep = policy(a, budget_of(slots.graph, 4096) - a.footprint)
+        keep = policy(a, budget_of(slots.problem.graph, 4096) - a.footprint)
         for t in set(a.tensor[a.clean[a.tensor]].tolist()):
             mine = keep[a.tensor == t]
             assert mine.all() or not mine.any()
@@ -104,7 +105,7 @@ def test_every_timetable_becomes_a_right_plan(
     table = timetable(slots, capacity, policy(slots.accesses, capacity - slots.accesses.footprint), slack)
     blocks = blocks_of(slots, table)
     alive = sum(b.nbytes for b in blocks.blocks)
-    memgraph = assemble(slots, alive, table, blocks, everywhere(blocks))
+    memgraph = assemble(in_arena(slots, alive), table, blocks, everywhere(blocks))
     assert judge(memgraph) is None
     assert moved(memgraph) == table.moved_bytes
     busiest = max((sum(b.nbytes for b in blocks.blocks if b.birth <= p < b.death) for p in range(3 * len(slots.tasks))), default=0)
@@ -130,7 +131,7 @@ def test_every_cut_becomes_a_right_plan(
     assert not (found.keep & ~keep).any()
     table = timetable(slots, capacity, found.keep)
     blocks = blocks_of(slots, table)
-    memgraph = assemble(slots, capacity, table, blocks, seated(slots, blocks, within(blocks, found.offset_by_key), capacity))
+    memgraph = assemble(in_arena(slots, capacity), table, blocks, seated(slots, blocks, within(blocks, found.offset_by_key), capacity))
     assert judge(memgraph) is None
     assert moved(memgraph) == table.moved_bytes
 
@@ -140,14 +141,14 @@ def test_a_timetable_tells_the_time() -> None:
     told = []
     for seed in range(120):
         graph = random_graph(seed)
-        slots = slots_of(graph, a_machine(), as_written(graph), 256)
+        slots = slots_of(problem_of(graph, a_machine(), 0))
         if slots is None:
             continue
         capacity = budget_of(graph, 2048)
         for policy in (nearest, stream_all):
             table = timetable(slots, capacity, policy(slots.accesses, capacity - slots.accesses.footprint))
             blocks = blocks_of(slots, table)
-            memgraph = assemble(slots, sum(b.nbytes for b in blocks.blocks), table, blocks, everywhere(blocks))
+            memgraph = assemble(in_arena(slots, sum(b.nbytes for b in blocks.blocks)), table, blocks, everywhere(blocks))
             seconds = simulate(memgraph, a_machine()).makespan_s
             assert seconds <= table.seconds * (1 + 1e-9), "without memory edges nothing can be slower"
             told.append(seconds / table.seconds)
@@ -170,11 +171,11 @@ def test_effort_pays() -> None:
     faster = tried = 0
     for seed in range(40):
         graph, machine = random_graph(seed, most_ops=10), a_machine()
-        slots = slots_of(graph, machine, as_written(graph), 256)
+        slots = slots_of(problem_of(graph, machine, 0))
         if slots is None:
             continue
         start = plan(graph, machine, budget_of(graph, 1024))
-        found = better_plan(slots, budget_of(graph, 1024), 1, start, 0.0).memgraph
+        found = better_plan(in_arena(slots, budget_of(graph, 1024)), 1, start, 0.0).memgraph
         tried += 1
         faster += simulate(found, machine).makespan_s < 0.99 * simulate(start, machine).makespan_s
     assert tried >= 20
@@ -186,12 +187,12 @@ def test_a_plan_at_its_bound_of_time_still_moves_less() -> None:
     less = 0
     for seed in range(60):
         graph, machine = random_graph(seed, most_ops=10), a_machine()
-        slots, budget = slots_of(graph, machine, as_written(graph), 256), budget_of(graph, 2048)
-        if slots is None or not static_plans(slots, budget, (Policy.STREAM_ALL,)):
+        slots, budget = slots_of(problem_of(graph, machine, 0)), budget_of(graph, 2048)
+        if slots is None or not static_plans(in_arena(slots, budget), (Policy.STREAM_ALL,)):
             continue
         start = plan(graph, machine, budget, PlanOptions(policy=Policy.STREAM_ALL))
         start_s = simulate(start, machine).makespan_s
-        found = better_plan(slots, budget, 1, start, start_s).memgraph
+        found = better_plan(in_arena(slots, budget), 1, start, start_s).memgraph
         assert simulate(found, machine).makespan_s <= start_s
         less += moved(found) < moved(start)
     assert less >= 5, less
@@ -201,21 +202,21 @@ def test_nothing_is_placed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of ways with the same timetable one is placed; slack that changes none is no other way."""
     placed: list[tuple[bytes, Timetable]] = []
 
-    def seen(slots: Slots, budget_bytes: int, keep: Keep, table: Timetable, *more: Any, exact: bool = False) -> Iterator[MemGraph]:
+    def seen(slots: Slots, keep: Keep, table: Timetable, *more: Any, exact: bool = False) -> Iterator[MemGraph]:
         if not exact:
             assert not [t for k, t in placed if k == keep.tobytes() and t.steps == table.steps]
             placed.append((keep.tobytes(), table))
-        return settled(slots, budget_bytes, keep, table, *more, exact=exact)
+        return settled(slots, keep, table, *more, exact=exact)
 
     monkeypatch.setattr(decide, "settled", seen)
-    monkeypatch.setattr(decide, "steadied", lambda slots, budget_bytes, best: best)
+    monkeypatch.setattr(decide, "steadied", lambda slots, best: best)
     most = 0
     for seed in range(40):
         graph = random_graph(seed, most_ops=10)
-        slots = slots_of(graph, a_machine(), as_written(graph), 256)
+        slots = slots_of(problem_of(graph, a_machine(), 0))
         if slots is None:
             continue
-        better_plan(slots, budget_of(graph, 1024), 1, plan(graph, a_machine(), budget_of(graph, 1024)), 0.0)
+        better_plan(in_arena(slots, budget_of(graph, 1024)), 1, plan(graph, a_machine(), budget_of(graph, 1024)), 0.0)
         most = max(most, len(placed))
         placed.clear()
     assert most > 1
@@ -226,12 +227,12 @@ def test_the_same_wish_makes_one_plan() -> None:
     cuts = 0
     for seed in range(60):
         graph = random_graph(seed, most_ops=30)
-        slots, capacity = slots_of(graph, a_machine(), as_written(graph), 1), budget_of(graph, 0, 1)
+        slots, capacity = slots_of(problem_of(graph, a_machine(), 0, alignment=1)), budget_of(graph, 0, 1)
         if slots is None:
             continue
         keep = nearest(slots.accesses, capacity - slots.accesses.footprint)
         table = timetable(slots, capacity, keep)
-        once, twice = (list(settled(slots, capacity, keep, table, 0, WISHES[:1] * n)) for n in (1, 2))
+        once, twice = (list(settled(in_arena(slots, capacity), keep, table, 0, WISHES[:1] * n)) for n in (1, 2))
         assert len(once) == len(twice)
         cuts += any(moved(it) > table.moved_bytes for it in once)
     assert cuts >= 3, cuts
@@ -249,13 +250,13 @@ def test_a_steadied_plan_costs_nothing_and_loses_less() -> None:
     changed = 0
     for seed in range(60):
         graph = random_graph(seed, most_ops=10)
-        slots, capacity = slots_of(graph, a_machine(), as_written(graph), 256), budget_of(graph, 1024)
+        slots, capacity = slots_of(problem_of(graph, a_machine(), 0)), budget_of(graph, 1024)
         if slots is None:
             continue
         keep = stream_all(slots.accesses, capacity - slots.accesses.footprint)
         table = timetable(slots, capacity, keep)
-        for before in settled(slots, capacity, keep, table, 0):
-            after = steadied(slots, capacity, Decided(before, Way(0, table.moved_bytes, keep))).memgraph
+        for before in settled(in_arena(slots, capacity), keep, table, 0):
+            after = steadied(in_arena(slots, capacity), Decided(before, Way(0, table.moved_bytes, keep))).memgraph
             assert judge(after) is None
             assert simulate(after, a_machine()).makespan_s <= simulate(before, a_machine()).makespan_s
             assert moved(after) <= moved(before)
@@ -270,7 +271,7 @@ def test_the_host_gets_first_what_leaves_first() -> None:
     overtaken = 0
     for seed in range(60):
         graph, machine = random_graph(seed, most_ops=12), replace(a_machine(), d2h_bytes_per_s=1e6)
-        slots = slots_of(graph, machine, as_written(graph), 256)
+        slots = slots_of(problem_of(graph, machine, 0))
         if slots is None:
             continue
         a, capacity = slots.accesses, budget_of(graph, 0)
@@ -309,10 +310,10 @@ def test_seats_take_nothing_needed_and_grant_more_wishes(monkeypatch: pytest.Mon
     """From places for what blocks need, and for modest wishes: moves leave no more unmet than before, nor pushes than moves."""
     unmet_s = np.zeros(3)
     for seed in range(40):
-        slots = slots_of(random_graph(seed, most_ops=40), a_machine(), as_written(random_graph(seed, most_ops=40)), 256)
+        slots = slots_of(problem_of(random_graph(seed, most_ops=40), a_machine(), 0))
         if slots is None:
             continue
-        capacity = budget_of(slots.graph, 1024)
+        capacity = budget_of(slots.problem.graph, 1024)
         table = timetable(slots, capacity, nearest(slots.accesses, capacity - slots.accesses.footprint))
         blocks = blocks_of(slots, table)
         offsets = place(modest(slots, blocks, seed % 3, seed % 2).blocks, capacity)
@@ -339,10 +340,10 @@ def test_seats_take_nothing_needed_and_grant_more_wishes(monkeypatch: pytest.Mon
 def test_modest_wishes_lie_between_what_is_needed_and_all_wishes() -> None:
     shorter = 0
     for seed in range(40):
-        slots = slots_of(random_graph(seed, most_ops=10), a_machine(), as_written(random_graph(seed, most_ops=10)), 256)
+        slots = slots_of(problem_of(random_graph(seed, most_ops=10), a_machine(), 0))
         if slots is None:
             continue
-        capacity = budget_of(slots.graph, 2048)
+        capacity = budget_of(slots.problem.graph, 2048)
         blocks = blocks_of(slots, timetable(slots, capacity, nearest(slots.accesses, capacity - slots.accesses.footprint)))
         for lead, linger in ((0.0, 0.0), (1.0, 1.0), (1e9, 1e9)):
             less = modest(slots, blocks, lead, linger)

@@ -28,7 +28,8 @@ from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.problem.machine import Machine
-from einpage.memplan.problem.order import OrderPolicy, as_written
+from einpage.memplan.problem.order import OrderPolicy
+from einpage.memplan.problem.problem import problem_of
 from strategies import a_machine, alignments, budgets, machines, random_graph, task_graphs
 
 all_options = st.builds(
@@ -154,8 +155,8 @@ def test_a_full_host_is_refused_and_never_overrun(graph: TaskGraph, options: Pla
 
 @given(task_graphs(), all_options, st.data())
 def test_the_simulation_counts_what_it_may_evict(graph: TaskGraph, options: PlanOptions, data: st.DataObject) -> None:
-    order = as_written(graph)
-    horizons = Horizons(graph, a_machine(), data.draw(budgets(graph, options.alignment)), options, order)
+    budget = data.draw(budgets(graph, options.alignment))
+    horizons = Horizons(problem_of(graph, a_machine(), budget, alignment=options.alignment), options)
     memory = horizons.memory
     for step, task in enumerate(horizons.order):
         horizons.allocate(Step(step), task)

@@ -31,6 +31,7 @@ from einpage.memplan.horizons.victim import (
     weighted,
 )
 from einpage.memplan.problem.order import as_written, random_topological
+from einpage.memplan.problem.problem import problem_of
 from strategies import a_machine, random_graph, task_graphs
 
 PINNED = -1
@@ -153,8 +154,7 @@ def test_an_edge_that_points_backwards_is_our_bug() -> None:
 def _host(host_bytes: int, unit: int = ALIGNMENT) -> tuple[Host, Recorder, TaskGraph]:
     graph = random_graph(3, most_ops=6)
     recorder = Recorder(graph)
-    sizes = [aligned(t.nbytes, unit) for t in graph.tensors]
-    return Host(graph, a_machine(host_bytes=host_bytes), sizes, recorder, unit), recorder, graph
+    return Host(problem_of(graph, a_machine(host_bytes=host_bytes), 0, alignment=unit), recorder), recorder, graph
 
 
 def _staying_bytes(graph: TaskGraph, unit: int = ALIGNMENT) -> int:

@@ -18,19 +18,20 @@ from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.accesses import Accesses, from_lists
 from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.problem.machine import Machine
-from einpage.memplan.problem.order import as_written
+from einpage.memplan.problem.problem import problem_of
 from einpage.memplan.problem.slots import Slots, slots_of
 from einpage.memplan.residency.policies import Keep
 from einpage.memplan.residency.resident_sets import Start
 from einpage.memplan.schedule.static_plans import KEEP_BY_POLICY, STATIC, Policy, most_bytes, static_plans
 from einpage.memplan.schedule.timetable import timetable
+from plan_problems import in_arena
 from strategies import a_machine, machines, random_graph, task_graphs
 
 NAMED = tuple(KEEP_BY_POLICY)
 
 
 def slots_for(graph: TaskGraph, machine: Machine, alignment: int = 1) -> Slots:
-    slots = slots_of(graph, machine, as_written(graph), alignment)
+    slots = slots_of(problem_of(graph, machine, 0, alignment=alignment))
     assume(slots is not None)
     assert slots is not None
     return slots
@@ -98,7 +99,7 @@ def test_a_static_plan_is_right_and_holds_its_bytes(graph: TaskGraph, machine: M
     slots = slots_for(graph, machine, alignment)
     a, budget = slots.accesses, largest_footprint(graph, alignment)[1] + extra
     capacity = budget // alignment * alignment
-    for policy, static in static_plans(slots, budget, NAMED).items():
+    for policy, static in static_plans(in_arena(slots, budget), NAMED).items():
         assert judge(static.memgraph) is None
         room = np.maximum(capacity - a.footprint - static.reserve_bytes, 0)
         assert moved(static.memgraph) == timetable(slots, capacity, KEEP_BY_POLICY[policy](a, room)).moved_bytes
@@ -109,10 +110,10 @@ def test_most_graphs_have_static_plans() -> None:
     found = tried = 0
     for seed in range(36):
         graph = random_graph(seed, most_ops=10)
-        slots = slots_of(graph, a_machine(), as_written(graph), 256)
+        slots = slots_of(problem_of(graph, a_machine(), 0))
         if slots is not None:
             tried += len(NAMED)
-            found += len(static_plans(slots, largest_footprint(graph)[1] + 2048, NAMED))
+            found += len(static_plans(in_arena(slots, largest_footprint(graph)[1] + 2048), NAMED))
     assert tried >= 72 and found >= 0.9 * tried, f"{found} of {tried}"
 
 
@@ -126,27 +127,27 @@ def test_effort_is_never_slower_than_a_static_plan(graph: TaskGraph, machine: Ma
 def test_a_search_begins_with_the_static_plans(seed: int, extra: int) -> None:
     """Graphs on which a search that begins with the horizons' plan alone ends 2 to 6 % slower than a static plan."""
     graph = random_graph(seed, most_ops=8)
-    slots = slots_of(graph, a_machine(), as_written(graph), 1)
+    slots = slots_of(problem_of(graph, a_machine(), 0, alignment=1))
     assert slots is not None
     never_slower(slots, largest_footprint(graph, 1)[1] + extra, 1)
 
 
 def never_slower(slots: Slots, budget: int, effort: int) -> None:
-    graph, machine, alignment = slots.graph, slots.machine, slots.alignment
+    graph, machine, alignment = slots.problem.graph, slots.problem.machine, slots.problem.alignment
     memgraph = plan(graph, machine, budget, PlanOptions(alignment=alignment, effort=effort))
     assert judge(memgraph) is None
-    for policy, static in static_plans(slots, budget, STATIC).items():
+    for policy, static in static_plans(in_arena(slots, budget), STATIC).items():
         assert simulate(memgraph, machine).makespan_s <= simulate(static.memgraph, machine).makespan_s, policy
 
 
 def test_a_policy_makes_the_plan_or_says_why_not() -> None:
     graph = random_graph(3, most_ops=12)
     budget = largest_footprint(graph)[1]
-    slots = slots_of(graph, a_machine(), as_written(graph), 256)
+    slots = slots_of(problem_of(graph, a_machine(), 0))
     assert slots is not None
     for policy in NAMED:
         found = plan(graph, a_machine(), budget + 4096, PlanOptions(policy=policy))
-        assert found.nodes == static_plans(slots, budget + 4096, (policy,))[policy].memgraph.nodes
+        assert found.nodes == static_plans(in_arena(slots, budget + 4096), (policy,))[policy].memgraph.nodes
         with pytest.raises(UsageError, match=f"--policy {policy.value}: a static plan is not searched for"):
             plan(graph, a_machine(), budget, PlanOptions(policy=policy, effort=1))
         with pytest.raises(UsageError, match=f"--policy {policy.value}: a static plan starts with an empty device, not warm"):

@@ -13,7 +13,7 @@ from einpage.einsum_front.graph.trace_file import read_trace
 from einpage.memplan.bounds.interval_lp import bytes_bound
 from einpage.memplan.problem.accesses import Accesses, from_lists
 from einpage.memplan.problem.machine import links_only
-from einpage.memplan.problem.order import as_written
+from einpage.memplan.problem.problem import problem_of
 from einpage.memplan.problem.slots import slots_of
 from einpage.memplan.residency.policies import Keep, Room, and_nearest, evened, nearest, rounded
 from einpage.memplan.residency.shadow_prices import shares
@@ -67,7 +67,7 @@ def test_random_graphs_come_near_the_lp() -> None:
     ratios = []
     for seed in range(120):
         graph = random_graph(seed, most_ops=12)
-        slots = slots_of(graph, a_machine(), as_written(graph), 256)
+        slots = slots_of(problem_of(graph, a_machine(), 0))
         if slots is None or not len(slots.accesses.tensor):
             continue
         a = slots.accesses
@@ -81,7 +81,7 @@ def test_random_graphs_come_near_the_lp() -> None:
 def test_a_tight_tiled_trace_comes_nearer_the_lp_than_by_reuse_distance(which: int, most: float, nearest_moves: float) -> None:
     reference = json.loads(gzip.decompress(TILED.read_bytes()))["reference"][which]
     graph, capacity = read_trace(TILED), int(reference["capacity"])
-    slots = slots_of(graph, links_only(reference["bw_h2d"], reference["bw_d2h"], capacity), as_written(graph), 1)
+    slots = slots_of(problem_of(graph, links_only(reference["bw_h2d"], reference["bw_d2h"], capacity), 0, alignment=1))
     assert slots is not None
     a = slots.accesses
     assert near_lp(a, capacity) < most

@@ -21,6 +21,7 @@ from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.footprint import footprint, largest_footprint, last_use_by_tensor
 from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.order import OrderPolicy
+from einpage.memplan.problem.problem import problem_of
 from einpage.memplan.report import tasks_in_order
 from einpage.memplan.residency.resident_sets import Start, resident_sets
 from hand_plan import hand_graph, hand_plan
@@ -53,8 +54,7 @@ def test_warm_plans_are_right(data: st.DataObject, graph: TaskGraph, machine: Ma
 def test_residents_leave_every_task_what_it_needs(data: st.DataObject, graph: TaskGraph, start: Start) -> None:
     """Counted again, step by step."""
     budget, last_use = data.draw(budgets(graph)), last_use_by_tensor(graph)
-    order = tuple(task.id for task in graph.tasks)
-    for found in resident_sets(graph, a_machine(), budget, order, 256, start):
+    for found in resident_sets(problem_of(graph, a_machine(), budget), start):
         for task in graph.tasks:
             there = {t for t in found.tensors if start is Start.LOOP or last_use[t] >= task.id}
             unread = sum(aligned(graph.tensors[t].nbytes) for t in there - set(() if task.gathers else task.reads()))

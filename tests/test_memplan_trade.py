@@ -10,7 +10,7 @@ from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.memplan.bounds.interval_lp import bytes_bound
 from einpage.memplan.problem.accesses import Accesses, from_lists
 from einpage.memplan.problem.footprint import largest_footprint
-from einpage.memplan.problem.order import as_written
+from einpage.memplan.problem.problem import problem_of
 from einpage.memplan.problem.slots import slots_of
 from einpage.memplan.residency.policies import Keep, bytes_kept, nearest, rounded, stream_all
 from einpage.memplan.residency.ruin_recreate import traded
@@ -25,7 +25,7 @@ def moved(a: Accesses, keep: Keep) -> int:
 
 
 def accesses_of(graph: TaskGraph) -> Accesses | None:
-    slots = slots_of(graph, a_machine(), as_written(graph), 256)
+    slots = slots_of(problem_of(graph, a_machine(), 0))
     return None if slots is None else slots.accesses
 
 

@@ -22,7 +22,7 @@ from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.problem.machine import links_only
-from einpage.memplan.problem.order import as_written
+from einpage.memplan.problem.problem import problem_of
 from einpage.memplan.problem.slots import slots_of
 from einpage.memplan.schedule.static_plans import STATIC, static_plans
 
@@ -115,8 +115,8 @@ def test_plans_of_made_traces(made: Made, h2d: str, d2h: str, roominess: float, 
         written = writes(found)
         assert not [t for t in written if graph.tensors[t].kind in HOST_AT_START], "clean bytes are written"
         assert max(written.values()) == 1, "a tensor is written twice"
-    slots = slots_of(graph, machine, as_written(graph), 1)
+    slots = slots_of(problem_of(graph, machine, budget, alignment=1))
     assert slots is not None
-    others = [plain, *(it.memgraph for it in static_plans(slots, budget, STATIC).values())]
+    others = [plain, *(it.memgraph for it in static_plans(slots, STATIC).values())]
     best_s = min(simulate(other, machine).makespan_s for other in others)
     assert simulate(better, machine).makespan_s <= ROUNDING * best_s

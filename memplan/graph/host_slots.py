@@ -11,23 +11,24 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from einpage.einsum_front.base.units import ALIGNMENT, Nbytes
-from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, TaskGraph, TensorId
+from einpage.einsum_front.base.units import Nbytes
+from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, TensorId
 from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.graph.arena import Arena
 from einpage.memplan.graph.memgraph import HOST, ResidencyId
 from einpage.memplan.graph.recorder import NO_RESIDENCY, Recorder
-from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.problem import Problem
 
 MOST_NAMED = 8
 """How many spilled tensors an error lists."""
 
 
 class Host:
-    """`copy[t]` is the residency of tensor t on the host, or NO_RESIDENCY. `sizes` are multiples of `alignment`."""
+    """`copy[t]` is the residency of tensor t on the host, or NO_RESIDENCY."""
 
-    def __init__(self, graph: TaskGraph, machine: Machine, sizes: list[int], recorder: Recorder, alignment: int = ALIGNMENT) -> None:
-        self.graph, self.sizes, self.recorder, self.total = graph, sizes, recorder, machine.host_bytes
+    def __init__(self, problem: Problem, recorder: Recorder) -> None:
+        graph, sizes = problem.graph, problem.sizes
+        self.graph, self.sizes, self.recorder, self.total = graph, sizes, recorder, problem.machine.host_bytes
         self.copy = [NO_RESIDENCY] * len(graph.tensors)
         self._stays = [t.kind in HOST_AT_START or t.kind is Kind.OUTPUT for t in graph.tensors]
         self._slot_at: dict[TensorId, int] = {}
@@ -46,7 +47,7 @@ class Host:
         self._base = top
         if top > self.total:
             self._refuse_start(masters, top)
-        self._spills = Arena(self.total - top, alignment)
+        self._spills = Arena(self.total - top, problem.alignment)
 
     @property
     def nbytes(self) -> Nbytes:

@@ -1,6 +1,6 @@
 """The online planner: an execution is simulated with two positions in one order of tasks.
 
-In: a TaskGraph, a Machine, a budget in bytes, an order, and who is resident throughout. Out: a MemGraph, the same bytes for the same input.
+In: a Problem, and who is resident throughout. Out: a MemGraph, the same bytes for the same input.
 
     tasks   0   1   2   3   4   5   6   7
                     ▲           ▲
@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from einpage.einsum_front.base.units import ALIGNMENT, Nbytes
-from einpage.einsum_front.graph.taskgraph import Task, TaskGraph, TaskId, TensorId
+from einpage.einsum_front.base.units import Nbytes
+from einpage.einsum_front.graph.taskgraph import Task, TensorId
 from einpage.memplan.graph.arena import FIT_BY_POLICY, FitPolicy
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.recorder import Recorder
@@ -25,7 +25,7 @@ from einpage.memplan.horizons.malloc import Allocator
 from einpage.memplan.horizons.memory import Memory, Reservation
 from einpage.memplan.horizons.reuse import Reuse, Step
 from einpage.memplan.horizons.victim import VictimPolicy, price_of
-from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.problem import Problem
 from einpage.memplan.residency.resident_sets import NOBODY, Residents
 
 
@@ -43,29 +43,26 @@ class HorizonOptions:
     """Tensors needed farther away leave for a reload before the horizons meet, when little has been brought in ahead."""
     ahead_bytes: Nbytes | None = None
     """What `evict_ahead` keeps brought in ahead; None: a sixteenth of the budget."""
-    alignment: int = ALIGNMENT
-    """What every offset is a multiple of; kernels want the default, a trace's bytes may lie anywhere."""
     seed: int = 0
     """Used by RANDOM policies only."""
 
 
-def plan_by_horizons(
-    graph: TaskGraph, machine: Machine, budget_bytes: int, options: HorizonOptions, order: Sequence[TaskId], residents: Residents = NOBODY
-) -> MemGraph:
+def plan_by_horizons(problem: Problem, options: HorizonOptions, residents: Residents = NOBODY) -> MemGraph:
+    """The plan that the two horizons make. Raises DoesNotFit where the host is full; every task has to fit the arena."""
     with collector_at_rest():
-        horizons = Horizons(graph, machine, budget_bytes, options, order, residents)
+        horizons = Horizons(problem, options, residents)
         horizons.run()
     memory, recorder = horizons.memory, horizons.recorder
     return MemGraph(
-        graph=graph,
-        budget_bytes=Nbytes(budget_bytes),
+        graph=problem.graph,
+        budget_bytes=problem.budget_bytes,
         host_bytes=memory.host.nbytes,
         residencies=recorder.residencies.finish(),
         nodes=recorder.nodes.finish(),
         edges=recorder.edges.finish(),
         start=memory.start,
         end=memory.end(),
-        alignment=options.alignment,
+        alignment=problem.alignment,
     )
 
 
@@ -84,19 +81,16 @@ def collector_at_rest() -> Iterator[None]:
 class Horizons:
     """The two positions. Tasks in `between` have been promised their bytes and have not run."""
 
-    def __init__(
-        self, graph: TaskGraph, machine: Machine, budget_bytes: int, options: HorizonOptions, order: Sequence[TaskId],
-        residents: Residents = NOBODY,
-    ) -> None:  # fmt: skip
-        self.order: Sequence[Task] = [graph.tasks[t] for t in order]
+    def __init__(self, problem: Problem, options: HorizonOptions, residents: Residents = NOBODY) -> None:
+        self.order: Sequence[Task] = problem.tasks
         self.options = options
-        self.recorder = Recorder(graph)
-        self.memory = Memory(graph, machine, budget_bytes, Reuse(graph, order), self.recorder, options.alignment, residents)
+        self.recorder = Recorder(problem.graph)
+        self.memory = Memory(problem, Reuse(problem.graph, problem.order), self.recorder, residents)
         self.malloc = Allocator(self.memory, FIT_BY_POLICY[options.fit], price_of(options.victim, options.seed))
         self.between: deque[Reservation] = deque()
         self.ahead_bytes = 0
         """Bytes brought in for tasks in `between`."""
-        self.ahead_wanted = budget_bytes // 16 if options.ahead_bytes is None else options.ahead_bytes
+        self.ahead_wanted = problem.budget_bytes // 16 if options.ahead_bytes is None else options.ahead_bytes
 
     def run(self) -> None:
         for step, task in enumerate(self.order):

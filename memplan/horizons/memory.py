@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from einpage.einsum_front.base.units import ALIGNMENT, aligned
-from einpage.einsum_front.graph.taskgraph import Kind, Task, TaskGraph, TensorId
+from einpage.einsum_front.base.units import aligned
+from einpage.einsum_front.graph.taskgraph import Kind, Task, TensorId
 from einpage.memplan.graph.arena import HOLE, Arena, Piece
 from einpage.memplan.graph.host_slots import Host
 from einpage.memplan.graph.memgraph import DEVICE, NodeId, ResidencyId
 from einpage.memplan.graph.recorder import NO_RESIDENCY, Recorder
 from einpage.memplan.horizons.reuse import Reuse, Step
 from einpage.memplan.horizons.victim import FAR, HOLE_LOAD, LARGE, Column, load
-from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.problem import Problem
 from einpage.memplan.residency.resident_sets import NOBODY, Residents
 
 NOWHERE = -1
@@ -53,17 +53,14 @@ class Reservation:
 class Memory:
     """Device and host. Flat lists by tensor; sizes are aligned bytes."""
 
-    def __init__(
-        self, graph: TaskGraph, machine: Machine, budget_bytes: int, reuse: Reuse, recorder: Recorder, alignment: int = ALIGNMENT,
-        residents: Residents = NOBODY,
-    ) -> None:  # fmt: skip
+    def __init__(self, problem: Problem, reuse: Reuse, recorder: Recorder, residents: Residents = NOBODY) -> None:
+        graph = problem.graph
         n = len(graph.tensors)
         self.graph, self.reuse, self.recorder = graph, reuse, recorder
-        self.alignment = alignment
-        self.size: list[int] = [aligned(t.nbytes, alignment) for t in graph.tensors]
+        self.alignment, self.size = problem.alignment, problem.sizes
         self.is_output = [t.kind is Kind.OUTPUT for t in graph.tensors]
-        self.device = Arena(budget_bytes, alignment)
-        self.host = Host(graph, machine, self.size, recorder, alignment)
+        self.device = Arena(problem.capacity, problem.alignment)
+        self.host = Host(problem, recorder)
         self.at = [NOWHERE] * n
         """Offset on the device, from the promise on."""
         self.on_device = [NO_RESIDENCY] * n

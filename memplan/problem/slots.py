@@ -1,26 +1,24 @@
 """A graph in one order as the arena sees it: aligned bytes, which result takes over whose bytes, what each copy takes.
 
-In: a TaskGraph, a Machine, an order, the alignment. Out: Slots, what the policies of keep.py, the timetable and assemble.py share. One slot
+In: a Problem. Out: Slots, what the policies of keep.py, the timetable and assemble.py share. One slot
 a task on the device; a gather has none: its rows are a load like any other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from einpage.einsum_front.base.units import aligned
-from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, Task, TaskGraph, TaskId, TensorId
+from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, Task, TensorId
 from einpage.memplan.problem.accesses import NEVER, Accesses, from_lists
 from einpage.memplan.problem.footprint import takeover
-from einpage.memplan.problem.machine import Machine, task_seconds
+from einpage.memplan.problem.machine import task_seconds
+from einpage.memplan.problem.problem import Problem
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slots:
-    graph: TaskGraph
-    machine: Machine
-    alignment: int
+    problem: Problem
     tasks: tuple[Task, ...]
     """[slot]"""
     accesses: Accesses
@@ -38,19 +36,18 @@ class Slots:
     """[tensor] what crosses a link, not aligned."""
 
 
-def slots_of(graph: TaskGraph, machine: Machine, order: Sequence[TaskId], alignment: int) -> Slots | None:
+def slots_of(problem: Problem) -> Slots | None:
     """None for what timetables cannot say: no tasks, gathered rows that no task reads, gathers of what tasks make."""
-    tasks = [graph.tasks[t] for t in order]
+    graph, machine, size, tasks = problem.graph, problem.machine, problem.sizes, problem.tasks
     on_device = tuple(t for t in tasks if not t.gathers)
     gathers = {t.result: t for t in tasks if t.gathers}
     made = {t.result for t in tasks}
     read = {t for task in on_device for t in task.reads()}
     if not on_device or not read.issuperset(gathers) or any(made.intersection(g.reads()) for g in gathers.values()):
         return None
-    size = [aligned(t.nbytes, alignment) for t in graph.tensors]
     last_use = {t: task.id for task in on_device for t in task.reads()}
     taken = tuple(NEVER if (t := takeover(graph, task, last_use)) is None else t for task in on_device)
-    workspace = tuple(aligned(t.workspace_bytes, alignment) for t in on_device)
+    workspace = tuple(aligned(t.workspace_bytes, problem.alignment) for t in on_device)
     accesses = from_lists(
         reads=[t.reads() for t in on_device],
         writes=[(t.result,) for t in on_device],
@@ -66,4 +63,4 @@ def slots_of(graph: TaskGraph, machine: Machine, order: Sequence[TaskId], alignm
     for result, task in gathers.items():
         load_s[result] = task_seconds(machine, graph, task)
     store_s = [machine.d2h_seconds(n) for n in nbytes]
-    return Slots(graph, machine, alignment, on_device, accesses, taken, workspace, gathers, load_s, store_s, nbytes)
+    return Slots(problem, on_device, accesses, taken, workspace, gathers, load_s, store_s, nbytes)

@@ -1,6 +1,6 @@
 """A loop is a plan without its residents, and the residents: so every way there is to plan makes loops too.
 
-In: a TaskGraph and Residents that stay for good. `without` takes them out of what tasks read; that graph is planned in the arena below
+In: a Problem and Residents that stay for good. `without` takes them out of what tasks read; that problem is planned in the arena below
 them; `with_residents` puts them back at the arena's top. They are never moved or freed, so they add no node and no edge.
 
     bytes   |  [ w1 ][ w3 ][ w6 ]   residents, the same before and after    |
@@ -14,42 +14,39 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from einpage.einsum_front.base.units import Nbytes, aligned
+from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import TaskGraph, TensorId
 from einpage.memplan.graph.memgraph import DEVICE, Compute, Extent, MemGraph, Node, Offset, Residency, ResidencyId
 from einpage.memplan.graph.packed import Nodes, Residencies
+from einpage.memplan.problem.problem import Problem
 from einpage.memplan.residency.resident_sets import Residents
 
 
-def without(graph: TaskGraph, residents: Residents) -> TaskGraph:
-    """`graph` with tasks that do not read `residents` on the device; what they compute is not what they did, only what they move."""
+def without(problem: Problem, residents: Residents) -> Problem:
+    """`problem` with tasks that do not read `residents` on the device, in the bytes of the arena below them. What its tasks compute is
+    not what they did, only what they move."""
     there = frozenset(residents.tensors)
     tasks = (
         task if task.gathers else replace(task, operands=tuple(tuple(t for t in operand if t not in there) for operand in task.operands))
-        for task in graph.tasks
+        for task in problem.graph.tasks
     )
-    return replace(graph, tasks=tuple(tasks))
+    below = problem.capacity - sum(problem.sizes[t] for t in residents.tensors)
+    return replace(problem, graph=replace(problem.graph, tasks=tuple(tasks)), budget_bytes=Nbytes(below))
 
 
-def room_below(graph: TaskGraph, residents: Residents, budget_bytes: int, alignment: int) -> int:
-    """Bytes of the arena that `residents` leave."""
-    capacity = budget_bytes // alignment * alignment
-    return capacity - sum(aligned(graph.tensors[t].nbytes, alignment) for t in residents.tensors)
-
-
-def with_residents(plan: MemGraph, graph: TaskGraph, residents: Residents, budget_bytes: int) -> MemGraph:
-    """The plan of `graph` that `plan`, one of `without(graph, residents)` in the room below, and `residents` make together: a loop."""
-    top = budget_bytes // plan.alignment * plan.alignment
+def with_residents(plan: MemGraph, problem: Problem, residents: Residents) -> MemGraph:
+    """The plan of `problem` that `plan`, one of `without(problem, residents)`, and `residents` make together: a loop."""
+    graph, top = problem.graph, problem.capacity
     settled: list[Residency] = []
     for t in residents.tensors:
-        top -= aligned(graph.tensors[t].nbytes, plan.alignment)
+        top = Nbytes(top - problem.sizes[t])
         number = ResidencyId(len(plan.residencies) + len(settled))
         settled.append(Residency(number, t, DEVICE, (Extent(Offset(top), graph.tensors[t].nbytes),)))
     residency_by_tensor = {r.tensor: r.id for r in settled}
     return replace(
         plan,
         graph=graph,
-        budget_bytes=Nbytes(budget_bytes),
+        budget_bytes=problem.budget_bytes,
         residencies=Residencies.of((*plan.residencies, *settled)),
         nodes=Nodes.of(tuple(_reading(node, graph, residency_by_tensor) for node in plan.nodes)),
         start=(*plan.start, *residency_by_tensor.values()),

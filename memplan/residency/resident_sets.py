@@ -1,6 +1,6 @@
 """Who is on the device before the first task: sets of weights, for a warm start and for a loop.
 
-In: a TaskGraph in one order, a Machine, the arena's bytes. Out: Residents, a few that differ in what they leave for tensors that come
+In: a Problem. Out: Residents, a few that differ in what they leave for tensors that come
 and go; whoever plans tries them and keeps the fastest plan. A resident keeps its bytes until its last use (a warm start) or for good
 (a loop). Invariant: at every step the residents that the task does not read and the task's footprint fit the arena together, so a plan
 exists. They lie at the arena's top, the last to go topmost, so that what is left of the arena is one piece at all times:
@@ -14,7 +14,7 @@ exists. They lie at the arena's top, the last to go topmost, so that what is lef
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -22,10 +22,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from einpage.einsum_front.base.units import aligned
-from einpage.einsum_front.graph.taskgraph import Kind, Task, TaskGraph, TaskId, TensorId
+from einpage.einsum_front.graph.taskgraph import Kind, TensorId
 from einpage.memplan.problem.footprint import footprint, last_use_by_tensor
-from einpage.memplan.problem.machine import Machine, task_seconds
+from einpage.memplan.problem.machine import task_seconds
+from einpage.memplan.problem.problem import Problem
 
 Ints = NDArray[np.int64]
 Chosen = NDArray[np.bool_]
@@ -63,11 +63,9 @@ class Residents:
 NOBODY = Residents((), False)
 
 
-def resident_sets(
-    graph: TaskGraph, machine: Machine, budget_bytes: int, order: Sequence[TaskId], alignment: int, start: Start
-) -> Iterator[Residents]:
+def resident_sets(problem: Problem, start: Start) -> Iterator[Residents]:
     """Different sets worth planning with, at least one; those with the most bytes first, about."""
-    scene = _Scene(graph, machine, budget_bytes // alignment * alignment, order, alignment, start is Start.LOOP)
+    scene = _Scene(problem, start is Start.LOOP)
     seen: set[bytes] = set()
     for chosen in _choices(scene):
         if chosen.tobytes() not in seen:
@@ -78,14 +76,14 @@ def resident_sets(
 class _Scene:
     """Candidates (weights that some task reads and none may overwrite) and what each step needs. One entry a step or a candidate."""
 
-    def __init__(self, graph: TaskGraph, machine: Machine, capacity: int, order: Sequence[TaskId], alignment: int, for_good: bool) -> None:
-        tasks = [graph.tasks[t] for t in order]
+    def __init__(self, problem: Problem, for_good: bool) -> None:
+        graph, tasks = problem.graph, problem.tasks
         overwritten = {t for task in tasks for t in task.inplace}
         last_use = last_use_by_tensor(graph)
-        self.capacity, self.for_good = capacity, for_good
-        self.needs = np.array([footprint(graph, task, last_use, alignment) for task in tasks], np.int64)
-        self.waiting = _waiting(graph, tasks, alignment)
-        seconds = [0.0 if task.gathers else task_seconds(machine, graph, task) for task in tasks]
+        self.capacity, self.for_good = problem.capacity, for_good
+        self.needs = np.array([footprint(graph, task, last_use, problem.alignment) for task in tasks], np.int64)
+        self.waiting = _waiting(problem)
+        seconds = [0.0 if task.gathers else task_seconds(problem.machine, graph, task) for task in tasks]
         self.elapsed = np.concatenate(([0.0], np.cumsum(seconds)))
         """[step] seconds of all tasks before it."""
         number: dict[TensorId, int] = {}
@@ -96,7 +94,7 @@ class _Scene:
                     uses.append((step, number.setdefault(t, len(number))))
         self.tensors = list(number)
         """[candidate] by first use."""
-        self.size = np.array([aligned(graph.tensors[t].nbytes, alignment) for t in number], np.int64)
+        self.size = np.array([problem.sizes[t] for t in number], np.int64)
         self.use_step, self.use_of = np.array(uses, np.int64).reshape(-1, 2).T
         self.first = np.full(len(number), len(tasks), np.int64)
         np.minimum.at(self.first, self.use_of, self.use_step)
@@ -196,8 +194,9 @@ def _filled(scene: _Scene, chosen: Chosen, leave: Ints) -> Chosen:
     return chosen
 
 
-def _waiting(graph: TaskGraph, tasks: Sequence[Task], alignment: int) -> Ints:
+def _waiting(problem: Problem) -> Ints:
     """[step] bytes that tasks before it made and tasks after it read, and it does not."""
+    tasks = problem.tasks
     made: dict[TensorId, int] = {}
     change = np.zeros(len(tasks) + 1, np.int64)
     touched = np.zeros(len(tasks), np.int64)
@@ -208,11 +207,10 @@ def _waiting(graph: TaskGraph, tasks: Sequence[Task], alignment: int) -> Ints:
             last[t] = step
     for t, begin in made.items():
         end = last.get(t, begin)
-        nbytes = aligned(graph.tensors[t].nbytes, alignment)
-        change[begin] += nbytes
-        change[end + 1] -= nbytes
+        change[begin] += problem.sizes[t]
+        change[end + 1] -= problem.sizes[t]
     for step, task in enumerate(tasks):
         mine = {task.result, *(() if task.gathers else task.reads())}
-        touched[step] = sum(aligned(graph.tensors[t].nbytes, alignment) for t in mine if t in made)
+        touched[step] = sum(problem.sizes[t] for t in mine if t in made)
     waits: Ints = np.cumsum(change)[:-1] - touched
     return waits

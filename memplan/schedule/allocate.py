@@ -37,20 +37,18 @@ LESS_EFFORT = 0.3
 
 
 def settled(
-    slots: Slots, budget_bytes: int, keep: Keep, table: Timetable, slack_bytes: int, wishes: Sequence[Wish] = WISHES, exact: bool = False
+    slots: Slots, keep: Keep, table: Timetable, slack_bytes: int, wishes: Sequence[Wish] = WISHES, exact: bool = False
 ) -> Iterator[MemGraph]:  # fmt: skip
     """The plan in which just `keep` stays where all blocks find places; else one for each of `wishes` with which places are found, by
     cutting what has none, until with one of them nothing has to be cut. Wishes that come to the same are tried once.
 
     `slack_bytes` is what `table` leaves free. `exact` looks longer for places for what blocks wish at most.
     """
-    capacity = budget_bytes // slots.alignment * slots.alignment
+    capacity = slots.problem.capacity
     wished = blocks_of(slots, table)
     offsets = place(wished.blocks, capacity, LESS_EFFORT if wishes else 1.0)
     if None not in offsets:
-        yield from _planned(
-            slots, budget_bytes, table, wished, {k: at for k, at in zip(wished.keys, offsets, strict=True) if at is not None}
-        )
+        yield from _planned(slots, table, wished, {k: at for k, at in zip(wished.keys, offsets, strict=True) if at is not None})
         return
     tried: list[tuple[Block, ...]] = []
     for wish in wishes:
@@ -63,17 +61,17 @@ def settled(
         if found is None:
             continue
         if np.array_equal(found.keep, keep):
-            yield from _planned(slots, budget_bytes, table, wished, found.offset_by_key)
+            yield from _planned(slots, table, wished, found.offset_by_key)
             return
         left = timetable(slots, capacity, found.keep, slack_bytes)
-        yield from _planned(slots, budget_bytes, left, blocks_of(slots, left), found.offset_by_key)
+        yield from _planned(slots, left, blocks_of(slots, left), found.offset_by_key)
 
 
-def _planned(slots: Slots, budget_bytes: int, table: Timetable, blocks: Blocks, offset_by_key: dict[Key, int]) -> Iterator[MemGraph]:
+def _planned(slots: Slots, table: Timetable, blocks: Blocks, offset_by_key: dict[Key, int]) -> Iterator[MemGraph]:
     """The plan, or none where the host is full."""
-    capacity = budget_bytes // slots.alignment * slots.alignment
+    capacity = slots.problem.capacity
     stays = seated(slots, blocks, within(blocks, offset_by_key), capacity)
     try:
-        yield assemble(slots, budget_bytes, table, blocks, stays)
+        yield assemble(slots, table, blocks, stays)
     except DoesNotFit:
         return

@@ -1,6 +1,6 @@
 """From a timetable and places to a MemGraph.
 
-In: Slots, a Timetable, the arena's bytes. `blocks_of` gives the blocks that need a place; `assemble` writes nodes in the timetable's order
+In: Slots, a Timetable. `blocks_of` gives the blocks that need a place; `assemble` writes nodes in the timetable's order
 at the places found, loads and frees as late or as soon as their bytes allow. Positions: slot k's loads stand at 3 k, its task at 3 k + 1,
 what leaves after it is gone at 3 k + 2.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from einpage.einsum_front.base.units import Nbytes, aligned
 from einpage.einsum_front.graph.taskgraph import TensorId
 from einpage.memplan.graph.arena import Arena
 from einpage.memplan.graph.host_slots import Host
@@ -89,20 +88,19 @@ def blocks_of(slots: Slots, table: Timetable) -> Blocks:
     return Blocks(tuple(blocks), tuple(map(tuple, stays)), tuple(keys), tuple(uppers))
 
 
-def assemble(slots: Slots, budget_bytes: int, table: Timetable, blocks: Blocks, stays: Stays) -> MemGraph:
+def assemble(slots: Slots, table: Timetable, blocks: Blocks, stays: Stays) -> MemGraph:
     """The MemGraph. Raises DoesNotFit where the host is full."""
-    return _Assembly(slots, budget_bytes, table, blocks, stays).run()
+    return _Assembly(slots, table, blocks, stays).run()
 
 
 class _Assembly:
-    def __init__(self, slots: Slots, budget_bytes: int, table: Timetable, blocks: Blocks, stays: Stays) -> None:
-        self.graph, self.budget, self.slots, self.table = slots.graph, budget_bytes, slots, table
+    def __init__(self, slots: Slots, table: Timetable, blocks: Blocks, stays: Stays) -> None:
+        self.problem, self.graph, self.slots, self.table = slots.problem, slots.problem.graph, slots, table
         self.blocks, self.stays = blocks, stays
         self.block_by_key = {key: b for b, key in enumerate(blocks.keys)}
         self.recorder = Recorder(self.graph)
-        sizes: list[int] = [aligned(t.nbytes, slots.alignment) for t in self.graph.tensors]
-        self.host = Host(self.graph, slots.machine, sizes, self.recorder, slots.alignment)
-        self.device = Arena(budget_bytes, slots.alignment)
+        self.host = Host(self.problem, self.recorder)
+        self.device = Arena(self.problem.capacity, self.problem.alignment)
         self.size = slots.accesses.nbytes.tolist()
         self.on_device = [NO_RESIDENCY] * len(self.graph.tensors)
         self.at = [0] * len(self.graph.tensors)
@@ -132,14 +130,14 @@ class _Assembly:
         assert self.host.is_tidy(), "a spill slot is left on the host"
         return MemGraph(
             graph=self.graph,
-            budget_bytes=Nbytes(self.budget),
+            budget_bytes=self.problem.budget_bytes,
             host_bytes=self.host.nbytes,
             residencies=self.recorder.residencies.finish(),
             nodes=self.recorder.nodes.finish(),
             edges=self.recorder.edges.finish(),
             start=self.host.start,
             end=tuple(self.host.copy[t] for t in self.host.outputs),
-            alignment=self.slots.alignment,
+            alignment=self.problem.alignment,
         )
 
     def loads(self) -> list[list[Load]]:

@@ -97,33 +97,33 @@ class Decided:
     """None for the plan to beat."""
 
 
-def better_plan(slots: Slots, budget_bytes: int, effort: int, start: MemGraph, bound_s: float) -> Decided:
+def better_plan(slots: Slots, effort: int, start: MemGraph, bound_s: float) -> Decided:
     """`start`, or a plan that takes no longer, nor longer than any static plan, and scores better.
 
     `bound_s` is some lower bound on the makespan.
     """
-    return steadied(slots, budget_bytes, _searched(slots, budget_bytes, effort, start, bound_s))
+    return steadied(slots, _searched(slots, effort, start, bound_s))
 
 
-def _searched(slots: Slots, budget_bytes: int, effort: int, start: MemGraph, bound_s: float) -> Decided:
-    machine, least_bytes = slots.machine, _least_bytes(slots)
+def _searched(slots: Slots, effort: int, start: MemGraph, bound_s: float) -> Decided:
+    machine, least_bytes = slots.problem.machine, _least_bytes(slots)
     best, best_s = Decided(start), simulate(start, machine).makespan_s
     if (best_s <= bound_s and _moved(start) <= least_bytes) or slots.accesses.slots > MOST_SLOTS[1]:
         return best
-    for static in static_plans(slots, budget_bytes, STATIC, best_s).values():
+    for static in static_plans(slots, STATIC, best_s).values():
         seconds = simulate(static.memgraph, machine).makespan_s
         if seconds < best_s:
             best, best_s = Decided(static.memgraph, Way(static.slack_bytes, _moved(static.memgraph), static.keep)), seconds
     if best_s <= GOOD_ENOUGH * bound_s and _moved(best.memgraph) <= GOOD_ENOUGH * least_bytes:
         return best
-    capacity = budget_bytes // slots.alignment * slots.alignment
+    capacity = slots.problem.capacity
     limit_s, best_score = best_s, _score(best_s, _moved(best.memgraph), machine)
     planned = failed = 0
 
     def settle(way: Way, table: Timetable, wishes: Sequence[Wish]) -> bool:
         """Place what `way` decides, keep the best; whether there was a plan at all."""
         nonlocal best, best_score
-        plans = list(settled(slots, budget_bytes, way.keep, table, way.slack_bytes, wishes, exact=way.exact))
+        plans = list(settled(slots, way.keep, table, way.slack_bytes, wishes, exact=way.exact))
         for found in plans:
             seconds = simulate(found, machine).makespan_s
             score = _score(seconds, _moved(found), machine)
@@ -146,7 +146,7 @@ def _searched(slots: Slots, budget_bytes: int, effort: int, start: MemGraph, bou
     return best
 
 
-def steadied(slots: Slots, budget_bytes: int, best: Decided) -> Decided:
+def steadied(slots: Slots, best: Decided) -> Decided:
     """`best`, or what comes of its way when loads are issued as if tasks took SLOWER: where that takes no longer, moves no more, and
     loses less when tasks or copies are slow.
 
@@ -155,12 +155,12 @@ def steadied(slots: Slots, budget_bytes: int, best: Decided) -> Decided:
     """
     if best.way is None or best.way.exact:
         return best
-    machine, way = slots.machine, best.way
-    capacity = budget_bytes // slots.alignment * slots.alignment
+    machine, way = slots.problem.machine, best.way
+    capacity = slots.problem.capacity
     slow = replace(slots, accesses=replace(slots.accesses, seconds=SLOWER * slots.accesses.seconds))
     table = timetable(slow, capacity, way.keep, way.slack_bytes)
     best_s, best_late_s, most = simulate(best.memgraph, machine).makespan_s, _late_s(best.memgraph, machine), _moved(best.memgraph)
-    for found in settled(slow, budget_bytes, way.keep, table, way.slack_bytes):
+    for found in settled(slow, way.keep, table, way.slack_bytes):
         if simulate(found, machine).makespan_s <= best_s and _moved(found) <= most and (late_s := _late_s(found, machine)) < best_late_s:
             best, best_late_s = Decided(found, replace(way, unplaced_bytes=table.moved_bytes)), late_s
     return best
@@ -192,7 +192,7 @@ def _traded(slots: Slots, capacity: int, candidate: Candidate) -> Candidate:
     def accepts(keep: Keep) -> bool:
         nonlocal candidate
         table = timetable(slots, capacity, keep)
-        score = _score(table.seconds, table.moved_bytes, slots.machine)
+        score = _score(table.seconds, table.moved_bytes, slots.problem.machine)
         if score > candidate.score:
             return False
         candidate = replace(candidate, keep=keep.copy(), table=table, score=score)
@@ -221,7 +221,7 @@ def _candidates(slots: Slots, capacity: int, effort: int) -> list[Candidate]:
 
     def candidate(reserve: float, slack: float, keep: Keep) -> Candidate:
         table = timetable(slots, capacity, keep, int(slack * capacity))
-        return Candidate(reserve, slack, keep, table, _score(table.seconds, table.moved_bytes, slots.machine))
+        return Candidate(reserve, slack, keep, table, _score(table.seconds, table.moved_bytes, slots.problem.machine))
 
     found = sorted((candidate(reserve, 0.0, keep) for reserve, keep in ways.values()), key=lambda c: c.score)
     slackened: list[Candidate] = []
@@ -236,7 +236,7 @@ def _candidates(slots: Slots, capacity: int, effort: int) -> list[Candidate]:
 
 
 def _keeps(slots: Slots, capacity: int, effort: int) -> Iterator[tuple[float, Keep]]:
-    a, machine = slots.accesses, slots.machine
+    a, machine = slots.accesses, slots.problem.machine
     room = capacity - a.footprint
     rooms = [np.maximum(room - int(share * capacity), 0) for share in RESERVES[effort]]
     for share, left, wished in zip(RESERVES[effort], rooms, shares(a, rooms), strict=True):

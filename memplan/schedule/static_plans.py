@@ -1,6 +1,6 @@
 """Static plans by name: what per-layer streaming does, the head of the model pinned, the same share pinned evenly; and Belady's rule.
 
-In: Slots, a budget, a Policy. Out: StaticPlan, in which all that the policy keeps (keep.py) finds a place; or None where it does not: no
+In: Slots, a Policy. Out: StaticPlan, in which all that the policy keeps (keep.py) finds a place; or None where it does not: no
 other plan takes its place. A policy keeps a reserve free for what comes and goes: of a few, that with the fastest timetable among those
 with places for all. `most_bytes` says what it moves at most.
 """
@@ -60,9 +60,9 @@ class _Try(NamedTuple):
     table: Timetable
 
 
-def static_plans(slots: Slots, budget_bytes: int, policies: Sequence[Policy], within_s: float = inf) -> dict[Policy, StaticPlan]:
+def static_plans(slots: Slots, policies: Sequence[Policy], within_s: float = inf) -> dict[Policy, StaticPlan]:
     """The plans of those `policies` for which all that stays finds a place; some that take longer than `within_s` may be left out."""
-    a, capacity = slots.accesses, budget_bytes // slots.alignment * slots.alignment
+    a, capacity = slots.accesses, slots.problem.capacity
     table_by_keep: dict[tuple[bytes, int], Timetable] = {}
     plan_by_keep: dict[tuple[bytes, int], MemGraph | None] = {}
     found = {}
@@ -79,7 +79,7 @@ def static_plans(slots: Slots, budget_bytes: int, policies: Sequence[Policy], wi
                 continue
             key = it.keep.tobytes(), it.slack_bytes
             if key not in plan_by_keep:
-                plan_by_keep[key] = next(settled(slots, budget_bytes, it.keep, it.table, it.slack_bytes, ()), None)
+                plan_by_keep[key] = next(settled(slots, it.keep, it.table, it.slack_bytes, ()), None)
             memgraph = plan_by_keep[key]
             if memgraph is not None:
                 found[policy] = StaticPlan(memgraph, it.reserve_bytes, it.slack_bytes, it.keep)
