@@ -23,7 +23,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("einsum_front", "memplan", "kernels", "exec")
 PLACING = ("memplan.packing", "memplan.schedule")
-STREAMS = ("exec.device", "exec.dispatch")
+STREAMS = ("exec.device.cuda", "exec.device.driver", "exec.device.stream_judge", "exec.device.streams", "exec.dispatch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ WORDS: tuple[Word, ...] = (
     Word("resident interval, resident", "keep keeps stay stays", where=("memplan",)),
     Word(
         "what is resident, is evicted, is loaded",
-        prose=r"\b(?:who|what)(?:ever)? (?:would )?(?:stay(?:s|ed)?|go(?:es)?(?! in| out)|leaves?|left|comes(?! in| out)|is gone|waits?)\b",
+        prose=r"\b(?:who|what)(?:ever)? (?:would )?(?:stay(?:s|ed)?|go(?:es)?(?! in| out| wrong)|leaves?(?! out)|is gone|waits?)\b",
         example="The host gets first what leaves first.",
         where=("memplan", "exec"),
     ),
     Word(
         "resident interval",
-        prose=r"\b(?:a|the|each|every|no|its|of|shorter|\w+'s) stays?\b|\bstays? (?:shorter|cut)\b",
+        prose=r"\b(?:a|the|each|every|no|its|shorter|\w+'s) stay\b|\bthe stays\b|\bstays? (?:shorter|cut)\b",
         example="The tensor's stay in the arena.",
         where=("memplan", "exec"),
     ),
@@ -75,7 +75,9 @@ WORDS: tuple[Word, ...] = (
         "The unhappy ones move.",
     ),
     Word("allocation, placement", "ground stand stands", where=("memplan",)),
-    Word("is placed", prose=r"\b(?:stands?|stood|standing)\b", example="All that stand at once are disjoint.", where=PLACING),
+    Word(
+        "is placed", prose=r"(?<!may )\b(?:stands?(?! for)|stood|standing)\b", example="All that stand at once are disjoint.", where=PLACING
+    ),
     Word(
         "candidate",
         "way ways",
@@ -93,7 +95,7 @@ WORDS: tuple[Word, ...] = (
         "headroom", "room rooms", r"\b(?:the|first|each|least|same|other) rooms?\b", "The room at every slot.", ("memplan", "einsum_front")
     ),
     Word("extra bytes", "besides", where=("memplan", "einsum_front", "kernels")),
-    Word("reserve", "promise promises promised", r"\bpromis(?:e|es|ed)\b", "Its bytes are promised.", ("memplan", "exec")),
+    Word("reserve", "promise promises promised", r"\bpromis(?:e|es|ed)\b", "Its bytes are promised.", ("memplan",)),
     Word("in flight", "between", where=("memplan",)),
     Word("cancel", "withdraw withdraws withdrawn", r"\bwithdr(?:aw|aws|awn|ew)\b", "The reload is withdrawn."),
     Word("evictable", "loose", r"\bloose\b", "A tensor that is loose.", ("memplan",)),
@@ -120,11 +122,11 @@ WORDS: tuple[Word, ...] = (
     Word("end", "stop stops"),
     Word("start, end", "lower upper", where=("memplan",)),
     Word("output", "sink sinks", r"\bsinks?\b", "A sink is written once."),
-    Word("host copy", "master masters", r"\bmasters?\b", "The host's master."),
+    Word("host copy", "master masters", r"(?<!/)\bmasters?\b", "The host's master."),
     Word("ruin and recreate, exchange", "trade trades traded", r"\btrad(?:e|es|ed|ing)\b", "One interval is traded for another."),
     Word("rng, accepted", "dice dare dared", r"\b(?:dice|dare[sd]?)\b", "A worse one is dared."),
     Word("Lagrange multipliers", "price prices", r"\bprices?\b", "At these prices.", ("memplan.residency",)),
-    Word("iterations", "market asking askings", r"\b(?:markets?|askings?|dearer)\b", "Some of the askings."),
+    Word("iterations", "market asking askings", r"\b(?:markets?|askings|dearer)\b", "Some of the askings."),
     Word("violation", "fault faults", r"\bfaults?\b", "The judge finds a fault.", ("memplan", "exec.build", "exec.command", "exec.device")),
     Word("well-formedness", "form forms", where=("memplan",)),
     Word("last user", "owner owners", r"\bowners?\b", "The last owner of these bytes.", ("memplan.judge",)),
@@ -142,8 +144,14 @@ WORDS: tuple[Word, ...] = (
     Word("polled by the host, issued ahead", "poll polls issue", where=STREAMS),
     Word("preload, thread init", "bring brings enter enters", where=("exec",)),
     Word("queue heads", "head heads", where=STREAMS),
-    Word("arguments", "words", r"\bwords (?:of|in) (?:the|its) command|\bcommand line's words\b", "The command line's words.", ("exec",)),
-    Word("logits", "answer answers", where=("exec",)),
+    Word(
+        "arguments",
+        "words",
+        r"\bwords (?:of|in) (?:the|its) command|\bcommand line's words\b",
+        "The command line's words.",
+        ("exec.api", "exec.build", "exec.command", "exec.run"),
+    ),
+    Word("logits", "answer answers", where=("exec.run",)),
     Word("spinner", "waiting", where=("exec",)),
 )
 
@@ -169,6 +177,9 @@ STANDARD = re.compile(
 ALLOWED: dict[tuple[str, str], str] = {
     ("memplan.packing.csv_file", "lower"): "a column of minimalloc's CSV, by its name there",
     ("memplan.packing.csv_file", "upper"): "a column of minimalloc's CSV, by its name there",
+    ("exec.dispatch.engine", "STOP_S"): "how long threads are given to end",
+    ("exec.dispatch.engine", "stop"): "ends the run's threads",
+    ("exec.measure.cpu", "stop"): "ends the copying threads",
 }
 """(module, name or piece of prose) that a pattern of WORDS finds in another meaning, and which meaning."""
 
