@@ -21,7 +21,9 @@ from bench.streaming import streaming
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import format_seconds, parse_bytes
 from einpage.einsum_front.graph.program import Program
-from einpage.exec.build.judged_plan import build_graph, make_loop, make_plan, open_model
+from einpage.exec.build.judged_plan import make_loop, make_plan
+from einpage.exec.build.model import open_model
+from einpage.exec.build.task_graph import build_graph
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.plan import PlanOptions
 from einpage.memplan.problem.machine import load_machine

@@ -22,7 +22,8 @@ from bench.results import ROOT
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import format_bytes, parse_bytes
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, TaskGraph, TaskId, TensorId
-from einpage.exec.build.judged_plan import build_graph, open_model
+from einpage.exec.build.model import open_model
+from einpage.exec.build.task_graph import build_graph
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import plan
 from einpage.memplan.problem.machine import load_machine

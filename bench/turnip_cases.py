@@ -18,7 +18,9 @@ from bench.results import ROOT
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import RUN_DTYPES, DType
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START
-from einpage.exec.build.judged_plan import Planned, build_graph, make_plan, open_model
+from einpage.exec.build.judged_plan import Planned, make_plan
+from einpage.exec.build.model import open_model
+from einpage.exec.build.task_graph import build_graph
 from einpage.memplan.bounds.bounds import Effort
 from einpage.memplan.graph.memgraph import MemGraph, Move, PlaceKind
 from einpage.memplan.plan import PlanOptions

@@ -19,7 +19,9 @@ from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import parse_bytes
-from einpage.exec.build.judged_plan import Model, Planned, build_graph, make_loop, make_plan, open_model, start_for
+from einpage.exec.build.judged_plan import Planned, make_loop, make_plan, start_for
+from einpage.exec.build.model import Model, open_model
+from einpage.exec.build.task_graph import build_graph
 from einpage.exec.load.inputs import TokenLists, encode_prompts
 from einpage.exec.load.tokenizer import load_tokenizer
 from einpage.memplan.plan import PlanOptions

@@ -18,7 +18,9 @@ from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.elaborate.reference import evaluate
 from einpage.einsum_front.graph.program import Source
 from einpage.einsum_front.graph.taskgraph import Kind
-from einpage.exec.build.judged_plan import Model, Planned, build_graph, make_plan, open_model
+from einpage.exec.build.judged_plan import Planned, make_plan
+from einpage.exec.build.model import Model, open_model
+from einpage.exec.build.task_graph import build_graph
 from einpage.exec.device.arena import HostArena, masters, outputs
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.dispatch.engine import Measured

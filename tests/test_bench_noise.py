@@ -13,7 +13,8 @@ from bench.lateness import Noise, Spread, drawn, factors, known, loss
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.einsum_front.graph.trace_file import read_trace
-from einpage.exec.build.judged_plan import build_graph, open_model
+from einpage.exec.build.model import open_model
+from einpage.exec.build.task_graph import build_graph
 from einpage.memplan.bounds.bounds import bounds
 from einpage.memplan.graph.simulate import simulate
 from einpage.memplan.plan import PlanOptions, plan

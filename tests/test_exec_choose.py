@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from einpage.einsum_front.base.errors import UsageError
-from einpage.exec.build.judged_plan import open_model
+from einpage.exec.build.model import open_model
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.device.errors import NodeError
 from einpage.exec.device.streams import StreamDevice

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from einpage.exec.build.judged_plan import Model, open_model
+from einpage.exec.build.model import Model, open_model
 from einpage.exec.load.inputs import TokenLists
 from einpage.exec.run.choose import Dispatch
 from einpage.exec.run.prepared import RunOptions, prepare_run

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from einpage.einsum_front.base.dtype import DType
-from einpage.exec.build.judged_plan import build_graph, make_plan
+from einpage.exec.build.judged_plan import make_plan
+from einpage.exec.build.task_graph import build_graph
 from einpage.memplan.plan import PlanOptions
 from einpage.memplan.residency.resident_sets import Start
 from smollm2_run import FRANCE, LLAMA, MACHINE, MIB, WEIGHT_ELEMENTS, arena, moved, open_smollm2, planned

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from einpage.exec.build.judged_plan import Model
+from einpage.exec.build.model import Model
 from einpage.exec.dispatch.dynamic import run_dynamic
 from einpage.exec.dispatch.serial import random_order, run_serial
 from einpage.exec.dispatch.static import run_static

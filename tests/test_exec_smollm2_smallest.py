@@ -8,7 +8,8 @@ import pytest
 
 from einpage.einsum_front.base.units import ALIGNMENT
 from einpage.einsum_front.graph.taskgraph import Task
-from einpage.exec.build.judged_plan import Model, Planned
+from einpage.exec.build.judged_plan import Planned
+from einpage.exec.build.model import Model
 from einpage.exec.cli import main
 from smollm2 import smollm2_path
 from smollm2_run import FRANCE, LLAMA, arena, open_smollm2, planned

@@ -23,7 +23,8 @@ from einpage.einsum_front.spec.document import load_document, read_document
 from einpage.einsum_front.tile import template, tiling
 from einpage.einsum_front.tile.split import split
 from einpage.einsum_front.tile.tiling import most_pieces, tiling_of
-from einpage.exec.build.judged_plan import build_graph, make_plan
+from einpage.exec.build.judged_plan import make_plan
+from einpage.exec.build.task_graph import build_graph
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.problem.machine import load_machine

@@ -22,7 +22,7 @@ from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph
 from einpage.einsum_front.spec.document import load_document
 from einpage.einsum_front.tile.split import split
 from einpage.einsum_front.tile.tiling import GRAIN, Cuts, cuts, most_pieces, tiling_of, together
-from einpage.exec.build.judged_plan import build_graph
+from einpage.exec.build.task_graph import build_graph
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.problem.footprint import largest_footprint
 from real_bytes import direct

@@ -16,7 +16,8 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.fuse.fuse import fuse
 from einpage.einsum_front.graph.dump import graph_text
 from einpage.einsum_front.tile.split import split
-from einpage.exec.build.judged_plan import Planned, build_graph, make_plan
+from einpage.exec.build.judged_plan import Planned, make_plan
+from einpage.exec.build.task_graph import build_graph
 from einpage.memplan.graph.dump import memgraph_text
 from einpage.memplan.problem.machine import load_machine
 from einpage.memplan.report import render

@@ -51,7 +51,7 @@ BELOW: dict[str, tuple[str, ...]] = {
     "exec": ("einsum_front", "memplan", "kernels"),
 }
 """The folders whose faces each folder may import."""
-WHOLE_FRONT = ("exec.build.*", "exec.command.parser")
+WHOLE_FRONT = ("exec.build.*",)
 """The modules that lead from a spec to a TaskGraph, and may import all of einsum_front."""
 KERNELS_SEE = ("einsum_front.base.*", "einsum_front.algebra.*", "einsum_front.graph.job")
 """Kernels know jobs, and no graph."""

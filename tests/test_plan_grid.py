@@ -16,7 +16,9 @@ from bench.plan_quality import MODELS
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import parse_bytes
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START
-from einpage.exec.build.judged_plan import build_graph, make_plan, open_model
+from einpage.exec.build.judged_plan import make_plan
+from einpage.exec.build.model import open_model
+from einpage.exec.build.task_graph import build_graph
 from einpage.memplan.graph.memgraph import Move, NodeId, Queue
 from einpage.memplan.problem.machine import load_machine
 

@@ -13,7 +13,9 @@ from einpage.einsum_front.base.units import ALIGNMENT
 from einpage.einsum_front.fuse.fuse import fuse, leaving
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.einsum_front.tile.split import split
-from einpage.exec.build.judged_plan import build_graph, make_plan, open_model, plan_graph
+from einpage.exec.build.judged_plan import make_plan, plan_graph
+from einpage.exec.build.model import open_model
+from einpage.exec.build.task_graph import build_graph
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.plan import PlanOptions
 from einpage.memplan.problem.footprint import largest_footprint

@@ -20,7 +20,8 @@ from bench.results import ROOT
 from einpage.einsum_front.algebra.expr import Acc, Axis, Letter, Load
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import Box, Contraction, ContractJob, Job, Range, View
-from einpage.exec.build.judged_plan import build_graph, open_model
+from einpage.exec.build.model import open_model
+from einpage.exec.build.task_graph import build_graph
 from einpage.kernels.layout.window import TORCH_DTYPE
 from einpage.kernels.tape.torch_kernel import Operands
 

@@ -22,7 +22,8 @@ from bench.gpu.report import Report
 from bench.results import ROOT
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import GatherJob, Job
-from einpage.exec.build.judged_plan import build_graph, open_model
+from einpage.exec.build.model import open_model
+from einpage.exec.build.task_graph import build_graph
 from einpage.exec.measure.cpu import cores
 from einpage.kernels.launch.kernel import TritonKernel, triton_kernel
 from einpage.kernels.layout.window import TORCH_DTYPE

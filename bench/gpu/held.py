@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from einpage.exec.build.judged_plan import Model
+from einpage.exec.build.model import Model
 from einpage.exec.load.checkpoint import Checkpoint, Rows, rows_and_columns
 from einpage.exec.load.resolve import Resolved
 from einpage.exec.measure.cpu import cores

@@ -20,7 +20,7 @@ from bench.gpu.here import device_used_before
 from bench.gpu.report import Setting
 from bench.results import ROOT
 from einpage.einsum_front.base.dtype import DType
-from einpage.exec.build.judged_plan import Model, open_model
+from einpage.exec.build.model import Model, open_model
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.load.inputs import TokenLists
 from einpage.exec.run.choose import DeviceKind, Dispatch

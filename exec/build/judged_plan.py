@@ -1,67 +1,34 @@
-"""From a spec to a judged plan: the stages in a row, with nothing run and torch not imported.
+"""Third stage: a TaskGraph becomes a plan that the judge has passed, with its predicted time line, its bounds and its report.
 
     open_model ──► Model ──► build_graph ──► Built (ops, tasks) ──► make_plan ──► Planned (MemGraph, time line, bounds, report)
     read_trace ─────────────────────────────► TaskGraph ──────────► plan_graph ──► Planned
 
-Sizes come from the spec, then from the checkpoint's own metadata, then from the tokens at hand, then from `--set`.
+Nothing is run, and torch is not imported.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from time import perf_counter
 
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.choose.best_first import coarsened, smallest_first
-from einpage.einsum_front.choose.coarsest_first import candidates
-from einpage.einsum_front.choose.working_set import Choice
-from einpage.einsum_front.elaborate.elaborate import elaborate
-from einpage.einsum_front.elaborate.tied_weights import tie
-from einpage.einsum_front.fuse.fuse import fuse, leaving
-from einpage.einsum_front.graph.opgraph import OpGraph
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.graph.taskgraph import TaskGraph
-from einpage.einsum_front.spec.document import load_document
-from einpage.einsum_front.tile.split import split
-from einpage.exec.load.inputs import TokenLists, token_sizes
-from einpage.exec.load.resolve import Resolved, check_assumptions, open_weights, present_names, resolve, spec_settings
-from einpage.exec.load.tokenizer import Tokenizer
+from einpage.exec.build.task_graph import Built, build_graph
 from einpage.memplan.bounds.bounds import GOOD_ENOUGH, Bounds, Effort, Reached, bounds
 from einpage.memplan.bounds.steady import steady_bounds
-from einpage.memplan.errors import DoesNotFit, Misfit
+from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.memgraph import MemGraph, Queue
 from einpage.memplan.graph.simulate import Timeline, moved_bytes, simulate
 from einpage.memplan.judge.reason import Fault
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import PlanOptions, plan
-from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.problem.machine import Machine
 from einpage.memplan.report import passes_figures, report, tasks_in_order
 from einpage.memplan.residency.resident_sets import Start
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A spec with all its sizes known, and the checkpoint it was opened with."""
-
-    program: Program
-    resolved: Resolved | None
-    """None where no weights were given: enough to plan, not to run."""
-    tokens: TokenLists | None = None
-    """The token lists at hand, which gave `batch` and `seq` where nothing else did."""
-    tokenizer: Tokenizer | None = None
-    """Turns token ids into text, where the checkpoint has one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    opgraph: OpGraph
-    choice: Choice
-    graph: TaskGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,106 +61,6 @@ class RejectedPlan(AssertionError):
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(f"the judge rejects this plan: {fault.reason.name}: {fault.message} (nodes {fault.nodes})")
-
-
-def open_model(
-    spec: str | Path,
-    settings: Mapping[str, str | int | float] | None = None,
-    weights: str | None = None,
-    tokens: TokenLists | None = None,
-    tokenizer: Tokenizer | None = None,
-) -> Model:
-    """Read a spec and give every size its value. `weights` as in `--weights`.
-
-    Raises SpecError, UsageError, WeightError, InputError: each before anything runs.
-    """
-    document = load_document(Path(spec))
-    settings = dict(settings or {})
-    checkpoint = open_weights(weights) if weights is not None else None
-    if checkpoint is not None:
-        check_assumptions(document.assume, checkpoint)
-    sizes = {entry.name for entry in document.sizes}
-    found = spec_settings(document.config, checkpoint, sizes) if checkpoint is not None else {}
-    implied = token_sizes(tokens, _whole_numbers(settings)) if tokens is not None else {}
-    implied = {name: n for name, n in implied.items() if name in sizes}
-    program = elaborate(document, {**found, **implied, **settings})
-    if tokens is not None:  # again, for settings that are expressions
-        token_sizes(tokens, {name: program.sizes[name] for name in ("batch", "seq") if name in settings and name in sizes})
-    if checkpoint is None:
-        return Model(program, None, tokens, tokenizer)
-    program = tie(program, present_names(program, checkpoint))
-    return Model(program, resolve(program, checkpoint), tokens, tokenizer)
-
-
-def _whole_numbers(settings: Mapping[str, str | int | float]) -> dict[str, int]:
-    """Those settings that are whole numbers as they stand; `elaborate` judges the rest."""
-    return {name: int(value) for name, value in settings.items() if str(value).strip().isdecimal()}
-
-
-def build_graph(
-    program: Program,
-    dtype: DType,
-    budget_bytes: int,
-    outputs: Sequence[str] | None = None,
-    pieces: Mapping[Letter, int] | None = None,
-    no_fuse: Sequence[str] = (),
-) -> Built:
-    """Fuse (all but `no_fuse`), choose a split for the budget (letters in `pieces` are fixed), and cut.
-
-    Raises DoesNotFit where the smallest working set is larger than the budget, UsageError for an unknown output or fusion
-    or an impossible split.
-    """
-    opgraph = fuse(program, outputs, leaving(no_fuse))
-    for choice in candidates(opgraph, dtype, budget_bytes, pieces):
-        found = Built(opgraph, choice, split(opgraph, choice.by_letter, dtype))
-        if largest_footprint(found.graph)[1] <= budget_bytes:
-            return found
-    found, at_least = smallest(opgraph, dtype, budget_bytes, pieces)
-    if largest_footprint(found.graph)[1] > budget_bytes:
-        raise DoesNotFit(_too_small(found.graph, budget_bytes, at_least))
-    return found
-
-
-def cut_graph(program: Program, dtype: DType, pieces: Mapping[Letter, int], outputs: Sequence[str], no_fuse: Sequence[str]) -> TaskGraph:
-    """The tasks of `program` with each letter of `pieces` in so many, and no other letter cut. Raises UsageError as build_graph."""
-    return split(fuse(program, outputs, leaving(no_fuse)), pieces, dtype)
-
-
-def smallest(opgraph: OpGraph, dtype: DType, enough: int, pieces: Mapping[Letter, int] | None = None) -> tuple[Built, int]:
-    """Cut so that the largest working set is as small as any split allows (letters in `pieces` are fixed), or no more than `enough`
-    bytes; and what any split needs at least, which is less than that only where the search was too long to end.
-
-    A choice states its working set from a sample of tasks, so the graphs themselves are counted while one may still be smaller.
-    """
-    best: tuple[int, Built] | None = None
-    for choice, at_least in smallest_first(opgraph, dtype, pieces):
-        if best is not None and at_least >= best[0]:
-            break
-        limit = max(choice.largest_bytes, enough)
-        for tried in (coarsened(opgraph, dtype, choice, limit, pieces), choice):
-            found = Built(opgraph, tried, split(opgraph, tried.by_letter, dtype))
-            nbytes = largest_footprint(found.graph)[1]
-            if best is None or nbytes < best[0]:
-                best = nbytes, found
-            if nbytes <= limit:
-                return found, min(at_least, nbytes)
-    assert best is not None, "there is always a split to try"
-    return best[1], best[0]
-
-
-def _too_small(graph: TaskGraph, budget_bytes: int, at_least: int) -> Misfit:
-    task, nbytes = largest_footprint(graph)
-    return Misfit(
-        task=graph.tasks[task].name,
-        place="device",
-        wanted=nbytes,
-        free=budget_bytes,
-        largest_hole=budget_bytes,
-        budget=budget_bytes,
-        pinned=(),
-        smallest_budget=nbytes,
-        at_least=at_least,
-    )
 
 
 def make_plan(

@@ -19,12 +19,10 @@ from time import perf_counter
 from einpage.einsum_front.base.dtype import RUN_DTYPES, DType
 from einpage.einsum_front.base.errors import EinpageError, UsageError
 from einpage.einsum_front.base.units import format_bytes, parse_bytes
-from einpage.einsum_front.fuse.fuse import fuse, leaving
-from einpage.einsum_front.fuse.show import render as render_show
-from einpage.einsum_front.fuse.show import summary
-from einpage.einsum_front.tile.split import split
 from einpage.exec.build.advice import advice
-from einpage.exec.build.judged_plan import Planned, build_graph, make_loop, make_plan, open_model
+from einpage.exec.build.judged_plan import Planned, make_loop, make_plan
+from einpage.exec.build.model import open_model
+from einpage.exec.build.task_graph import build_graph, cut_graph
 from einpage.exec.command.options import fusions_of, names_of, pieces_of, settings_of, start_of, write_timeline
 from einpage.exec.command.pack import pack_from_arguments
 from einpage.exec.command.trace import planned_trace
@@ -35,7 +33,6 @@ from einpage.exec.system.spinner import planning, said_to_wait
 from einpage.memplan.bounds.bounds import Effort
 from einpage.memplan.graph.planfile import save_plan
 from einpage.memplan.plan import PlanOptions
-from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.problem.machine import Machine, load_machine, machine_names, machine_text
 from einpage.memplan.report import render as render_report
 from einpage.memplan.residency.resident_sets import Start
@@ -154,15 +151,8 @@ def _plan_arguments(p: argparse.ArgumentParser, budget_required: bool = True) ->
 
 def show_command(a: argparse.Namespace) -> int:
     model = open_model(a.spec, settings_of(a.set), a.weights)
-    opgraph = fuse(model.program, names_of(a.outputs), leaving(fusions_of(a.no_fuse)))
-    graph = split(opgraph, pieces_of(a.split), DType(a.dtype))
-    task, nbytes = largest_footprint(graph)
-    if a.json:
-        figures = {**summary(opgraph, graph), "largest_working_set_bytes": nbytes, "largest_task": graph.tasks[task].name}
-        print(json.dumps(figures))
-    else:
-        print(render_show(opgraph, graph))
-        print(f"\nlargest working set  {format_bytes(nbytes)} ({nbytes:,} bytes): task {graph.tasks[task].name}")
+    built = cut_graph(model.program, DType(a.dtype), pieces_of(a.split), names_of(a.outputs), fusions_of(a.no_fuse))
+    print(json.dumps(built.facts()) if a.json else built.text())
     return 0
 
 

@@ -22,7 +22,8 @@ from safetensors.torch import save_file
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import format_bytes, format_seconds, parse_bytes, parse_rate
-from einpage.exec.build.judged_plan import Planned, open_model
+from einpage.exec.build.judged_plan import Planned
+from einpage.exec.build.model import open_model
 from einpage.exec.command.options import fusions_of, names_of, pieces_of, settings_of, start_of, write_timeline
 from einpage.exec.dispatch import progress as watching
 from einpage.exec.load.inputs import TokenLists, encode_prompts, read_input, read_tokens

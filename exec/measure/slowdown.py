@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.taskgraph import Kind
-from einpage.exec.build.judged_plan import build_graph, make_plan, open_model
+from einpage.exec.build.judged_plan import make_plan
+from einpage.exec.build.model import open_model
+from einpage.exec.build.task_graph import build_graph
 from einpage.exec.device.arena import HostArena, masters
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.dispatch.dynamic import run_dynamic

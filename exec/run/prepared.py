@@ -22,7 +22,9 @@ from einpage.einsum_front.base.units import format_bytes, format_seconds
 from einpage.einsum_front.graph.packed import flat
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, TensorId
-from einpage.exec.build.judged_plan import Model, Planned, build_graph, make_loop, make_plan
+from einpage.exec.build.judged_plan import Planned, make_loop, make_plan
+from einpage.exec.build.model import Model
+from einpage.exec.build.task_graph import build_graph
 from einpage.exec.device.arena import HostArena, before_outputs, masters, outputs
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.device.device import Device

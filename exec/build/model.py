@@ -1,0 +1,66 @@
+"""First stage: a spec and the checkpoint it is opened with become a Model, in which every size is known.
+
+In: a spec's path, `--set`, `--weights`, token lists. Out: a Model. A size comes from `--set`, else from the token lists, else from the
+checkpoint's own metadata, else from the spec. Only headers of the checkpoint are read; nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from einpage.einsum_front.elaborate.elaborate import elaborate
+from einpage.einsum_front.elaborate.tied_weights import tie
+from einpage.einsum_front.graph.program import Program
+from einpage.einsum_front.spec.document import load_document
+from einpage.exec.load.inputs import TokenLists, token_sizes
+from einpage.exec.load.resolve import Resolved, check_assumptions, open_weights, present_names, resolve, spec_settings
+from einpage.exec.load.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A spec with all its sizes known, and the checkpoint it was opened with."""
+
+    program: Program
+    resolved: Resolved | None
+    """None where no weights were given: enough to plan, not to run."""
+    tokens: TokenLists | None = None
+    """The token lists at hand, which gave `batch` and `seq` where nothing else did."""
+    tokenizer: Tokenizer | None = None
+    """Turns token ids into text, where the checkpoint has one."""
+
+
+def open_model(
+    spec: str | Path,
+    settings: Mapping[str, str | int | float] | None = None,
+    weights: str | None = None,
+    tokens: TokenLists | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> Model:
+    """Read a spec and give every size its value. `weights` as in `--weights`.
+
+    Raises SpecError, UsageError, WeightError, InputError: each before anything runs.
+    """
+    document = load_document(Path(spec))
+    settings = dict(settings or {})
+    checkpoint = open_weights(weights) if weights is not None else None
+    if checkpoint is not None:
+        check_assumptions(document.assume, checkpoint)
+    sizes = {entry.name for entry in document.sizes}
+    found = spec_settings(document.config, checkpoint, sizes) if checkpoint is not None else {}
+    implied = token_sizes(tokens, _whole_numbers(settings)) if tokens is not None else {}
+    implied = {name: n for name, n in implied.items() if name in sizes}
+    program = elaborate(document, {**found, **implied, **settings})
+    if tokens is not None:  # again, for settings that are expressions
+        token_sizes(tokens, {name: program.sizes[name] for name in ("batch", "seq") if name in settings and name in sizes})
+    if checkpoint is None:
+        return Model(program, None, tokens, tokenizer)
+    program = tie(program, present_names(program, checkpoint))
+    return Model(program, resolve(program, checkpoint), tokens, tokenizer)
+
+
+def _whole_numbers(settings: Mapping[str, str | int | float]) -> dict[str, int]:
+    """Those settings that are whole numbers as they stand; `elaborate` judges the rest."""
+    return {name: int(value) for name, value in settings.items() if str(value).strip().isdecimal()}
