@@ -42,7 +42,7 @@ def view(name: str, *shape: int, dtype: DType = F, cuts: dict[int, list[int]] | 
     for d, places in (cuts or {}).items():
         borders = [0, *places, shape[d]]
         boxes = [
-            Box((*b.start[:d], lo, *b.start[d + 1 :]), (*b.stop[:d], hi, *b.stop[d + 1 :]))
+            Box((*b.start[:d], lo, *b.start[d + 1 :]), (*b.end[:d], hi, *b.end[d + 1 :]))
             for b in boxes
             for lo, hi in itertools.pairwise(borders)
         ]
@@ -62,7 +62,7 @@ def fill(job: MapJob | ContractJob | AttentionJob | GatherJob, seed: int = 0, **
     rng = np.random.default_rng(seed)
     values = {}
     for v in job.reads:
-        shape = tuple(max(b.stop[d] for b in v.boxes) for d in range(len(v.boxes[0].stop)))
+        shape = tuple(max(b.end[d] for b in v.boxes) for d in range(len(v.boxes[0].end)))
         values[v.name] = rounded(given.get(v.name, rng.standard_normal(shape)), v.dtype)
     return Case(job, values)
 

@@ -30,7 +30,7 @@ def contract(
 ) -> Case:
     r = ranges(**extent)
     by = {q.letter: q for q in r}
-    box = Box(tuple(by[Letter(c)].start for c in target), tuple(by[Letter(c)].stop for c in target))
+    box = Box(tuple(by[Letter(c)].start for c in target), tuple(by[Letter(c)].end for c in target))
     out = View("out", dtype, (box,))
     job = ContractJob(r, reads, out, (Contraction(x, y, letters(summed)), *more), letters(target), epilogue or Acc(0), None, True)
     return fill(job, seed)
@@ -305,7 +305,7 @@ def nothing_left() -> Case:
 def gather(dtype: DType = F, cuts: dict[int, list[int]] | None = None, target: str = "bsm", **given: np.ndarray) -> Case:
     r = ranges(b=2, s=(1, 6), m=7)
     by = {q.letter: q for q in r}
-    box = Box(tuple(by[Letter(c)].start for c in target), tuple(by[Letter(c)].stop for c in target))
+    box = Box(tuple(by[Letter(c)].start for c in target), tuple(by[Letter(c)].end for c in target))
     job = GatherJob(
         r,
         (view("table", 12, 7, dtype=dtype, cuts=cuts), view("tokens", 2, 6, dtype=I32)),

@@ -20,10 +20,10 @@ def run_chain(case: Case, letter: str, pieces: list[int], backend: Backend, in_p
     job = case.job
     assert isinstance(job, ContractJob)
     extent = next(r for r in job.ranges if r.letter == letter)
-    borders = [extent.start, *pieces, extent.stop]
+    borders = [extent.start, *pieces, extent.end]
     box = job.result.boxes[0]
     n = len(job.contractions)
-    stack = View("chain", DType.FP32, (Box((0, *box.start), (n, *box.stop)),))
+    stack = View("chain", DType.FP32, (Box((0, *box.start), (n, *box.end)),))
     held: torch.Tensor | None = None
     for i, (start, stop) in enumerate(itertools.pairwise(borders)):
         last = i == len(borders) - 2
@@ -38,7 +38,7 @@ def run_chain(case: Case, letter: str, pieces: list[int], backend: Backend, in_p
             carry=carry,
             last=last,
         )
-        operands = Case(step, {**case.values, "chain": np.zeros(stack.boxes[0].stop)}).operands()
+        operands = Case(step, {**case.values, "chain": np.zeros(stack.boxes[0].end)}).operands()
         if held is not None:
             operands = (*operands[:-1], (held,))
         shape = step.result.boxes[0].shape
@@ -56,7 +56,7 @@ def _narrow(view: View, job: ContractJob, letter: str, start: int, stop: int) ->
     if not loads:
         return view
     box = view.boxes[0]
-    lo, hi = list(box.start), list(box.stop)
+    lo, hi = list(box.start), list(box.end)
     for d, index in enumerate(loads[0].indices):
         if not isinstance(index, Num) and index.letter == letter:  # type: ignore[union-attr]
             lo[d], hi[d] = start, stop

@@ -47,7 +47,7 @@ class Case:
 
 
 def cut(value: Array, box: Box, dtype: DType) -> torch.Tensor:
-    window = value[tuple(slice(a, b) for a, b in zip(box.start, box.stop, strict=True))]
+    window = value[tuple(slice(a, b) for a, b in zip(box.start, box.end, strict=True))]
     return torch.from_numpy(np.array(window, order="C")).to(TORCH[dtype]).clone()
 
 
@@ -62,13 +62,13 @@ def expected(case: Case, sizes: list[float] | None = None) -> Array:
     job = case.job
     box = job.result.boxes[0]
     out = np.full(box.shape, np.nan)
-    ranges = {r.letter: np.arange(r.start, r.stop) for r in job.ranges}
+    ranges = {r.letter: np.arange(r.start, r.end) for r in job.ranges}
     for part in parts(job):
         letters = [i.letter for i in part.target if isinstance(i, Axis)]
         order = [*letters, *(x for x in ranges if x not in letters)]
         value = evaluate(part.expr, order, ranges, case.values, sizes)
         value = np.broadcast_to(value, [len(ranges[x]) if x in letters else 1 for x in order]).reshape([len(ranges[x]) for x in letters])
-        if any(isinstance(i, Num) and not box.start[d] <= i.value < box.stop[d] for d, i in enumerate(part.target)):
+        if any(isinstance(i, Num) and not box.start[d] <= i.value < box.end[d] for d, i in enumerate(part.target)):
             continue
         where: list[Any] = []
         for d, index in enumerate(part.target):

@@ -30,7 +30,7 @@ def tiles(draw: st.DrawFn, name: str, shape: tuple[int, ...], dtype: DType) -> V
         if extent > 1 and len(boxes) < 3 and draw(st.integers(0, 3)) == 0:
             at = draw(st.integers(1, extent - 1))
             boxes = [
-                Box((*b.start[:d], lo, *b.start[d + 1 :]), (*b.stop[:d], hi, *b.stop[d + 1 :]))
+                Box((*b.start[:d], lo, *b.start[d + 1 :]), (*b.end[:d], hi, *b.end[d + 1 :]))
                 for b in boxes
                 for lo, hi in ((0, at), (at, extent))
             ]
@@ -57,7 +57,7 @@ def places_along(draw: st.DrawFn, letter: str, stop: int) -> tuple[Expr, int]:
 def map_jobs(draw: st.DrawFn) -> Case:
     word = "abc"
     r = draw(ranges(word))
-    stop = {q.letter: q.stop for q in r}
+    stop = {q.letter: q.end for q in r}
     dtype = draw(FLOATS)
     reads: list[View] = []
     places: list[Load] = []
@@ -71,7 +71,7 @@ def map_jobs(draw: st.DrawFn) -> Case:
     free = frozenset(c for c in word if c in target)
     body = draw(expressions(places, free, frozenset(bound), draw(st.integers(2, DEPTH))))
     by = {q.letter: q for q in r}
-    box = Box(tuple(by[Letter(c)].start for c in target), tuple(by[Letter(c)].stop for c in target))
+    box = Box(tuple(by[Letter(c)].start for c in target), tuple(by[Letter(c)].end for c in target))
     job = MapJob(r, tuple(reads), View("r", dtype, (box,)), (Part(tuple(ex(c) for c in target), body),))
     return fill(job, draw(st.integers(0, 99)))
 
@@ -146,7 +146,7 @@ def contract_jobs(draw: st.DrawFn) -> Case:
 
     def factor(name: str, word: str) -> tuple[View, Load]:
         own = draw(st.permutations(word))
-        return draw(tiles(name, tuple(by[Letter(c)].stop for c in own), dtype)), ld(name, *own)
+        return draw(tiles(name, tuple(by[Letter(c)].end for c in own), dtype)), ld(name, *own)
 
     (x_view, x), (y_view, y) = factor("x", batch + rows + inner), factor("y", batch + columns + inner)
     target = "".join(draw(st.permutations(batch + rows + columns)))
@@ -160,7 +160,7 @@ def contract_jobs(draw: st.DrawFn) -> Case:
         contractions.append(Contraction(x, z, letters(inner)))
         epilogue = op("+", epilogue, op("*", Acc(1), 0.5))
     used = tuple(q for q in r if q.letter in batch + rows + columns + inner)
-    box = Box(tuple(by[Letter(k)].start for k in target), tuple(by[Letter(k)].stop for k in target))
+    box = Box(tuple(by[Letter(k)].start for k in target), tuple(by[Letter(k)].end for k in target))
     return fill(
         ContractJob(used, tuple(reads), View("out", dtype, (box,)), tuple(contractions), letters(target), epilogue, None, True),
         draw(st.integers(0, 99)),

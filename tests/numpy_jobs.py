@@ -23,7 +23,7 @@ def evaluate(graph: TaskGraph, data: Mapping[str, Array]) -> dict[TensorId, Arra
     tensors: dict[TensorId, Array] = {}
     for t in graph.tensors:
         if t.kind in HOST_AT_START:
-            tensors[t.id] = data[t.value][tuple(slice(a, b) for a, b in zip(t.box.start, t.box.stop, strict=True))]
+            tensors[t.id] = data[t.value][tuple(slice(a, b) for a, b in zip(t.box.start, t.box.end, strict=True))]
     for task in graph.tasks:
         tensors[task.result] = run_job(task, [[tensors[t] for t in operand] for operand in task.operands])
         assert tensors[task.result].shape == graph.tensors[task.result].shape
@@ -43,7 +43,7 @@ def run_job(task: Task, operands: list[list[Array]]) -> Array:
         case GatherJob():
             rows = _broadcast(job.load.indices[0], [job.target[0]], ranges, wholes, [])
             columns = ranges[_axis(job.load.indices[1])]
-            return wholes[job.load.name][rows.astype(np.int64)][:, columns.start : columns.stop]
+            return wholes[job.load.name][rows.astype(np.int64)][:, columns.start : columns.end]
         case ContractJob():
             letters = list(job.target)
             product = _contract(job, ranges, wholes, letters)
@@ -62,10 +62,10 @@ def _contract(job: ContractJob, ranges: Mapping[Letter, Range], wholes: Mapping[
 
 def _whole(view: View, tiles: list[Array]) -> Array:
     """The tiles at their place in the value, NaN (or a huge row number) where the job has no tile."""
-    stop = [max(box.stop[d] for box in view.boxes) for d in range(len(view.boxes[0].stop))]
+    stop = [max(box.end[d] for box in view.boxes) for d in range(len(view.boxes[0].end))]
     whole = np.full(stop, np.nan if tiles[0].dtype == np.float32 else 2**30, tiles[0].dtype)
     for box, tile in zip(view.boxes, tiles, strict=True):
-        whole[tuple(slice(a, b) for a, b in zip(box.start, box.stop, strict=True))] = tile
+        whole[tuple(slice(a, b) for a, b in zip(box.start, box.end, strict=True))] = tile
     return whole
 
 
@@ -83,7 +83,7 @@ def _broadcast(e: Expr, letters: list[Letter], ranges: Mapping[Letter, Range], w
             return accs[e.index]
         case Load():
             own = [_axis(i) for i in e.indices]
-            part = wholes[e.name][tuple(slice(ranges[x].start, ranges[x].stop) for x in own)]
+            part = wholes[e.name][tuple(slice(ranges[x].start, ranges[x].end) for x in own)]
             order = sorted(range(len(own)), key=lambda d: letters.index(own[d]))
             shape = [ranges[x].extent if x in own else 1 for x in letters]
             return np.broadcast_to(part.transpose(order).reshape(shape), [ranges[x].extent for x in letters])

@@ -29,7 +29,7 @@ Data = Mapping[str, NDArray[Any]]
 
 
 def slices(box: Box) -> tuple[slice, ...]:
-    return tuple(slice(a, b) for a, b in zip(box.start, box.stop, strict=True))
+    return tuple(slice(a, b) for a, b in zip(box.start, box.end, strict=True))
 
 
 def direct(graph: TaskGraph, values: Data, backend: Backend = Backend.TORCH) -> dict[str, Tensor]:

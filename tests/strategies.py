@@ -73,12 +73,12 @@ class Builder:
         self.cuts[letter] = tuple(Range(letter, a, b) for a, b in zip([0, *stops], stops, strict=False))
 
     def extent(self, letter: Letter) -> int:
-        return self.cuts[letter][-1].stop
+        return self.cuts[letter][-1].end
 
     def box(self, letters: tuple[Letter, ...], cell: Cell, stacked: bool = False) -> Box:
         ranges = [self.cuts[x][c] for x, c in zip(letters, cell, strict=True)]
         front = [Range(Letter("_"), 0, 1)] if stacked else []
-        return Box(tuple(r.start for r in front + ranges), tuple(r.stop for r in front + ranges))
+        return Box(tuple(r.start for r in front + ranges), tuple(r.end for r in front + ranges))
 
     def cells(self, letters: tuple[Letter, ...]) -> list[Cell]:
         return list(product(*(range(len(self.cuts[x])) for x in letters)))
@@ -91,7 +91,7 @@ class Builder:
         made = Made(name, letters, kind, dtype)
         for cell in self.cells(letters):
             box = self.box(letters, cell, stacked)
-            text = ",".join(f"{a}:{b}" for a, b in zip(box.start, box.stop, strict=True))
+            text = ",".join(f"{a}:{b}" for a, b in zip(box.start, box.end, strict=True))
             made.tiles[cell] = TensorId(len(self.tensors))
             self.tensors.append(Tensor(made.tiles[cell], f"{name}[{text}]", name, box, dtype, kind))
         return made
@@ -225,7 +225,7 @@ def _add_contract_step(
         inplace.append(before.tiles[cell])
     operands = [tuple(tiles) for tiles in read.values()]
     views = tuple(b.view(name, tiles) for name, tiles in zip(read, operands, strict=True))
-    span = Range(r, b.cuts[r][pieces[0]].start, b.cuts[r][pieces[-1]].stop)
+    span = Range(r, b.cuts[r][pieces[0]].start, b.cuts[r][pieces[-1]].end)
     ranges = (*(b.cuts[z][fixed[z]] for z in target), span)
     contraction = Contraction(_load(x), _load(y), (r,))
     job = ContractJob(ranges, views, b.view(after.name, (after.tiles[cell],)), (contraction,), target, epilogue, carry, last)

@@ -94,7 +94,7 @@ def test_outputs_are_put_together_from_their_tiles() -> None:
             tensor = graph.tensors[residency.tensor]
             shape = next(v.shape for v in graph.values if v.name == tensor.value)
             whole = torch.arange(prod(shape)).float().view(shape)
-            box = tuple(slice(a, b) for a, b in zip(tensor.box.start, tensor.box.stop, strict=True))
+            box = tuple(slice(a, b) for a, b in zip(tensor.box.start, tensor.box.end, strict=True))
             host.view(residency.extents[0], tensor.shape, tensor.dtype).copy_(whole[box])
         for name, value in graph.outputs:
             found = outputs(plan, host)[name]

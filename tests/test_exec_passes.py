@@ -41,7 +41,7 @@ def test_passes_give_the_direct_result_each(drawn: st.DataObject, graph: TaskGra
     for other in (values, data(graph, seed + 1), values):
         for tensor in graph.tensors:
             if tensor.value in other and tensor.kind.value == "input":
-                box = tuple(slice(a, b) for a, b in zip(tensor.box.start, tensor.box.stop, strict=True))
+                box = tuple(slice(a, b) for a, b in zip(tensor.box.start, tensor.box.end, strict=True))
                 masters(loop, host)[tensor.id].copy_(torch.from_numpy(other[tensor.value][box].copy()))
         fresh = {**values, **{v.name: other[v.name] for v in graph.values if v.kind.value == "input"}}
         dispatch(loop, device)

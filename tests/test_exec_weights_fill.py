@@ -93,7 +93,7 @@ def test_every_tile_holds_its_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     said: list[tuple[str, int]] = []
     fill(graph, resolved, slots, lambda name, nbytes: said.append((name, nbytes)))
     for tensor in graph.tensors:
-        wanted = expected[tuple(slice(a, b) for a, b in zip(tensor.box.start, tensor.box.stop, strict=True))].to(TORCH[dtype])
+        wanted = expected[tuple(slice(a, b) for a, b in zip(tensor.box.start, tensor.box.end, strict=True))].to(TORCH[dtype])
         assert torch.equal(slots[tensor.id], wanted), tensor.name
     assert sum(n for _, n in said) == sum(t.nbytes for t in graph.tensors)
     assert {name for name, _ in said} == {"w"}
@@ -109,7 +109,7 @@ def test_casts_are_those_of_torch(tmp_path: Path, stored: torch.dtype, dtype: DT
     graph, slots = tiled({case: cut(case.shape, (2, 3))}, dtype)
     fill(graph, Resolved(open_weights(str(tmp_path)), {"w": case.sources[0]}), slots)
     for tensor in graph.tensors:
-        wanted = data[tuple(slice(a, b) for a, b in zip(tensor.box.start, tensor.box.stop, strict=True))].to(TORCH[dtype])
+        wanted = data[tuple(slice(a, b) for a, b in zip(tensor.box.start, tensor.box.end, strict=True))].to(TORCH[dtype])
         assert torch.equal(slots[tensor.id], wanted), tensor.name
 
 
@@ -128,7 +128,7 @@ def test_blocks_partition_the_weight_within_their_size(data: st.DataObject) -> N
         patch.setattr(fill_module, "BLOCK_BYTES", block_bytes)
         columns = prod(shape[d] for d in groups[-1])
         for block in read_blocks(random, case.sources[0], shape):
-            seen[tuple(slice(a, b) for a, b in zip(block.box.start, block.box.stop, strict=True))] += 1
+            seen[tuple(slice(a, b) for a, b in zip(block.box.start, block.box.end, strict=True))] += 1
             assert block.data.shape == block.box.shape
             assert block.data.numel() * 4 <= max(block_bytes, columns * 4)
     assert (seen == 1).all()

@@ -81,7 +81,7 @@ def test_a_causal_mask_leaves_empty_blocks_out(pieces: dict[Letter, int]) -> Non
         if isinstance(task.job, AttentionJob):
             ranges = {r.letter: r for r in task.job.ranges}
             s, t = ranges[Letter("s")], ranges[Letter("t")]
-            assert t.stop <= -(-s.stop // GRAIN) * GRAIN, f"{task.name} reads keys up to {t.stop} for queries up to {s.stop}"
+            assert t.end <= -(-s.end // GRAIN) * GRAIN, f"{task.name} reads keys up to {t.end} for queries up to {s.end}"
 
 
 def test_fusion_of_a_llama_layer() -> None:

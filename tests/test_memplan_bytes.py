@@ -47,7 +47,7 @@ def run_in(order: list[NodeId], plan: MemGraph, given_data: dict[str, NDArray[An
 
     for r in plan.start:
         tensor = graph.tensors[plan.residencies[r].tensor]
-        tile(r)[...] = given_data[tensor.value][tuple(slice(a, b) for a, b in zip(tensor.box.start, tensor.box.stop, strict=True))]
+        tile(r)[...] = given_data[tensor.value][tuple(slice(a, b) for a, b in zip(tensor.box.start, tensor.box.end, strict=True))]
     for n in order:
         match plan.nodes[n]:
             case Compute() | HostGather() as node:

@@ -75,7 +75,7 @@ def joined(graph: TaskGraph, tensors: dict[TensorId, Array], value: str) -> Arra
     whole = np.full(next(v.shape for v in graph.values if v.name == value), np.nan, np.float32)
     for t in graph.tensors:
         if t.value == value:
-            whole[tuple(slice(a, b) for a, b in zip(t.box.start, t.box.stop, strict=True))] = tensors[t.id]
+            whole[tuple(slice(a, b) for a, b in zip(t.box.start, t.box.end, strict=True))] = tensors[t.id]
     return whole
 
 

@@ -34,8 +34,8 @@ class Columns(Sequence[T]):
     __slots__ = ()
 
     @abstractmethod
-    def entries(self, start: int, stop: int) -> Iterator[T]:
-        """Those at start ≤ i < stop, where 0 ≤ start ≤ stop ≤ len(self)."""
+    def entries(self, start: int, end: int) -> Iterator[T]:
+        """Those at start ≤ i < end, where 0 ≤ start ≤ end ≤ len(self)."""
 
     def entry(self, i: int) -> T:
         """That at 0 ≤ i < len(self)."""
@@ -49,8 +49,8 @@ class Columns(Sequence[T]):
 
     def __getitem__(self, at: int | slice) -> T | tuple[T, ...]:
         if isinstance(at, slice):
-            start, stop, step = at.indices(len(self))
-            return tuple(self.entries(start, max(start, stop))) if step == 1 else tuple(self[i] for i in range(start, stop, step))
+            start, end, step = at.indices(len(self))
+            return tuple(self.entries(start, max(start, end))) if step == 1 else tuple(self[i] for i in range(start, end, step))
         i = at + len(self) if at < 0 else at
         if not 0 <= i < len(self):
             raise IndexError(f"entry {at} of {len(self)}")
@@ -69,9 +69,9 @@ class Columns(Sequence[T]):
         return hash(tuple(self))
 
 
-def ragged(row: Int32s, flat: NDArray[Any], start: int, stop: int) -> list[tuple[Any, ...]]:
-    """Entries start ≤ i < stop of a ragged column, as tuples."""
-    rows: list[int] = row[start : stop + 1].tolist()
+def ragged(row: Int32s, flat: NDArray[Any], start: int, end: int) -> list[tuple[Any, ...]]:
+    """Entries start ≤ i < end of a ragged column, as tuples."""
+    rows: list[int] = row[start : end + 1].tolist()
     found = flat[rows[0] : rows[-1]].tolist()
     return [tuple(found[a - rows[0] : b - rows[0]]) for a, b in pairwise(rows)]
 

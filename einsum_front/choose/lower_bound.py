@@ -128,8 +128,8 @@ class Floors:
         each = {letter: lengths.each for letter, lengths in own.items()}
         if isinstance(op, AttentionOp):
             last = {letter: (extent - 1, extent) for letter, extent in self.extents.items()} | {op.row: (0, self.extents[op.row])}
-            start, stop = visible(op.score, op.row, last, GRAIN)
-            yield {**each, op.row: max(1, stop - start)}, None
+            start, end = visible(op.score, op.row, last, GRAIN)
+            yield {**each, op.row: max(1, end - start)}, None
             if condition(op.score) is not None:
                 longest[op.row] = each[op.row] = 1
         yield longest, None

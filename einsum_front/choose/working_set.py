@@ -170,7 +170,7 @@ class _Count:
         (box,) = boxes
         if (n, box) not in self.known:
             counts = {1: 1}  # how many blocks there are of so many elements, a dimension after another
-            for points, a, b in zip(grid.cuts, box.start, box.stop, strict=True):
+            for points, a, b in zip(grid.cuts, box.start, box.end, strict=True):
                 widths = Counter(points[i + 1] - points[i] for i in range(bisect_right(points, a) - 1, bisect_left(points, b)))
                 pairs = [(size * width, c * k) for size, c in counts.items() for width, k in widths.items()]
                 counts = {size: sum(c for s, c in pairs if s == size) for size, _ in pairs}

@@ -61,7 +61,7 @@ class Pending:
     def shape(self, extents: Mapping[Letter, int], source: SourceFile, reader: Span | None) -> tuple[int, ...]:
         """The shape of the whole value. Raises SpecError, naming a missing part, where the parts do not cover it."""
         boxes = [box_of(p.target, extents) for p in self.parts]
-        shape = tuple(max(stops) for stops in zip(*(b.stop for b in boxes), strict=True))
+        shape = tuple(max(ends) for ends in zip(*(b.end for b in boxes), strict=True))
         if sum(b.size for b in boxes) == prod(shape):
             return shape
         read = f", but it is read in line {reader.line}" if reader else ""
@@ -98,5 +98,5 @@ class Pending:
 def box_of(target: tuple[Expr, ...], extents: Mapping[Letter, int]) -> Box:
     """The box of indices a target covers: a letter its whole extent, a number itself."""
     starts = tuple(int(i.value) if isinstance(i, Num) else 0 for i in target)
-    stops = tuple(extents[i.letter] if isinstance(i, Axis) else s + 1 for i, s in zip(target, starts, strict=True))
-    return Box(starts, stops)
+    ends = tuple(extents[i.letter] if isinstance(i, Axis) else s + 1 for i, s in zip(target, starts, strict=True))
+    return Box(starts, ends)

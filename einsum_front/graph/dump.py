@@ -42,7 +42,7 @@ def _task(task: Task, number_by_job: dict[Job, int]) -> str:
 
 
 def _job(job: Job) -> str:
-    ranges = " ".join(f"{r.letter}={r.start}:{r.stop}" for r in job.ranges)
+    ranges = " ".join(f"{r.letter}={r.start}:{r.end}" for r in job.ranges)
     reads = " ".join(_view(v) for v in job.reads)
     return f"{ranges} | {reads} | {_view(job.result)} | {_math(job)}"
 
@@ -68,5 +68,5 @@ def _letters(letters: tuple[Letter, ...]) -> str:
 
 
 def _view(view: View) -> str:
-    boxes = " ".join(",".join(f"{a}:{b}" for a, b in zip(box.start, box.stop, strict=True)) for box in view.boxes)
+    boxes = " ".join(",".join(f"{a}:{b}" for a, b in zip(box.start, box.end, strict=True)) for box in view.boxes)
     return f"{view.name}:{view.dtype.value}[{boxes}]"

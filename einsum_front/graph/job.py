@@ -21,25 +21,25 @@ from einpage.einsum_front.base.dtype import DType
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A half-open box of indices of a value: one `start` and `stop` per dimension."""
+    """A half-open box of indices of a value: one `start` and `end` per dimension."""
 
     start: tuple[int, ...]
-    stop: tuple[int, ...]
+    end: tuple[int, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(map(sub, self.stop, self.start))
+        return tuple(map(sub, self.end, self.start))
 
     @property
     def size(self) -> int:
-        return prod(map(sub, self.stop, self.start))
+        return prod(map(sub, self.end, self.start))
 
     def intersects(self, other: Box) -> bool:
         """True where the two boxes share an element (always, for two boxes of no dimensions)."""
-        return all(a < d and c < b for a, b, c, d in zip(self.start, self.stop, other.start, other.stop, strict=True))
+        return all(a < d and c < b for a, b, c, d in zip(self.start, self.end, other.start, other.end, strict=True))
 
     def contains(self, other: Box) -> bool:
-        return all(a <= c and d <= b for a, b, c, d in zip(self.start, self.stop, other.start, other.stop, strict=True))
+        return all(a <= c and d <= b for a, b, c, d in zip(self.start, self.end, other.start, other.end, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ class Range:
 
     letter: Letter
     start: int
-    stop: int
+    end: int
 
     @property
     def extent(self) -> int:
-        return self.stop - self.start
+        return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True)

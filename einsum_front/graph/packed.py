@@ -43,8 +43,8 @@ class Texts:
             row.append(len(joined))
         return Texts(bytes(joined), frozen(row))
 
-    def entries(self, start: int, stop: int) -> Iterator[str]:
-        return (self.utf8[a:b].decode() for a, b in pairwise(self.row[start : stop + 1].tolist()))
+    def entries(self, start: int, end: int) -> Iterator[str]:
+        return (self.utf8[a:b].decode() for a, b in pairwise(self.row[start : end + 1].tolist()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,9 +64,9 @@ class Tensors(Columns[Tensor]):
     def __len__(self) -> int:
         return len(self.id)
 
-    def entries(self, start: int, stop: int) -> Iterator[Tensor]:
-        ids, boxes, sorts = (column[start:stop].tolist() for column in (self.id, self.box, self.sort))
-        for at, i, number, sort in zip(range(start, stop), ids, boxes, sorts, strict=True):
+    def entries(self, start: int, end: int) -> Iterator[Tensor]:
+        ids, boxes, sorts = (column[start:end].tolist() for column in (self.id, self.box, self.sort))
+        for at, i, number, sort in zip(range(start, end), ids, boxes, sorts, strict=True):
             (value, dtype, kind), box = self.sorts[sort], self.boxes[number]
             yield Tensor(i, self.name_by_tensor.get(at) or tile_name(value, box), value, box, dtype, kind)
 
@@ -94,12 +94,12 @@ class Tasks(Columns[Task]):
     def __len__(self) -> int:
         return len(self.whole)
 
-    def entries(self, start: int, stop: int) -> Iterator[Task]:
-        names = self.name.entries(start, stop)
-        rows: list[int] = self.operand_row[start : stop + 1].tolist()
+    def entries(self, start: int, end: int) -> Iterator[Task]:
+        names = self.name.entries(start, end)
+        rows: list[int] = self.operand_row[start : end + 1].tolist()
         each: list[tuple[TensorId, ...]] = ragged(self.tile_row, self.reads, rows[0], rows[-1])
-        taken: list[tuple[TensorId, ...]] = ragged(self.inplace_row, self.inplace, start, stop)
-        columns = (column[start:stop].tolist() for column in (self.whole, self.gathers, self.seconds))
+        taken: list[tuple[TensorId, ...]] = ragged(self.inplace_row, self.inplace, start, end)
+        columns = (column[start:end].tolist() for column in (self.whole, self.gathers, self.seconds))
         for name, (a, b), inplace, whole, gathers, s in zip(names, pairwise(rows), taken, *columns, strict=True):
             number, op, result, flops, touched, workspace, job = whole
             seconds = None if isnan(s) else s

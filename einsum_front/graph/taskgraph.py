@@ -67,7 +67,7 @@ class Value:
 class Tensor:
     id: TensorId
     name: str
-    """`value[start:stop,...]`, unique."""
+    """`value[start:end,...]`, unique."""
     value: str
     """The key of its Value in TaskGraph.values."""
     box: Box
@@ -84,8 +84,8 @@ class Tensor:
 
 
 def tile_name(value: str, box: Box) -> str:
-    """`value[start:stop,...]`"""
-    return f"{value}[{','.join(f'{a}:{b}' for a, b in zip(box.start, box.stop, strict=True))}]"
+    """`value[start:end,...]`"""
+    return f"{value}[{','.join(f'{a}:{b}' for a, b in zip(box.start, box.end, strict=True))}]"
 
 
 @dataclass(frozen=True, slots=True)

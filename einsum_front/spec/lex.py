@@ -25,7 +25,7 @@ class Token:
     """Offset in the snippet."""
 
     @property
-    def stop(self) -> int:
+    def end(self) -> int:
         return self.start + len(self.text)
 
     def shown(self) -> str:
@@ -62,11 +62,11 @@ def tokens(snippet: Snippet) -> Iterator[Token]:
 
 
 def _check_number(snippet: Snippet, piece: str, at: int) -> None:
-    stop = at + len(piece)
+    end = at + len(piece)
     if len(piece) > _LONGEST_NUMBER:
         snippet.fail(at, at + 1, f"a number of {len(piece)} characters", expected=f"at most {_LONGEST_NUMBER}")
-    following = snippet.text[stop : stop + 1]
+    following = snippet.text[end : end + 1]
     if following.isalnum() or following in ("_", "."):
-        snippet.fail(at, stop + 1, f"`{piece}{following}` is not a number", cure=f"write a product as `{piece}*{following}`")
+        snippet.fail(at, end + 1, f"`{piece}{following}` is not a number", cure=f"write a product as `{piece}*{following}`")
     if "__" in piece or piece.endswith("_") or "_." in piece or "._" in piece or "_e" in piece.lower():
-        snippet.fail(at, stop, f"`{piece}` is not a number", cure="an underscore stands between two digits")
+        snippet.fail(at, end, f"`{piece}` is not a number", cure="an underscore stands between two digits")

@@ -81,13 +81,13 @@ def parse_axes(snippet: Snippet) -> tuple[AxesGroup, ...]:
             groups.append(AxesGroup(tuple(inner)))
             open_at = None
         elif token.kind is TokenKind.WORD:
-            letter = (Letter(token.text), snippet.span(token.start, token.stop))
+            letter = (Letter(token.text), snippet.span(token.start, token.end))
             if open_at is None:
                 groups.append(AxesGroup((letter,)))
             else:
                 inner.append(letter)
         elif token.kind is not TokenKind.END or open_at is not None:
-            snippet.fail(token.start, token.stop, f"found {token.shown()} in a list of axes", expected="letters, as in `(k g z e) m`")
+            snippet.fail(token.start, token.end, f"found {token.shown()} in a list of axes", expected="letters, as in `(k g z e) m`")
     return tuple(groups)
 
 
@@ -98,7 +98,7 @@ class _Parser:
         self._snippet = snippet
         self._tokens = tokens(snippet)
         self._token = next(self._tokens)
-        self._last_stop = 0
+        self._last_end = 0
         self._nesting = 0
 
     def statement(self) -> Statement:
@@ -109,7 +109,7 @@ class _Parser:
         indices: tuple[Expr, ...] = ()
         if self._token.text == "[":
             indices = self._indices()
-        span = self._snippet.span(start.start, self._last_stop)
+        span = self._snippet.span(start.start, self._last_end)
         if name in RESERVED:
             self._fail(start, f"`{name}` is a word of the language and cannot be set", cure="choose another name")
         if self._token.text not in ("=", "+="):
@@ -147,7 +147,7 @@ class _Parser:
                 self._fail(token, "comparisons do not chain", cure="write `a < b and b < c`")
             right, right_height = self._binary(level + 1)
             height = self._taller(token, height, right_height)
-            left = Binary(token.text, left, right, self._snippet.span(start, self._last_stop))
+            left = Binary(token.text, left, right, self._snippet.span(start, self._last_end))
             compared = level == _COMPARISON
         return left, height
 
@@ -156,7 +156,7 @@ class _Parser:
         self._nest(token)
         x, height = self._binary(_COMPARISON)
         self._nesting -= 1
-        return Unary("not", x, self._snippet.span(token.start, self._last_stop)), self._taller(token, height)
+        return Unary("not", x, self._snippet.span(token.start, self._last_end)), self._taller(token, height)
 
     def _unary(self) -> tuple[Expr, int]:
         token = self._token
@@ -166,7 +166,7 @@ class _Parser:
         self._nest(token)
         x, height = self._unary()
         self._nesting -= 1
-        return Unary("-", x, self._snippet.span(token.start, self._last_stop)), self._taller(token, height)
+        return Unary("-", x, self._snippet.span(token.start, self._last_end)), self._taller(token, height)
 
     def _power(self) -> tuple[Expr, int]:
         start = self._token.start
@@ -178,13 +178,13 @@ class _Parser:
         exponent, exponent_height = self._unary()
         self._nesting -= 1
         height = self._taller(token, height, exponent_height)
-        return Binary("**", base, exponent, self._snippet.span(start, self._last_stop)), height
+        return Binary("**", base, exponent, self._snippet.span(start, self._last_end)), height
 
     def _atom(self) -> tuple[Expr, int]:
         token = self._token
         if token.kind is TokenKind.NUMBER:
             self._advance()
-            return Num(_number(token.text), self._snippet.span(token.start, token.stop)), 1
+            return Num(_number(token.text), self._snippet.span(token.start, token.end)), 1
         if token.kind is TokenKind.WORD and token.text not in ("and", "or", "not"):
             return self._word()
         if token.text == "(":
@@ -206,8 +206,8 @@ class _Parser:
             self._fail(token, f"`{word}` is a function", expected=f"`{_usage(word)}`")
         if following == "[":
             indices, height = self._bracketed("]", token)
-            return Load(word, indices, self._snippet.span(token.start, self._last_stop)), height + 1
-        return Name(word, self._snippet.span(token.start, token.stop)), 1
+            return Load(word, indices, self._snippet.span(token.start, self._last_end)), height + 1
+        return Name(word, self._snippet.span(token.start, token.end)), 1
 
     def _call(self, token: Token) -> tuple[Expr, int]:
         word = token.text
@@ -217,12 +217,12 @@ class _Parser:
             known = (*FUNCTIONS, *REDUCTIONS)
             cure = did_you_mean(word, known) or f"an element of a value is written `{word}[…]`"
             raise self._snippet.source.error(
-                self._snippet.span(token.start, token.stop), f"unknown function `{word}`", exists=listing(known), cure=cure
+                self._snippet.span(token.start, token.end), f"unknown function `{word}`", exists=listing(known), cure=cure
             )
         args, height = self._bracketed(")", token)
         if len(args) != FUNCTIONS[word]:
             self._fail(token, f"`{word}` takes {FUNCTIONS[word]} argument(s), found {len(args)}", expected=f"`{_usage(word)}`")
-        return Call(word, args, self._snippet.span(token.start, self._last_stop)), height + 1
+        return Call(word, args, self._snippet.span(token.start, self._last_end)), height + 1
 
     def _reduction(self, token: Token) -> tuple[Expr, int]:
         self._advance()
@@ -244,7 +244,7 @@ class _Parser:
         self._advance()
         body, height = self.expression()
         self._expect(")", opened)
-        span = self._snippet.span(token.start, self._last_stop)
+        span = self._snippet.span(token.start, self._last_end)
         return Reduce(REDUCTIONS[token.text], tuple(letters), body, span), self._taller(token, height)
 
     def _indices(self) -> tuple[Expr, ...]:
@@ -277,7 +277,7 @@ class _Parser:
     def _advance(self) -> Token:
         token = self._token
         if token.kind is not TokenKind.END:
-            self._last_stop = token.stop
+            self._last_end = token.end
             self._token = next(self._tokens)
         return token
 
@@ -299,7 +299,7 @@ class _Parser:
         )
 
     def _fail(self, token: Token, message: str, *, expected: str | None = None, cure: str | None = None) -> NoReturn:
-        self._snippet.fail(token.start, max(token.stop, token.start + 1), message, expected=expected, cure=cure)
+        self._snippet.fail(token.start, max(token.end, token.start + 1), message, expected=expected, cure=cure)
 
 
 def _usage(word: str) -> str:

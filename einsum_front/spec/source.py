@@ -52,21 +52,21 @@ class Snippet:
         line, column = self.places[-1]
         return line, column + 1
 
-    def span(self, start: int, stop: int) -> Span:
-        """The span of text[start:stop], as much of it as stands on the line where it starts."""
+    def span(self, start: int, end: int) -> Span:
+        """The span of text[start:end], as much of it as stands on the line where it starts."""
         line, column = self.place(start)
-        last_line, last_column = self.place(max(start, stop - 1))
+        last_line, last_column = self.place(max(start, end - 1))
         length = last_column - column + 1 if last_line == line else len(self.source.lines[line - 1]) - column + 1
         return Span(line, column, max(1, length))
 
-    def part(self, start: int, stop: int) -> Snippet:
-        """text[start:stop], as a snippet."""
+    def part(self, start: int, end: int) -> Snippet:
+        """text[start:end], as a snippet."""
         line, column = self.place(start)
-        return Snippet(self.text[start:stop], self.source, line, column, self.places[start:stop])
+        return Snippet(self.text[start:end], self.source, line, column, self.places[start:end])
 
     def whole(self) -> Span:
         return self.span(0, len(self.text))
 
-    def fail(self, start: int, stop: int, message: str, *, expected: str | None = None, cure: str | None = None) -> NoReturn:
-        """Raise SpecError at text[start:stop]."""
-        raise self.source.error(self.span(start, stop), message, expected=expected, cure=cure)
+    def fail(self, start: int, end: int, message: str, *, expected: str | None = None, cure: str | None = None) -> NoReturn:
+        """Raise SpecError at text[start:end]."""
+        raise self.source.error(self.span(start, end), message, expected=expected, cure=cure)

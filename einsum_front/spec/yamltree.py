@@ -151,9 +151,9 @@ class _Composer:
         return Mapping(items, key_spans, span)
 
     def _snippet(self, event: yaml.ScalarEvent) -> Snippet:
-        start, stop = _marks(event)
+        start, end = _marks(event)
         line, column = start.line + 1, start.column + 1
-        raw = self._text[start.index : stop.index]
+        raw = self._text[start.index : end.index]
         if raw == event.value:
             return Snippet(event.value, self._source, line, column)
         return Snippet(event.value, self._source, line, column, _align(event.value, raw, line, column))
@@ -184,8 +184,8 @@ def _marks(event: yaml.Event) -> tuple[Mark, Mark]:
 
 
 def _span(event: yaml.Event) -> Span:
-    start, stop = _marks(event)
-    length = stop.column - start.column if stop.line == start.line else 1
+    start, end = _marks(event)
+    length = end.column - start.column if end.line == start.line else 1
     return Span(start.line + 1, start.column + 1, max(1, length))
 
 

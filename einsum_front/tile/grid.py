@@ -29,7 +29,7 @@ class Grid:
     def inside(self, box: Box) -> list[int]:
         """The numbers of the tiles that share an element with `box`."""
         spans = []
-        for c, a, b in zip(self.cuts, box.start, box.stop, strict=True):
+        for c, a, b in zip(self.cuts, box.start, box.end, strict=True):
             spans.append(range(bisect_right(c, a) - 1, bisect_left(c, b)))
         numbers = [0]
         for span, c in zip(spans, self.cuts, strict=True):
@@ -107,5 +107,5 @@ def _index_points(index: Expr, extent: int, cut: Mapping[Letter, Cuts]) -> set[i
             for tile in product(*(range(len(cut[letter]) - 1) for letter in letters)):
                 ranges = {letter: (cut[letter][i], cut[letter][i + 1]) for letter, i in zip(letters, tile, strict=True)}
                 box = load_box(Load("", (index,)), ranges, (extent,))
-                out |= {box.start[0], box.stop[0]}
+                out |= {box.start[0], box.end[0]}
             return out

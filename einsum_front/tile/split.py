@@ -111,7 +111,7 @@ def sketch(
 def accumulator_box(op: FusedOp, box: Box) -> Box:
     """The box of the fp32 accumulators of a tile: the contractions of the op stacked in front."""
     assert isinstance(op, ContractOp)
-    return Box((0, *box.start), (len(op.contractions), *box.stop))
+    return Box((0, *box.start), (len(op.contractions), *box.end))
 
 
 def _job(op: FusedOp, ranges: tuple[Range, ...], reads: tuple[View, ...], result: View, carry: int | None, last: bool) -> Job:
@@ -212,7 +212,7 @@ class _Splitter:
         name = f"{op.value}~acc{s.tile.link}"
         box = s.job.result.boxes[0]
         if name not in self.values:
-            shape = (box.stop[0], *op.shape)
+            shape = (box.end[0], *op.shape)
             self.values[name] = Value(name, f"{op.base}~acc", shape, DType.FP32, Kind.ACTIVATION)
         found = TensorId(len(self.tensors))
         self.tensors.append(Tensor(found, tile_name(name, box), name, box, DType.FP32, Kind.ACTIVATION))

@@ -139,7 +139,7 @@ def tiles(template: Template, cuts_by_letter: Mapping[Letter, Cuts], few: bool =
     for index in product(*(_pieces(c, few) for c in grid)):
         box = Box(tuple(c[i] for c, i in zip(grid, index, strict=True)), tuple(c[i + 1] for c, i in zip(grid, index, strict=True)))
         ranges = dict(whole)
-        for letter, a, b in zip(target, box.start, box.stop, strict=True):
+        for letter, a, b in zip(target, box.start, box.end, strict=True):
             if letter is not None:
                 ranges[letter] = (a, b)
         if isinstance(op, AttentionOp):
@@ -164,8 +164,8 @@ def _longest(points: Cuts) -> int:
 
 def _seen(op: AttentionOp, ranges: Ranges) -> tuple[int, int]:
     """The keys a tile's queries can see; where the mask hides all, one grain, so that the kernel has a row to give 0 for."""
-    start, stop = visible(op.score, op.row, ranges, GRAIN)
-    return (start, stop) if start < stop else (ranges[op.row][0], min(ranges[op.row][0] + GRAIN, ranges[op.row][1]))
+    start, end = visible(op.score, op.row, ranges, GRAIN)
+    return (start, end) if start < end else (ranges[op.row][0], min(ranges[op.row][0] + GRAIN, ranges[op.row][1]))
 
 
 def takeovers(template: Template) -> tuple[bool, ...]:

@@ -125,7 +125,7 @@ def _copy_overlap(block: Block, box: Box, slot: torch.Tensor) -> int:
     if not block.box.intersects(box):
         return 0
     low = tuple(max(a, b) for a, b in zip(block.box.start, box.start, strict=True))
-    high = tuple(min(a, b) for a, b in zip(block.box.stop, box.stop, strict=True))
+    high = tuple(min(a, b) for a, b in zip(block.box.end, box.end, strict=True))
     target = slot[_slices(low, high, box)]
     target.copy_(block.data[_slices(low, high, block.box)])
     return target.numel() * target.element_size()

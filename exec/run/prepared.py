@@ -277,7 +277,7 @@ def fill_inputs(graph: TaskGraph, arrays: Mapping[str, NDArray[np.generic]], slo
     """Copy every input tile into its host slot, in the tile's own element type."""
     for tensor in graph.tensors:
         if tensor.kind is Kind.INPUT:
-            box = tuple(slice(a, b) for a, b in zip(tensor.box.start, tensor.box.stop, strict=True))
+            box = tuple(slice(a, b) for a, b in zip(tensor.box.start, tensor.box.end, strict=True))
             slots[tensor.id].copy_(torch.from_numpy(np.asarray(arrays[tensor.value][box], order="C")))
 
 

@@ -22,7 +22,7 @@ SCRATCH_BYTES = 8 << 20
 
 def whole(ranges: Iterable[Range]) -> dict[Letter, tuple[int, int]]:
     """The region of all that a job covers."""
-    return {r.letter: (r.start, r.stop) for r in ranges}
+    return {r.letter: (r.start, r.end) for r in ranges}
 
 
 def extents(region: Region) -> dict[Letter, int]:

@@ -94,7 +94,7 @@ def tiles(view: View, operand: int, dims: Sequence[Affine]) -> tuple[Tile, ...]:
     """The boxes of `view` as tiles of a load whose indices are `dims`; those that no letter can reach (another number) are left out."""
     out = []
     for j, box in enumerate(view.boxes):
-        if all(a.terms or lo <= a.const < hi for a, lo, hi in zip(dims, box.start, box.stop, strict=True)):
+        if all(a.terms or lo <= a.const < hi for a, lo, hi in zip(dims, box.start, box.end, strict=True)):
             out.append(tile_of(box, operand, j, view.dtype, dims))
     return tuple(out)
 
@@ -106,7 +106,7 @@ def tile_of(box: Box, operand: int, j: int, dtype: DType, dims: Sequence[Affine]
         origin += (a.const - start) * step
         for letter, c in a.terms:
             stride[letter] = stride.get(letter, 0) + c * step
-    return Tile(operand, j, dtype, stride, origin, tuple(zip(dims, box.start, box.stop, strict=True)))
+    return Tile(operand, j, dtype, stride, origin, tuple(zip(dims, box.start, box.end, strict=True)))
 
 
 def scratch_tile(operand: int, j: int, letters: Sequence[Letter], region: Region, dtype: DType = DType.FP32) -> Tile:

@@ -82,7 +82,7 @@ class HostGather:
         view = self.job.reads[1]
         range_ = range_by_letter(self.job)
         dims = [_form(i) for i in load.indices]
-        hull = [a.hull({x: (r.start, r.stop) for x, r in range_.items()}) for a in dims]
+        hull = [a.hull({x: (r.start, r.end) for x, r in range_.items()}) for a in dims]
         box = Box(tuple(lo for lo, _ in hull), tuple(hi for _, hi in hull))
         held = assemble(view, 1, box)(operands)
         size = [range_[x].extent for x in self.index_letters]
@@ -117,7 +117,7 @@ def prepare_gather(job: GatherJob) -> HostGather:
     result_bytes = job.result.boxes[0].size * job.result.dtype.nbytes
     plain = len(looks) == 1 and job.target == (*index_letters, *rest) and table.dtype is job.result.dtype
     return HostGather(
-        job, at, index_letters, rest, looks, max(b.stop[at] for b in table.boxes), 24 * elements + (0 if plain else 2 * result_bytes)
+        job, at, index_letters, rest, looks, max(b.end[at] for b in table.boxes), 24 * elements + (0 if plain else 2 * result_bytes)
     )
 
 
@@ -133,10 +133,10 @@ def blocks_of(job: GatherJob, nbytes: int) -> Iterator[GatherJob]:
         yield job
         return
     step = max(1, nbytes // inside[at])
-    for outer in product(*(range(a, b) for a, b in zip(box.start[:at], box.stop[:at], strict=True))):
-        for first in range(box.start[at], box.stop[at], step):
+    for outer in product(*(range(a, b) for a, b in zip(box.start[:at], box.end[:at], strict=True))):
+        for first in range(box.start[at], box.end[at], step):
             start = (*outer, first, *box.start[at + 1 :])
-            stop = (*(i + 1 for i in outer), min(first + step, box.stop[at]), *box.stop[at + 1 :])
+            stop = (*(i + 1 for i in outer), min(first + step, box.end[at]), *box.end[at + 1 :])
             cut = {x: Range(x, a, b) for x, a, b in zip(job.target, start, stop, strict=True)}
             ranges = tuple(cut.get(r.letter, r) for r in job.ranges)
             yield replace(job, ranges=ranges, result=replace(job.result, boxes=(Box(start, stop),)))
@@ -160,8 +160,8 @@ def _look(table: View, j: int, at: int, dims: list[Affine | None], rest: tuple[L
     for d, a in enumerate(dims):
         if a is None:
             continue
-        lo, hi = a.hull({x: (r.start, r.stop) for x, r in ranges.items()})
-        first, last = max(lo, box.start[d]), min(hi, box.stop[d])
+        lo, hi = a.hull({x: (r.start, r.end) for x, r in ranges.items()})
+        first, last = max(lo, box.start[d]), min(hi, box.end[d])
         if last <= first:
             return None
         offset += (first - box.start[d]) * step[d]
@@ -173,7 +173,7 @@ def _look(table: View, j: int, at: int, dims: list[Affine | None], rest: tuple[L
             part[letter] = (first - lo, last - lo)
     size = (box.shape[at], *(part[x][1] - part[x][0] for x in rest))
     slices = tuple(slice(*part[x]) for x in rest)
-    return _Look(j, box.start[at], box.stop[at], size, (step[at], *(stride[x] for x in rest)), offset, slices)
+    return _Look(j, box.start[at], box.end[at], size, (step[at], *(stride[x] for x in rest)), offset, slices)
 
 
 def _strides(dims: list[Affine], box: Box, letters: tuple[Letter, ...], ranges: dict[Letter, Range]) -> tuple[list[int], int]:

@@ -79,7 +79,7 @@ def _result(job: MapJob, part: Part) -> Tile | None:
         assert isinstance(index, Axis | Num), "a target index is a letter or a number"
         form = affine(index)
         assert form is not None
-        if not form.terms and not box.start[d] <= form.const < box.stop[d]:
+        if not form.terms and not box.start[d] <= form.const < box.end[d]:
             return None
         dims.append(form)
     return tile_of(box, len(job.reads), 0, job.result.dtype, dims)

@@ -169,7 +169,7 @@ class _Kernel:
         self.streams: tuple[Stream | None, Stream | None] = (k, v)
         seen_from, all_from = self._bound(False, False), self._bound(False, True)
         seen_to, all_to = self._bound(True, True), self._bound(True, False)
-        spans = [(p.start - w.range_by_letter[job.row].start, p.stop - w.range_by_letter[job.row].start) for p in parts]
+        spans = [(p.start - w.range_by_letter[job.row].start, p.end - w.range_by_letter[job.row].start) for p in parts]
         if len(spans) == 1:
             for s in (k, v):
                 if s is not None:

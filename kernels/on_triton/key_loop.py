@@ -37,11 +37,11 @@ class Stream:
 def parts_of_row(w: Writer, row: Letter, among: Sequence[Load]) -> list[Range]:
     """The row's range, cut where a tile of any of these loads ends."""
     whole = w.range_by_letter[row]
-    places = {whole.start, whole.stop}
+    places = {whole.start, whole.end}
     for load in among:
         for d, index in enumerate(load.indices):
             if index == Axis(row):
-                places |= {p for b in _boxes(w, load) for p in (b.start[d], b.stop[d]) if whole.start < p < whole.stop}
+                places |= {p for b in _boxes(w, load) for p in (b.start[d], b.end[d]) if whole.start < p < whole.end}
     borders = sorted(places)
     return [Range(row, a, b) for a, b in pairwise(borders)]
 
@@ -92,7 +92,7 @@ def _pointer(w: Writer, load: Load, forms: Sequence[Form | None], here: Frame) -
         for d, form in enumerate(forms):
             low, high = w.hull(form) if form is not None else (0, 0)
             moved_by = {x for x in form[0] if here.letters[x].text == "0"} if form is not None else set()
-            if moved_by and (low < box.start[d] or box.stop[d] < high):
+            if moved_by and (low < box.start[d] or box.end[d] < high):
                 return None
         first = w.first.setdefault((operand, j), w.reached(box, forms))
         place = " + ".join([w.pointer(operand, j), *w.address(box, forms, here.letters, first)])

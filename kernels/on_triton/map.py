@@ -24,7 +24,7 @@ def map_launches(job: MapJob) -> list[Launch]:
     groups: dict[tuple[Letter, ...], list[Part]] = {}
     box = job.result.boxes[0]
     for part in job.parts:
-        inside = all(not isinstance(i, Num) or box.start[d] <= i.value < box.stop[d] for d, i in enumerate(part.target))
+        inside = all(not isinstance(i, Num) or box.start[d] <= i.value < box.end[d] for d, i in enumerate(part.target))
         if inside:
             letters = tuple(i.letter for i in part.target if isinstance(i, Axis))
             key = next((k for k in groups if set(k) == set(letters)), letters)

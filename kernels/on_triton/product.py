@@ -96,12 +96,12 @@ def loops(w: Writer, terms: tuple[Term, ...]) -> Iterator[Loop]:
     factors = list(dict.fromkeys(load for t in terms for load in (t.left, t.right)))
     letters = terms[0].letters
     forms_by_load = {load: [linear(i) for i in load.indices] for load in factors}
-    borders = {x: {w.range_by_letter[x].start, w.range_by_letter[x].stop} for x in letters}
+    borders = {x: {w.range_by_letter[x].start, w.range_by_letter[x].end} for x in letters}
     for load in factors:
         for d, index in enumerate(load.indices):
             if isinstance(index, Axis) and index.letter in borders:
                 r = w.range_by_letter[index.letter]
-                borders[index.letter] |= {p for b in _view_boxes(w, load) for p in (b.start[d], b.stop[d]) if r.start < p < r.stop}
+                borders[index.letter] |= {p for b in _view_boxes(w, load) for p in (b.start[d], b.end[d]) if r.start < p < r.end}
     for spans in product(*(pairwise(sorted(borders[x])) for x in letters)):
         piece = tuple(Range(x, *span) for x, span in zip(letters, spans, strict=True))
         with w.over(piece):

@@ -111,7 +111,7 @@ def assemble(view: View, operand: int, box: Box, holes: bool = False) -> Callabl
     for j, b in enumerate(view.boxes):
         if b.intersects(box):
             start = tuple(map(max, b.start, box.start))
-            stop = tuple(map(min, b.stop, box.stop))
+            stop = tuple(map(min, b.end, box.end))
             inner = Box(start, stop)
             covered += inner.size
             copies.append(
@@ -143,9 +143,9 @@ def _look_up(view: View, operand: int, dims: tuple[Affine | Ref, ...], order: Se
     at = [d for d, a in enumerate(dims) if isinstance(a, Ref)]
     slots_at = [a.slot for a in dims if isinstance(a, Ref)]
     hulls = {d: a.hull(region) for d, a in enumerate(dims) if isinstance(a, Affine)}
-    touched = [(j, b) for j, b in enumerate(view.boxes) if all(b.start[d] < hi and lo < b.stop[d] for d, (lo, hi) in hulls.items())]
+    touched = [(j, b) for j, b in enumerate(view.boxes) if all(b.start[d] < hi and lo < b.end[d] for d, (lo, hi) in hulls.items())]
     low = [min(b.start[d] for _, b in touched) for d in at]
-    high = [max(b.stop[d] for _, b in touched) for d in at]
+    high = [max(b.end[d] for _, b in touched) for d in at]
     rest = [letter for letter in order if any(isinstance(a, Affine) and letter in dict(a.terms) for a in dims)]
     rest_at = [list(order).index(x) for x in rest]
 
@@ -157,9 +157,9 @@ def _look_up(view: View, operand: int, dims: tuple[Affine | Ref, ...], order: Se
         return tuple(size), (*(step[d] for d in at), *stride), sum((lo - box.start[d]) * step[d] for d, (lo, _) in hulls.items())
 
     looks: list[tuple[Callable[[Memory], Tensor], Sequence[int], Sequence[int]]] = []
-    if all(b.start[d] <= lo and hi <= b.stop[d] for _, b in touched for d, (lo, hi) in hulls.items()):
+    if all(b.start[d] <= lo and hi <= b.end[d] for _, b in touched for d, (lo, hi) in hulls.items()):
         for j, box in touched:
-            looks.append((Window(operand, j, *laid_out(box)).of, [box.start[d] for d in at], [box.stop[d] for d in at]))
+            looks.append((Window(operand, j, *laid_out(box)).of, [box.start[d] for d in at], [box.end[d] for d in at]))
     else:
         low_by_dim, high_by_dim = dict(zip(at, low, strict=True)), dict(zip(at, high, strict=True))
         spans = [hulls.get(d) or (low_by_dim[d], high_by_dim[d]) for d in range(len(dims))]

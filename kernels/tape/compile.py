@@ -146,7 +146,7 @@ class _Builder:
                 break
             forms = [None if t else f for f, t in zip(forms, tied, strict=True)]
         if any(f is None for f in forms) and any(
-            len({(b.start[d], b.stop[d]) for b in view.boxes}) > 1 for d, f in enumerate(forms) if f is not None
+            len({(b.start[d], b.end[d]) for b in view.boxes}) > 1 for d, f in enumerate(forms) if f is not None
         ):
             forms = [None if f is not None and f.terms else f for f in forms]
         dims = tuple(self._int(self.value(i, True)) if f is None else f for f, i in zip(forms, e.indices, strict=True))

@@ -44,7 +44,7 @@ def index_checks(job: Job, expressions: Sequence[Expr]) -> IndexCheck | None:
         view = next(v for v in job.reads if v.name == load.name)
         for d, index in enumerate(load.indices):
             if affine(index) is None and any(isinstance(n, Load) for n in loads(index)):
-                checks.append((index, _bounds(load.name, d, min(b.start[d] for b in view.boxes), max(b.stop[d] for b in view.boxes))))
+                checks.append((index, _bounds(load.name, d, min(b.start[d] for b in view.boxes), max(b.end[d] for b in view.boxes))))
     if not checks:
         return None
     region = whole(job.ranges)

@@ -284,20 +284,20 @@ class Writer:
         out: list[str] = []
         for d, form in enumerate(forms):
             if form is None:
-                out.append(f"({looked_up[d].text} >= {box.start[d]}) & ({looked_up[d].text} < {box.stop[d]})")
+                out.append(f"({looked_up[d].text} >= {box.start[d]}) & ({looked_up[d].text} < {box.end[d]})")
                 continue
             lo, hi = self.hull(form)
             text, origin = " + ".join(_products(form[0], frame.letters)), self.origin(form)
             if lo < box.start[d] and len(view.boxes) > 1:
                 out.append(f"({text} >= {box.start[d] - origin})")
-            if box.stop[d] < hi and len(view.boxes) > 1:
-                out.append(f"({text} < {box.stop[d] - origin})")
+            if box.end[d] < hi and len(view.boxes) > 1:
+                out.append(f"({text} < {box.end[d] - origin})")
         return out
 
     def meets(self, box: Box, forms: Sequence[Form | None]) -> bool:
         """Whether some lane of a linear load can lie in `box`."""
         hulls = [None if f is None else self.hull(f) for f in forms]
-        return all(h is None or (h[0] < b and a < h[1]) for h, a, b in zip(hulls, box.start, box.stop, strict=True))
+        return all(h is None or (h[0] < b and a < h[1]) for h, a, b in zip(hulls, box.start, box.end, strict=True))
 
     def form(self, index: Expr) -> Form | None:
         """`index` as a linear form, without letters of one value: it is the same along their whole axis."""
@@ -312,8 +312,8 @@ class Writer:
         low = high = form[1]
         for letter, c in form[0].items():
             r = self.range_by_letter[letter]
-            low += min(c * r.start, c * (r.stop - 1))
-            high += max(c * r.start, c * (r.stop - 1))
+            low += min(c * r.start, c * (r.end - 1))
+            high += max(c * r.start, c * (r.end - 1))
         return low, high + 1
 
     def reached(self, box: Box, forms: Sequence[Form | None]) -> int:

@@ -225,10 +225,10 @@ def _union(boxes: Sequence[Box]) -> int:
     """How many elements lie in at least one of the boxes: marked on the grid of all their edges."""
     if len(boxes) == 1:
         return boxes[0].size
-    edges = [np.array(sorted({x for b in boxes for x in (b.start[d], b.stop[d])})) for d in range(len(boxes[0].start))]
+    edges = [np.array(sorted({x for b in boxes for x in (b.start[d], b.end[d])})) for d in range(len(boxes[0].start))]
     marked = np.zeros([len(e) - 1 for e in edges], bool)
     for b in boxes:
-        marked[tuple(slice(*np.searchsorted(e, (lo, hi))) for e, lo, hi in zip(edges, b.start, b.stop, strict=True))] = True
+        marked[tuple(slice(*np.searchsorted(e, (lo, hi))) for e, lo, hi in zip(edges, b.start, b.end, strict=True))] = True
     sizes = marked.astype(np.int64)
     for d, e in enumerate(edges):
         sizes *= np.diff(e).reshape([-1 if i == d else 1 for i in range(len(edges))])

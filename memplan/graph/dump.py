@@ -59,7 +59,7 @@ def _graph_lines(graph: TaskGraph) -> Iterator[str]:
 
 
 def _tensor(t: Tensor) -> str:
-    box = ",".join(f"{a}:{b}" for a, b in zip(t.box.start, t.box.stop, strict=True))
+    box = ",".join(f"{a}:{b}" for a, b in zip(t.box.start, t.box.end, strict=True))
     return f"{t.name} of {t.value} [{box}] {t.dtype.value} {t.kind.value}"
 
 

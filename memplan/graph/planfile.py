@@ -63,7 +63,7 @@ def save_plan(path: str | Path, memgraph: MemGraph, recipe: Mapping[str, Any]) -
         "graph": {"name": graph.name, "dtype": graph.dtype.value, "split": graph.split, "outputs": graph.outputs},
         "values": [_value_out(v) for v in graph.values],
         "ops": [[op.name, op.kind, op.flops, op.bytes_touched, op.note, op.seconds] for op in graph.ops],
-        "tensors": [[t.name, t.value, t.box.start, t.box.stop, t.dtype.value, t.kind.value] for t in graph.tensors],
+        "tensors": [[t.name, t.value, t.box.start, t.box.end, t.dtype.value, t.kind.value] for t in graph.tensors],
         "tasks": [
             [t.name, t.op, t.operands, t.result, t.inplace, t.flops, t.bytes_touched, t.workspace_bytes, t.gathers, t.seconds]
             for t in graph.tasks
