@@ -81,10 +81,10 @@ def rows(name: str, repeats: int) -> Iterator[dict[str, Any]]:
             began = process_time()
             memgraph = plan(graph, MACHINE, parse_bytes(BUDGETS[name]))
             planned = process_time()
-            fault = judge(memgraph)
+            violation = judge(memgraph)
             plan_s, judge_s = min(plan_s, planned - began), min(judge_s, process_time() - planned)
-            if fault is not None:
-                raise SystemExit(f"{name}, size {size}: the judge rejects the plan: {fault}: nothing is reported")
+            if violation is not None:
+                raise SystemExit(f"{name}, size {size}: the judge rejects the plan: {violation}: nothing is reported")
         row: dict[str, Any] = {
             "shape": name,
             "size": size,

@@ -115,7 +115,7 @@ def test_ten_thousand_plans() -> None:
         graph = random_graph(seed, most_ops=5)
         least = largest_footprint(graph)[1]
         plan = make_plan(graph, a_machine(), least + 256 * (seed % 7))
-        fault = judge(plan)
-        assert fault is None, f"seed {seed}: {fault}"
+        violation = judge(plan)
+        assert violation is None, f"seed {seed}: {violation}"
         if seed % 10 == 0:
             assert right_in(random_order(plan, seed), plan, data(graph)), f"seed {seed}"

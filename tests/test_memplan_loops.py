@@ -60,14 +60,14 @@ def test_loops_are_right_and_end_as_they_began(data: st.DataObject, graph: TaskG
 def test_a_loop_that_is_broken_is_rejected(data: st.DataObject, graph: TaskGraph) -> None:
     found = plan(graph, a_machine(), data.draw(budgets(graph)), LOOP)
     for r in on_device(found, found.end):
-        fault = judge(replace(found, end=tuple(x for x in found.end if x != r.id)))
-        assert fault is not None
-        assert fault.reason is Reason.END_UNTRUE, "it never ends, and is not listed"
+        violation = judge(replace(found, end=tuple(x for x in found.end if x != r.id)))
+        assert violation is not None
+        assert violation.reason is Reason.WRONG_END, "it never ends, and is not listed"
         moved = replace(r, id=ResidencyId(len(found.residencies)))
         elsewhere = replace(found, residencies=(*found.residencies, moved), start=tuple(moved.id if x == r.id else x for x in found.start))
-        fault = judge(elsewhere)
-        assert fault is not None, "another residency at the start, and the first one from nowhere"
-        assert fault.reason is Reason.NEVER_CREATED
+        violation = judge(elsewhere)
+        assert violation is not None, "another residency at the start, and the first one from nowhere"
+        assert violation.reason is Reason.NEVER_CREATED
 
 
 def freed(plan: MemGraph, again_at: int | None) -> MemGraph:
@@ -114,18 +114,18 @@ def test_a_loop_that_ends_elsewhere_is_rejected() -> None:
     assert judge(freed(found, w)) is None, "out and in again at its place: a loop"
     for broken in (freed(found, None), freed(found, w - 256)):
         assert judge(replace(broken, loops=False)) is None, "right, if it runs once"
-        fault = judge(broken)
-        assert fault is not None
-        assert fault.reason is Reason.LOOP_OPEN
+        violation = judge(broken)
+        assert violation is not None
+        assert violation.reason is Reason.LOOP_OPEN
 
 
 def test_an_input_does_not_stay() -> None:
     found = hand_loop()
     graph = hand_graph()
     tensors = tuple(replace(t, kind=Kind.INPUT) if t.name == "w" else t for t in graph.tensors)
-    fault = judge(replace(found, graph=replace(graph, tensors=tensors)))
-    assert fault is not None
-    assert fault.reason is Reason.START_UNTRUE
+    violation = judge(replace(found, graph=replace(graph, tensors=tensors)))
+    assert violation is not None
+    assert violation.reason is Reason.WRONG_START
     assert plan(replace(graph, tensors=tensors), a_machine(), 2048, LOOP).resident == frozenset()
 
 

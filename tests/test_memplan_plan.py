@@ -271,8 +271,8 @@ def test_a_result_takes_over_its_operand_and_needs_no_bytes_of_its_own() -> None
     assert judge(memgraph) is None
     with pytest.raises(DoesNotFit):
         plan(graph, a_machine(), 2047)
-    fault = judge(replace(memgraph, graph=replace(graph, tasks=tuple(replace(t, inplace=()) for t in graph.tasks))))
-    assert fault is not None and fault.reason is Reason.TAKEOVER_UNDECLARED
+    violation = judge(replace(memgraph, graph=replace(graph, tasks=tuple(replace(t, inplace=()) for t in graph.tasks))))
+    assert violation is not None and violation.reason is Reason.DONATION_UNDECLARED
 
 
 def test_an_output_keeps_its_bytes_until_the_host_has_them() -> None:

@@ -85,9 +85,9 @@ def test_a_wrong_plan_loads_and_is_for_the_judge(tmp_path: Path) -> None:
     raw = json.loads(path.read_text(encoding="utf-8"))
     raw["residencies"][4][3][0][0] = 256
     path.write_text(json.dumps(raw), encoding="utf-8")
-    fault = judge(load_plan(path).memgraph)
-    assert fault is not None
-    assert fault.reason is Reason.OVERLAP
+    violation = judge(load_plan(path).memgraph)
+    assert violation is not None
+    assert violation.reason is Reason.OVERLAP
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.999])

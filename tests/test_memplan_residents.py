@@ -90,9 +90,9 @@ def test_what_is_on_the_device_at_the_start_has_a_master() -> None:
     found = plan(hand_graph(), a_machine(), 1 << 20, WARM)
     table, rows, w, resident = found.start
     assert judge(replace(found, start=(table, rows, w, resident))) is None
-    fault = judge(replace(found, start=(table, rows, resident)))
-    assert fault is not None
-    assert fault.reason is Reason.START_UNTRUE
+    violation = judge(replace(found, start=(table, rows, resident)))
+    assert violation is not None
+    assert violation.reason is Reason.WRONG_START
 
 
 def test_bounds_of_a_warm_start() -> None:

@@ -30,7 +30,7 @@ from einpage.memplan.graph.memgraph import (
     Residency,
     ResidencyId,
 )  # fmt: skip
-from einpage.memplan.judge.last_user import Owners
+from einpage.memplan.judge.last_user import LastUsers
 from einpage.memplan.judge.reason import Reason
 from einpage.memplan.judge.validate import judge
 from hand_plan import EDGES, MEMORY, edges_of, hand_plan
@@ -82,7 +82,7 @@ def with_kind(plan: MemGraph, tensor: int, kind: Kind) -> MemGraph:
     return replace(plan, graph=replace(plan.graph, tensors=tuple(tensors)))
 
 
-def nothing_offered(plan: MemGraph) -> MemGraph:
+def nothing_donatable(plan: MemGraph) -> MemGraph:
     tasks = tuple(replace(t, inplace=()) for t in plan.graph.tasks)
     return replace(plan, graph=replace(plan.graph, tasks=tasks))
 
@@ -95,13 +95,13 @@ def offloaded_again(plan: MemGraph) -> MemGraph:
 
 
 def left_on_the_device(plan: MemGraph) -> MemGraph:
-    """c is not freed: right, but nothing to begin the next pass with."""
+    """c is not freed: right, but the next pass cannot start with it."""
     fewer = tuple(e for e in EDGES if e[1] != 13)
     return replace(plan, nodes=plan.nodes[:13], edges=edges_of(fewer, MEMORY), end=(*plan.end, R(10)))
 
 
 def loaded_for_nobody(plan: MemGraph) -> MemGraph:
-    """At the end, c comes back to where e was, and is freed without a thread between the two."""
+    """At the end, c comes back to where e was, and is freed with no edge from one to the other."""
     again = Residency(R(12), TensorId(6), DEVICE, (Extent(Offset(0), Nbytes(512)),))
     nodes = (*plan.nodes, Move(R(11), R(12)), Free(R(12)))
     return replace(plan, residencies=(*plan.residencies, again), nodes=nodes, edges=edges_of((*EDGES, (4, 14), (11, 14)), MEMORY))
@@ -148,19 +148,19 @@ MUTANTS: list[tuple[Reason, tuple[int | None, int | None], Mutant]] = [
     (Reason.CREATED_TWICE, (3, 12), lambda p: with_node(p, 12, Move(R(9), R(6)))),
     (Reason.NEVER_CREATED, (None, 0), lambda p: replace(p, start=(R(0), R(2)))),
     (Reason.FREED_TWICE, (9, 12), lambda p: with_node(p, 12, Free(R(6)))),
-    (Reason.MASTER_FREED, (12, 12), lambda p: with_node(p, 12, Free(R(2)))),
-    (Reason.START_UNTRUE, (None, None), lambda p: replace(p, start=(*p.start, R(5)))),
-    (Reason.TAKEOVER_UNDECLARED, (2, 5), nothing_offered),
-    (Reason.TAKEOVER_UNDECLARED, (2, 5), lambda p: moved(p, 7, 1024)),
-    (Reason.END_UNTRUE, (12, None), lambda p: replace(p, end=(*p.end, R(9)))),
-    (Reason.END_UNTRUE, (10, None), lambda p: replace(p, end=(*p.end, R(7)))),
-    (Reason.END_UNTRUE, (11, None), lambda p: replace(p, end=p.end[:-1])),
-    (Reason.END_UNTRUE, (None, None), lambda p: replace(p, end=(*p.end, R(11)))),
+    (Reason.HOST_COPY_FREED, (12, 12), lambda p: with_node(p, 12, Free(R(2)))),
+    (Reason.WRONG_START, (None, None), lambda p: replace(p, start=(*p.start, R(5)))),
+    (Reason.DONATION_UNDECLARED, (2, 5), nothing_donatable),
+    (Reason.DONATION_UNDECLARED, (2, 5), lambda p: moved(p, 7, 1024)),
+    (Reason.WRONG_END, (12, None), lambda p: replace(p, end=(*p.end, R(9)))),
+    (Reason.WRONG_END, (10, None), lambda p: replace(p, end=(*p.end, R(7)))),
+    (Reason.WRONG_END, (11, None), lambda p: replace(p, end=p.end[:-1])),
+    (Reason.WRONG_END, (None, None), lambda p: replace(p, end=(*p.end, R(11)))),
     (Reason.READ_BEFORE_CREATED, (1, 2), lambda p: without(p, (1, 2))),
     (Reason.SOURCE_MISSING, (3, 8), lambda p: without(p, (3, 8))),
     (Reason.FREED_BEFORE_CREATED, (14, 15), loaded_for_nobody),
     (Reason.FREED_IN_USE, (2, 4), lambda p: without(p, (2, 4))),
-    (Reason.TAKEOVER_IN_USE, (7, 10), lambda p: without(p, (7, 10))),
+    (Reason.DONATED_IN_USE, (7, 10), lambda p: without(p, (7, 10))),
     (Reason.OVERLAP, (0, 1), lambda p: moved(p, 4, 256)),
     (Reason.OVERLAP, (0, 2), lambda p: with_node(p, 2, replace(compute(p, 2), workspace=Extent(Offset(256), Nbytes(100))))),
     (Reason.OVERLAP, (2, 2), lambda p: with_node(p, 2, replace(compute(p, 2), workspace=Extent(Offset(768), Nbytes(100))))),
@@ -176,7 +176,7 @@ MUTANTS: list[tuple[Reason, tuple[int | None, int | None], Mutant]] = [
     (Reason.EDGE_KIND, (2, 4), lambda p: with_memory(p, *MEMORY, (2, 4))),  # read to Free
     (Reason.EDGE_KIND, (0, 4), lambda p: with_memory(p, *MEMORY, (0, 4))),  # creation to Free
     (Reason.EDGE_KIND, (2, 8), lambda p: with_memory(p, (7, 10), (9, 11))),  # end of a workspace to the next user of its bytes
-    (Reason.EDGE_KIND, (7, 10), lambda p: with_memory(p, (2, 8), (9, 11))),  # read to takeover
+    (Reason.EDGE_KIND, (7, 10), lambda p: with_memory(p, (2, 8), (9, 11))),  # read to the node that writes in place
     (Reason.EDGE_KIND, (9, 11), lambda p: with_memory(p, (2, 8), (7, 10))),  # Free to the next user of its bytes
 ]  # fmt: skip
 
@@ -187,10 +187,10 @@ def test_hand_made_plan_passes() -> None:
 
 @pytest.mark.parametrize(("reason", "nodes", "mutate"), MUTANTS, ids=[f"{m[0].name}-{i}" for i, m in enumerate(MUTANTS)])
 def test_mutant_is_named(reason: Reason, nodes: tuple[NodeId | None, NodeId | None], mutate: Mutant) -> None:
-    fault = judge(mutate(hand_plan()))
-    assert fault is not None
-    assert (fault.reason, fault.nodes) == (reason, nodes), fault.message
-    assert reason.value in fault.message
+    violation = judge(mutate(hand_plan()))
+    assert violation is not None
+    assert (violation.reason, violation.nodes) == (reason, nodes), violation.message
+    assert reason.value in violation.message
 
 
 def test_every_reason_has_a_mutant() -> None:
@@ -200,9 +200,9 @@ def test_every_reason_has_a_mutant() -> None:
 def test_a_path_is_as_good_as_an_edge() -> None:
     assert judge(without(hand_plan(), (5, 10))) is None, "5 -> 7 -> 10 orders them"
     assert judge(without(hand_plan(), (10, 13))) is None, "10 -> 11 -> 13 orders them"
-    fault = judge(without(hand_plan(), (5, 10), (7, 10)))
-    assert fault is not None
-    assert fault.reason is Reason.READ_BEFORE_CREATED
+    violation = judge(without(hand_plan(), (5, 10), (7, 10)))
+    assert violation is not None
+    assert violation.reason is Reason.READ_BEFORE_CREATED
 
 
 def test_a_load_for_nobody_is_right_if_wasteful() -> None:
@@ -210,18 +210,18 @@ def test_a_load_for_nobody_is_right_if_wasteful() -> None:
     assert judge(replace(plan, edges=edges_of((*EDGES, (4, 14), (11, 14), (14, 15)), MEMORY | {(4, 14)}))) is None
 
 
-def test_what_is_left_on_the_device_is_wrong_only_for_a_loop() -> None:
+def test_device_residency_at_the_end_is_wrong_only_for_a_loop() -> None:
     assert judge(left_on_the_device(hand_plan())) is None
     assert judge(replace(hand_plan(), loops=True)) is None, "nothing at the start, nothing at the end"
 
 
-def test_masters_may_be_left_out_of_the_end() -> None:
+def test_host_copies_present_at_the_start_may_be_left_out_of_the_end() -> None:
     plan = hand_plan()
     assert judge(replace(plan, end=plan.end[3:])) is None
 
 
 def test_device_copies_of_weights_may_be_there_at_the_start() -> None:
-    """A warm plan: w is on the device already, and stays."""
+    """A warm plan: w is on the device at the start and at the end."""
     plan = hand_plan()
     nodes = tuple(n for i, n in enumerate(plan.nodes) if i not in (1, 6))
     number = {old: new for new, old in enumerate(i for i in range(14) if i not in (1, 6))}
@@ -283,9 +283,9 @@ def test_brute_force_agrees_when_edges_go_missing(data: st.DataObject) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)), max_size=30), alignments)
-def test_owners_match_an_array_of_units(claims: list[tuple[int, int]], unit: int) -> None:
-    owners, model = Owners(unit), [-1] * 20
-    for owner, (start, units) in enumerate(claims):
-        expected = [o for i, o in enumerate(model[start : start + units]) if o >= 0 and o not in model[start : start + i]]
-        assert list(dict.fromkeys(owners.claim(start * unit, (start + units) * unit - unit // 3, owner))) == expected
-        model[start : start + units] = [owner] * units
+def test_last_users_match_an_array_of_units(claims: list[tuple[int, int]], unit: int) -> None:
+    last_users, model = LastUsers(unit), [-1] * 20
+    for user, (start, units) in enumerate(claims):
+        expected = [u for i, u in enumerate(model[start : start + units]) if u >= 0 and u not in model[start : start + i]]
+        assert list(dict.fromkeys(last_users.claim(start * unit, (start + units) * unit - unit // 3, user))) == expected
+        model[start : start + units] = [user] * units

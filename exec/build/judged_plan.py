@@ -23,7 +23,7 @@ from einpage.memplan.bounds.steady import steady_bounds
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.memgraph import MemGraph, Queue
 from einpage.memplan.graph.simulate import Timeline, moved_bytes, simulate
-from einpage.memplan.judge.reason import Fault
+from einpage.memplan.judge.reason import Violation
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.machine import Machine
@@ -57,10 +57,10 @@ MOST_TASKS = 4000
 
 
 class RejectedPlan(AssertionError):
-    """The judge found a fault in a plan: our bug, never the user's."""
+    """The judge found a violation in a plan: our bug, never the user's."""
 
-    def __init__(self, fault: Fault) -> None:
-        super().__init__(f"the judge rejects this plan: {fault.reason.name}: {fault.message} (nodes {fault.nodes})")
+    def __init__(self, violation: Violation) -> None:
+        super().__init__(f"the judge rejects this plan: {violation.reason.name}: {violation.message} (nodes {violation.nodes})")
 
 
 def make_plan(
@@ -118,16 +118,16 @@ def plan_graph(
 ) -> Planned:  # fmt: skip
     """Plan, judge, predict, bound. `since` is when the caller began (perf_counter), for `plan_s`; `effort` is what bounds may cost.
 
-    Raises DoesNotFit; UsageError where the machine has no figure for a task; RejectedPlan where the judge finds a fault.
+    Raises DoesNotFit; UsageError where the machine has no figure for a task; RejectedPlan where the judge finds a violation.
     """
     began = perf_counter() if since is None else since
     if graph.dtype not in dict(machine.flops_per_s) and any(task.seconds is None for task in graph.tasks):
         raise UsageError(f"machine {machine.name} has no figure for {graph.dtype.value}")
     options = options or PlanOptions()
     memgraph = plan(graph, machine, budget_bytes, options)
-    fault = judge(memgraph)
-    if fault is not None:
-        raise RejectedPlan(fault)
+    violation = judge(memgraph)
+    if violation is not None:
+        raise RejectedPlan(violation)
     plan_s = perf_counter() - began
     timeline = simulate(memgraph, machine)
     reached = Reached(timeline.makespan_s, moved_bytes(memgraph, Queue.H2D) + moved_bytes(memgraph, Queue.D2H))

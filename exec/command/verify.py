@@ -31,15 +31,15 @@ OTHER_GRAPH = "OTHER_GRAPH"
 def verify_from_arguments(a: argparse.Namespace) -> int:
     """The `verify` command: 0 where the plan is right, 2 where it is not. Raises UsageError, SpecError."""
     saved = load_plan(Path(a.plan))
-    fault = judge(saved.memgraph)
+    violation = judge(saved.memgraph)
     wanted = wanted_graph(a, saved.recipe)
-    other = None if wanted is None or fault is not None else difference(saved.memgraph.graph, wanted)
+    other = None if wanted is None or violation is not None else difference(saved.memgraph.graph, wanted)
     facts = {
         "plan": a.plan,
-        "verified": fault is None and other is None,
-        "reason": fault.reason.name if fault is not None else OTHER_GRAPH if other is not None else None,
-        "nodes": [] if fault is None else list(fault.nodes),
-        "message": fault.message if fault is not None else other or "",
+        "verified": violation is None and other is None,
+        "reason": violation.reason.name if violation is not None else OTHER_GRAPH if other is not None else None,
+        "nodes": [] if violation is None else list(violation.nodes),
+        "message": violation.message if violation is not None else other or "",
         "compared_with": a.spec or a.graph,
         "tasks": len(saved.memgraph.graph.tasks),
         "node_count": len(saved.memgraph.nodes),
@@ -51,7 +51,7 @@ def verify_from_arguments(a: argparse.Namespace) -> int:
         told = f"its graph is that of {a.spec or a.graph}" if wanted is not None else "its graph as the file says it: --spec compares that"
         print(f"{a.plan}: verified: {facts['tasks']} tasks, {facts['node_count']} nodes, {facts['edges']} edges; {told}")
     else:
-        where = f" (nodes {facts['nodes']})" if fault is not None else ""
+        where = f" (nodes {facts['nodes']})" if violation is not None else ""
         print(f"{a.plan}: rejected: {facts['reason']}: {facts['message']}{where}", file=sys.stderr)
     return 0 if facts["verified"] else 2
 

@@ -1,39 +1,39 @@
-"""Who last owned each byte of an arena, for the judge."""
+"""Who used each byte of an arena last, for the judge."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 
 
-class Owners:
-    """Disjoint half-open segments, sorted. An owner is a residency, or ~node for a workspace."""
+class LastUsers:
+    """Disjoint half-open segments of offsets, sorted. A user is a residency, or ~node for the workspace of that node."""
 
     def __init__(self, alignment: int) -> None:
         self.alignment = alignment
         self.starts: list[int] = []
-        self.stops: list[int] = []
-        self.owners: list[int] = []
+        self.ends: list[int] = []
+        self.users: list[int] = []
 
-    def claim(self, start: int, stop: int, owner: int) -> list[int]:
-        """Give [start, stop) to `owner`; answer whom it belonged to, in order of offset.
+    def claim(self, start: int, end: int, user: int) -> list[int]:
+        """Make `user` the last user of [start, end); answers the users before, in order of offset.
 
-        The stop is rounded up to the alignment. That changes no verdict: all starts are aligned, so two claims that share a unit share its
-        first byte; and it leaves no slivers that belong to somebody of long ago.
+        The end is rounded up to the alignment. That changes no verdict: all starts are aligned, so two claims that share a unit share its
+        first byte; and no slivers of users long past remain.
         """
-        stop = -(-stop // self.alignment) * self.alignment
-        lo = bisect_right(self.starts, start)
-        if lo and self.stops[lo - 1] > start:
-            lo -= 1
-        hi = lo
-        while hi < len(self.starts) and self.starts[hi] < stop:
-            hi += 1
-        before = self.owners[lo:hi]
-        segments = [(start, stop, owner)]
-        if hi > lo and self.starts[lo] < start:
-            segments.insert(0, (self.starts[lo], start, self.owners[lo]))
-        if hi > lo and self.stops[hi - 1] > stop:
-            segments.append((stop, self.stops[hi - 1], self.owners[hi - 1]))
-        self.starts[lo:hi] = [s[0] for s in segments]
-        self.stops[lo:hi] = [s[1] for s in segments]
-        self.owners[lo:hi] = [s[2] for s in segments]
+        end = -(-end // self.alignment) * self.alignment
+        low = bisect_right(self.starts, start)
+        if low and self.ends[low - 1] > start:
+            low -= 1
+        high = low
+        while high < len(self.starts) and self.starts[high] < end:
+            high += 1
+        before = self.users[low:high]
+        segments = [(start, end, user)]
+        if high > low and self.starts[low] < start:
+            segments.insert(0, (self.starts[low], start, self.users[low]))
+        if high > low and self.ends[high - 1] > end:
+            segments.append((end, self.ends[high - 1], self.users[high - 1]))
+        self.starts[low:high] = [s[0] for s in segments]
+        self.ends[low:high] = [s[1] for s in segments]
+        self.users[low:high] = [s[2] for s in segments]
         return before

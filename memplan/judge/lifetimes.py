@@ -1,0 +1,103 @@
+"""Each residency by itself: at the right place, created once, ended at most once, and listed at the end exactly where it has not ended.
+
+In: PlanColumns. Out: None, and the lifetimes filled in; or the first Violation. A part of the judge.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind
+from einpage.memplan.graph.memgraph import Move
+from einpage.memplan.graph.packed import COMPUTE, FREE, GATHER, MOVE
+from einpage.memplan.judge.plan_columns import ALWAYS, NEVER, PlanColumns
+from einpage.memplan.judge.reason import Reason, Violation, violation_at
+
+
+def first_wrong_lifetime(plan: PlanColumns) -> Violation | None:
+    """The first thing wrong with where residencies are, and with what creates and ends them. Fills in the lifetimes of `plan`."""
+    return _places_agree(plan) or _creations_and_frees(plan) or _donations(plan) or _end_list(plan)
+
+
+def _places_agree(plan: PlanColumns) -> Violation | None:
+    """Proves: computes read and write the device, gathers read the host, moves go between the two and keep the tensor."""
+    nodes, device, tensor = plan.nodes, np.array(plan.on_device, bool), np.array(plan.tensor, np.int64)
+    moves, runs = np.flatnonzero(nodes.kind == MOVE), np.flatnonzero(nodes.kind <= GATHER)
+    source, target = nodes.subject[moves], nodes.result[moves]
+    wrong_move = (tensor[source] != tensor[target]) | (device[source] == device[target])
+    kind = nodes.kind[plan.reader]
+    wrong_read = (kind <= GATHER) & (device[plan.read] != (kind == COMPUTE))
+    wrong_result = ~device[nodes.result[runs]]
+    wrong = (moves[wrong_move], plan.reader[wrong_read], runs[wrong_result])
+    at = min((int(found[0]) for found in wrong if len(found)), default=None)
+    if at is None:
+        return None
+    node = nodes[at]
+    if isinstance(node, Move):
+        return violation_at(Reason.WRONG_MOVE, at, at, f"{plan.named(node.source)} to {plan.named(node.target)}")
+    misplaced = plan.read[wrong_read & (plan.reader == at)]
+    return violation_at(Reason.WRONG_PLACE, at, at, plan.named(int(misplaced[0] if len(misplaced) else nodes.result[at])))
+
+
+def _creations_and_frees(plan: PlanColumns) -> Violation | None:
+    """Proves: every residency is created once and freed at most once, and what is listed at the start can be there."""
+    memgraph, tensors = plan.memgraph, plan.memgraph.graph.tensors
+    created_at: list[int | None] = [None] * len(memgraph.residencies)
+    ended_at: list[int] = [int(NEVER)] * len(memgraph.residencies)
+    on_host = {plan.tensor[r] for r in memgraph.start if not plan.on_device[r]}
+    for r in memgraph.start:
+        if created_at[r] is not None:
+            return violation_at(Reason.CREATED_TWICE, None, None, plan.named(r))
+        if tensors[plan.tensor[r]].kind not in HOST_AT_START | {Kind.STATE} or plan.tensor[r] not in on_host:
+            return violation_at(Reason.WRONG_START, None, None, plan.named(r))
+        created_at[r] = ALWAYS
+    nodes = plan.nodes
+    for n, (kind, subject, made) in enumerate(zip(nodes.kind.tolist(), nodes.subject.tolist(), nodes.result.tolist(), strict=True)):
+        if kind != FREE:
+            if (before := created_at[made]) is not None:
+                return violation_at(Reason.CREATED_TWICE, None if before == ALWAYS else before, n, plan.named(made))
+            created_at[made] = n
+            continue
+        if ended_at[subject] != NEVER:
+            return violation_at(Reason.FREED_TWICE, ended_at[subject], n, plan.named(subject))
+        if created_at[subject] == ALWAYS and not plan.on_device[subject] and tensors[plan.tensor[subject]].kind in HOST_AT_START:
+            return violation_at(Reason.HOST_COPY_FREED, n, n, plan.named(subject))
+        ended_at[subject] = n
+    if None in created_at:
+        missing = created_at.index(None)
+        users = plan.reader[plan.read == missing]
+        return violation_at(Reason.NEVER_CREATED, None, users[0] if len(users) else None, plan.named(missing))
+    plan.created_at, plan.ended_at = [n for n in created_at if n is not None], ended_at
+    plan.donated = [False] * len(ended_at)
+    return None
+
+
+def _donations(plan: PlanColumns) -> Violation | None:
+    """Proves: a result shares bytes with an operand only in place, exactly on one that is never freed and that its task may donate."""
+    offset, offset_end = np.array(plan.offset), np.array(plan.offset_end)
+    made = plan.nodes.result[plan.reader]
+    meets = (offset[plan.read] < offset_end[made]) & (offset[made] < offset_end[plan.read])
+    meets &= (plan.nodes.kind[plan.reader] == COMPUTE) & (np.array(plan.ended_at)[plan.read] == NEVER)
+    for n, r, m in zip(plan.reader[meets].tolist(), plan.read[meets].tolist(), made[meets].tolist(), strict=True):
+        if plan.ended_at[r] != NEVER:
+            continue
+        donatable = plan.memgraph.graph.tasks[plan.nodes.subject[n]].inplace
+        if plan.tensor[r] not in donatable or (offset[r], offset_end[r]) != (offset[m], offset_end[m]):
+            return violation_at(Reason.DONATION_UNDECLARED, plan.creator(r), n, plan.named(r))
+        plan.ended_at[r] = n
+        plan.donated[r] = True
+    return None
+
+
+def _end_list(plan: PlanColumns) -> Violation | None:
+    """Proves: `end` lists every residency that never ends, each once; host copies present at the start may be left out."""
+    listed = set(plan.memgraph.end)
+    if len(listed) != len(plan.memgraph.end):
+        return violation_at(Reason.WRONG_END, None, None, "a residency is listed twice")
+    for r, ended_at in enumerate(plan.ended_at):
+        creator = plan.creator(r)
+        if r in listed and ended_at != NEVER:
+            return violation_at(Reason.WRONG_END, ended_at, None, f"{plan.named(r)} is listed, and has ended")
+        if r not in listed and ended_at == NEVER and (creator is not None or plan.on_device[r]):
+            return violation_at(Reason.WRONG_END, creator, None, f"{plan.named(r)} is not listed, and never ends")
+    return None
