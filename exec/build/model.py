@@ -14,6 +14,7 @@ from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.elaborate.tied_weights import tie
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.spec.document import load_document
+from einpage.exec.load.find_spec import spec_path
 from einpage.exec.load.inputs import TokenLists, token_sizes
 from einpage.exec.load.resolve import Resolved, check_assumptions, open_weights, present_names, resolve, spec_settings
 from einpage.exec.load.tokenizer import Tokenizer
@@ -39,11 +40,11 @@ def open_model(
     tokens: TokenLists | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> Model:
-    """Read a spec and give every size its value. `weights` as in `--weights`.
+    """Read a spec, a file or the name of one that ships, and give every size its value. `weights` as in `--weights`.
 
     Raises SpecError, UsageError, WeightError, InputError: each before anything runs.
     """
-    document = load_document(Path(spec))
+    document = load_document(spec_path(spec))
     settings = dict(settings or {})
     checkpoint = open_weights(weights) if weights is not None else None
     if checkpoint is not None:

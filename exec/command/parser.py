@@ -27,6 +27,7 @@ from einpage.exec.command.options import fusions_of, names_of, pieces_of, settin
 from einpage.exec.command.pack import pack_from_arguments
 from einpage.exec.command.trace import planned_trace
 from einpage.exec.command.verify import verify_from_arguments
+from einpage.exec.load.find_spec import spec_names, spec_path
 from einpage.exec.system.files import refuse_unwritable
 from einpage.exec.system.interrupt import ends_at_once
 from einpage.exec.system.spinner import planning, said_to_wait
@@ -128,7 +129,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _spec_arguments(p: argparse.ArgumentParser, may_be_absent: bool = False) -> None:
-    p.add_argument("spec", metavar="SPEC", nargs="?" if may_be_absent else None)
+    p.add_argument(
+        "spec", metavar="SPEC", nargs="?" if may_be_absent else None, help=f"a YAML file, or one that ships: {', '.join(spec_names())}"
+    )
     p.add_argument("--set", action="append", default=[], metavar="K=V", help="a size or scalar of the spec")
     p.add_argument("--weights", metavar="PATH|random:SEED", help="a checkpoint: its metadata gives the sizes")
     p.add_argument("--dtype", choices=[d.value for d in RUN_DTYPES], default=None if may_be_absent else DTYPE, help=f"default: {DTYPE}")
@@ -273,7 +276,7 @@ def machine_line(m: Machine) -> str:
 
 def recipe_of(a: argparse.Namespace, planned: Planned) -> dict[str, object]:
     """What it takes to make this plan again."""
-    word, file = ("graph", Path(a.graph)) if a.graph else ("spec", Path(a.spec))
+    word, file = ("graph", Path(a.graph)) if a.graph else ("spec", spec_path(a.spec))
     return {
         word: file.name,
         f"{word}_sha256": sha256(file.read_bytes()).hexdigest(),
