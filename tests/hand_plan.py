@@ -1,9 +1,9 @@
-"""One small plan written by hand, with a bit of everything: a host gather, reloads, a spill, two takeovers, a workspace, host bytes reused.
+"""One small plan written by hand, with a bit of everything: a host gather, reloads, a spill, two donated operands, host bytes reused.
 
 offset                                                    tasks   0  e = table[rows]   (on the host link)
  1536 ┤      ┌wsp┐        ┌── e (9) ────────┐                     1  a = e * w         (100 bytes of workspace)
- 1280 ┤ ┌────┴───┴┬───────┴┬───────┬────────┴──┐                  2  b = a + w         (takes over a)
-  768 ┤ │         │ a (5)  │ b (7) │ c (10)    │                  3  c = e + b         (takes over b)
+ 1280 ┤ ┌────┴───┴┬───────┴┬───────┬────────┴──┐                  2  b = a + w         (in place of a)
+  768 ┤ │         │ a (5)  │ b (7) │ c (10)    │                  3  c = e + b         (in place of b)
   512 ┤ │ w (4) ──────────────┐
     0 └─┴ e (3) ───────┐       outputs: b, c
 """
@@ -75,9 +75,20 @@ def hand_graph() -> TaskGraph:
 def _task(i: int, number: dict[str, TensorId]) -> Task:
     name, operands, inplace, workspace, gathers = TASKS[i]
     reads = tuple((number[o],) for o in operands)
-    taken = tuple(number[t] for t in inplace)
     flops, touched = (0, Nbytes(512)) if gathers else (128, Nbytes(1280))
-    return Task(TaskId(i), f"make {name}", OpId(i), reads, number[name], taken, flops, touched, Nbytes(workspace), None, gathers)
+    return Task(
+        TaskId(i),
+        f"make {name}",
+        OpId(i),
+        reads,
+        number[name],
+        tuple(number[t] for t in inplace),
+        flops,
+        touched,
+        Nbytes(workspace),
+        None,
+        gathers,
+    )
 
 
 def hand_plan() -> MemGraph:

@@ -29,7 +29,7 @@ from einpage.memplan.graph.memgraph import (
     Residency,
     ResidencyId,
 )
-from einpage.memplan.problem.footprint import footprint, largest_footprint, last_use_by_tensor, takeover
+from einpage.memplan.problem.footprint import donated_operand, footprint, largest_footprint, last_use_by_tensor
 
 
 class _Writer:
@@ -108,20 +108,20 @@ def plain_plan(graph: TaskGraph, budget: int | None = None) -> MemGraph:
     half = budget // 2 // ALIGNMENT * ALIGNMENT
     for task in graph.tasks:
         base = half * (task.id % 2) if half >= least else 0
-        _one_task(w, task, base, host, takeover(graph, task, last_use))
+        _one_task(w, task, base, host, donated_operand(graph, task, last_use))
         assert footprint(graph, task, last_use) <= budget - base
     return w.finish(budget, start, sorted(host.values()))
 
 
-def _one_task(w: _Writer, task: Task, top: int, host: dict[TensorId, ResidencyId], taken: TensorId | None) -> None:
+def _one_task(w: _Writer, task: Task, top: int, host: dict[TensorId, ResidencyId], donated: TensorId | None) -> None:
     here: dict[TensorId, ResidencyId] = {}
     for t in () if task.gathers else task.reads():
         here[t] = w.residency(t, DEVICE, top)
         top += aligned(w.graph.tensors[t].nbytes)
         w.node(Move(host[t], here[t]), [host[t]], here[t])
-    offset = top if taken is None else w.residencies[here[taken]].extents[0].offset
+    offset = top if donated is None else w.residencies[here[donated]].extents[0].offset
     result = w.residency(task.result, DEVICE, offset)
-    top += 0 if taken is not None else aligned(w.graph.tensors[task.result].nbytes)
+    top += 0 if donated is not None else aligned(w.graph.tensors[task.result].nbytes)
     if task.gathers:
         rows = tuple(tuple(host[t] for t in operand) for operand in task.operands)
         w.node(HostGather(task.id, rows, result), [host[t] for t in task.reads()], result)
@@ -129,8 +129,8 @@ def _one_task(w: _Writer, task: Task, top: int, host: dict[TensorId, ResidencyId
         workspace = Extent(Offset(top), task.workspace_bytes) if task.workspace_bytes else None
         operands = tuple(tuple(here[t] for t in operand) for operand in task.operands)
         w.node(Compute(task.id, operands, result, workspace), list(here.values()), result, workspace)
-    if taken is not None:
-        del here[taken]
+    if donated is not None:
+        del here[donated]
     host[task.result] = w.on_host(task.result)
     w.node(Move(result, host[task.result]), [result], host[task.result])
     for r in (*here.values(), result):

@@ -278,7 +278,7 @@ def test_the_host_gets_first_what_leaves_first() -> None:
         keep = nearest(a, capacity - a.footprint)
         leaves = a.last_at.tolist()
         for j in reversed(np.flatnonzero(~keep).tolist()):
-            leaves[a.tensor[j]] = int(a.begin[j])
+            leaves[a.tensor[j]] = int(a.start[j])
         there = np.maximum(a.made_at, 0).tolist()
         issued = [(k, t) for k, step in enumerate(timetable(slots, capacity, keep).steps) for t in step.stores]
         for i, (k, t) in enumerate(issued):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import Nbytes, aligned
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, TaskId, TensorId
-from einpage.memplan.problem.footprint import footprint, largest_footprint, last_use_by_tensor, takeover
+from einpage.memplan.problem.footprint import donated_operand, footprint, largest_footprint, last_use_by_tensor
 from hand_plan import hand_graph
 from numpy_jobs import Array, evaluate
 from strategies import Pick, build_graph, data, random_graph, task_graphs
@@ -28,23 +28,23 @@ def test_footprints_of_the_hand_made_graph() -> None:
     assert largest_footprint(graph) == (TaskId(1), a)
 
 
-def test_what_may_be_taken_over() -> None:
+def test_which_operand_may_be_donated() -> None:
     graph = hand_graph()
     e, a, b = 3, 4, 5
     last = last_use_by_tensor(graph)
-    assert [takeover(graph, task, last) for task in graph.tasks] == [None, None, a, e], "e is read later by c; b is an output"
+    assert [donated_operand(graph, task, last) for task in graph.tasks] == [None, None, a, e], "e is read later by c; b is an output"
     only_b = tuple(replace(t, inplace=tuple(x for x in t.inplace if x == b)) for t in graph.tasks)
-    assert takeover(graph, only_b[3], last) is None, "an output is not taken over"
-    kept = replace(graph, tensors=tuple(replace(t, kind=Kind.ACTIVATION) if t.id == b else t for t in graph.tensors))
-    assert takeover(kept, only_b[3], last) == b
+    assert donated_operand(graph, only_b[3], last) is None, "an output is not donated"
+    b_is_no_output = replace(graph, tensors=tuple(replace(t, kind=Kind.ACTIVATION) if t.id == b else t for t in graph.tensors))
+    assert donated_operand(b_is_no_output, only_b[3], last) == b
 
 
-def test_an_operand_read_twice_counts_once_and_a_device_copy_of_a_weight_may_go() -> None:
+def test_an_operand_read_twice_counts_once_and_a_device_copy_of_a_weight_may_be_donated() -> None:
     graph = hand_graph()
     task = replace(graph.tasks[2], operands=((graph.tensors[2].id,), (graph.tensors[2].id,)), inplace=())
     assert footprint(graph, task) == 256 + 512
-    taken = replace(task, inplace=(graph.tensors[2].id,))
-    assert takeover(graph, taken, last_use_by_tensor(graph)) == 2
+    in_place = replace(task, inplace=(graph.tensors[2].id,))
+    assert donated_operand(graph, in_place, last_use_by_tensor(graph)) == 2
 
 
 def test_no_tasks_need_nothing() -> None:

@@ -46,15 +46,15 @@ def drawing() -> Accesses:
     writes = [(2,), (1,), (3,), (4,), (5,), (6,)]
     nbytes = [10, 4, 1, 1, 1, 1, 1]
     return from_lists(
-        reads=reads, writes=writes, seconds=[1.0] * 6, besides=[0] * 6, nbytes=nbytes, clean=[t == 0 for t in range(7)],
-        sink=[t == 6 for t in range(7)],
+        reads=reads, writes=writes, seconds=[1.0] * 6, extra_bytes=[0] * 6, nbytes=nbytes, clean=[t == 0 for t in range(7)],
+        output=[t == 6 for t in range(7)],
     )  # fmt: skip
 
 
 def test_the_drawing() -> None:
     a = drawing()
     assert list(zip(a.loaded, a.load_at, strict=True)) == [(0, 0)]
-    assert list(zip(a.tensor, a.begin, a.end, a.first, strict=True)) == [(0, 1, 3, True), (1, 1, 5, True)]
+    assert list(zip(a.tensor, a.start, a.end, a.is_first, strict=True)) == [(0, 1, 3, True), (1, 1, 5, True)]
     assert a.footprint.tolist() == [11, 14, 1, 11, 1, 5]
     assert (a.made_at[1], a.last_at[1], a.last_at[6]) == (1, 5, 5)
     assert (a.compulsory_h2d, a.compulsory_d2h) == (10, 1)
@@ -88,8 +88,8 @@ def test_time_of_the_drawing_by_hand() -> None:
 def test_a_spill_may_be_written_before_it_leaves() -> None:
     """A tensor that is read right after it was made is written under that read: no wait, though the next task wants all the room."""
     a = from_lists(
-        reads=[(), (0,), (1,), (0,)], writes=[(0,), (2,), (3,), (4,)], seconds=[1.0, 1.0, 0.0, 1.0], besides=[0] * 4,
-        nbytes=[4, 4, 1, 1, 1], clean=[False, True, False, False, False], sink=[False] * 4 + [True],
+        reads=[(), (0,), (1,), (0,)], writes=[(0,), (2,), (3,), (4,)], seconds=[1.0, 1.0, 0.0, 1.0], extra_bytes=[0] * 4,
+        nbytes=[4, 4, 1, 1, 1], clean=[False, True, False, False, False], output=[False] * 4 + [True],
     )  # fmt: skip
     bound = time_bound(a, 5, Links(1e9, 4.0))
     assert bound.seconds == pytest.approx(3 + 1 / 4, rel=1e-6)

@@ -43,7 +43,7 @@ def moved(memgraph: MemGraph) -> int:
 
 def bytes_of(a: Accesses, keep: Keep) -> int:
     """What crosses the links under `keep`, counted tensor by tensor."""
-    total = int(a.nbytes[a.loaded].sum() + a.nbytes[a.unread].sum() + a.nbytes[a.sink].sum() + a.nbytes[a.tensor[~keep]].sum())
+    total = int(a.nbytes[a.loaded].sum() + a.nbytes[a.unread].sum() + a.nbytes[a.output].sum() + a.nbytes[a.tensor[~keep]].sum())
     return total + sum(int(a.nbytes[t]) for t in set(a.tensor[~keep].tolist()) if a.dirty[t])
 
 
@@ -54,10 +54,10 @@ def loop(tensors: list[int], passes: int, between: int = 10) -> Accesses:
         reads=[(k % n, *((n + k - 1,) if k else ())) for k in range(tasks)],
         writes=[(n + k,) for k in range(tasks)],
         seconds=[1.0] * tasks,
-        besides=[0] * tasks,
+        extra_bytes=[0] * tasks,
         nbytes=[*tensors, *([between] * tasks)],
         clean=[True] * n + [False] * tasks,
-        sink=[False] * (n + tasks - 1) + [True],
+        output=[False] * (n + tasks - 1) + [True],
     )
 
 

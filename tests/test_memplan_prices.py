@@ -27,8 +27,8 @@ def loop(tensors: int, passes: int) -> Accesses:
     """So many weights of 10 bytes, each read by one task of every pass."""
     slots = tensors * passes
     return from_lists(
-        reads=[(k % tensors,) for k in range(slots)], writes=[()] * slots, seconds=[1.0] * slots, besides=[0] * slots,
-        nbytes=[10] * tensors, clean=[True] * tensors, sink=[False] * tensors,
+        reads=[(k % tensors,) for k in range(slots)], writes=[()] * slots, seconds=[1.0] * slots, extra_bytes=[0] * slots,
+        nbytes=[10] * tensors, clean=[True] * tensors, output=[False] * tensors,
     )  # fmt: skip
 
 

@@ -57,7 +57,9 @@ def test_a_trade_fits_and_moves_less(graph: TaskGraph, extra: int, streams: bool
 def test_two_that_move_more_together_take_the_place_of_one() -> None:
     """The drawing in the module: w is read at 0 and 8, u at 1 and 4, v at 5 and 9; room for one."""
     reads = [(0,), (1,), (), (), (1,), (2,), (), (), (0,), (2,)]
-    a = from_lists(reads=reads, writes=[()] * 10, seconds=[1.0] * 10, besides=[0] * 10, nbytes=[10] * 3, clean=[True] * 3, sink=[False] * 3)
+    a = from_lists(
+        reads=reads, writes=[()] * 10, seconds=[1.0] * 10, extra_bytes=[0] * 10, nbytes=[10] * 3, clean=[True] * 3, output=[False] * 3
+    )
     room, by_share = np.full(10, 10), np.where(a.tensor == 0, 1.0, 0.5)
     keep = rounded(a, room, by_share)
     assert a.tensor[keep].tolist() == [0]
@@ -71,8 +73,8 @@ def test_trades_take_a_third_of_what_a_policy_loses() -> None:
         sizes = np.random.default_rng(seed).integers(5, 60, 15).tolist()
         slots = 15 * 8
         a = from_lists(
-            reads=[(k % 15,) for k in range(slots)], writes=[()] * slots, seconds=[1.0] * slots, besides=[0] * slots,
-            nbytes=sizes, clean=[True] * 15, sink=[False] * 15,
+            reads=[(k % 15,) for k in range(slots)], writes=[()] * slots, seconds=[1.0] * slots, extra_bytes=[0] * slots,
+            nbytes=sizes, clean=[True] * 15, output=[False] * 15,
         )  # fmt: skip
         capacity = sum(sizes) // 2
         keep = nearest(a, capacity - a.footprint)

@@ -67,7 +67,7 @@ def bytes_bound(
 def keeps_everything(a: Accesses, capacity: int) -> bool:
     """Whether nothing has to leave before its last use: every interval can be kept in full."""
     size = a.nbytes[a.tensor]
-    change = a.by_slot(a.begin + 1, size) - a.by_slot(a.end, size)
+    change = a.by_slot(a.start + 1, size) - a.by_slot(a.end, size)
     return bool(np.all(np.cumsum(change) + a.footprint <= capacity))
 
 
@@ -79,7 +79,7 @@ def add_kept_bytes(lp: Lp, a: Accesses, x: Indices, size: Floats, room: Floats) 
         np.zeros(a.slots),
         (slots, o, 1.0),
         (slots[1:], o[:-1], -1.0),
-        (a.begin + 1, x, -size),
+        (a.start + 1, x, -size),
         (a.end, x, size),
     )
     return o

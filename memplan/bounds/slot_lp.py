@@ -124,12 +124,12 @@ class _Programme:
         """Columns Q and QS, as terms of the rows of slots, with the rows of writing."""
         link: list[tuple[Indices, Indices, float]] = []
         held: list[tuple[Indices, Indices, float]] = []
-        spilled = np.flatnonzero(self.a.first & self.a.dirty[self.a.tensor])
+        spilled = np.flatnonzero(self.a.is_first & self.a.dirty[self.a.tensor])
         if len(spilled):
             wrote, waiting = self._spills(spilled)
             link.append((self.slots, wrote, 1.0))
             held.append((self.slots, waiting, 1.0))
-        if self.a.sink.any():
+        if self.a.output.any():
             stored, dead, waiting = self._sinks()
             link += [(self.slots, stored, 1.0), (self.slots[1:], stored[:-1], -1.0)]
             held.append((dead, waiting, 1.0))
@@ -140,7 +140,7 @@ class _Programme:
     def _spills(self, spilled: Indices) -> tuple[Indices, Indices]:
         """Columns: bytes of the intervals `spilled` that are written in each slot, and that wait for it (Q)."""
         a, lp = self.a, self.lp
-        size, begin, made = self.size[spilled], a.begin[spilled], a.made_at[a.tensor[spilled]]
+        size, begin, made = self.size[spilled], a.start[spilled], a.made_at[a.tensor[spilled]]
         early = [(k, j) for j in np.flatnonzero(made < begin).tolist() for k in range(int(made[j]) + 1, int(begin[j]) + 1)]
         slot, which = np.array(early, np.int64).reshape(-1, 2).T
         may_be_ahead = self._at(slot, size[which])
@@ -164,7 +164,7 @@ class _Programme:
     def _sinks(self) -> tuple[Indices, Indices, Indices]:
         """Columns Z; slots with dead sinks, and their columns QS."""
         a, lp = self.a, self.lp
-        sinks = np.flatnonzero(a.sink)
+        sinks = np.flatnonzero(a.output)
         stored = lp.add(self._before(a.made_at[sinks], self.nbytes[sinks]))
         lp.rows_at_most(np.zeros(a.slots - 1), (self.slots[:-1], stored[:-1], 1.0), (self.slots[:-1], stored[1:], -1.0))
         lp.rows_at_most(-self.nbytes[sinks].sum(), (0, stored[-1], -1.0), (0, self.tail, -self.out))
@@ -180,7 +180,7 @@ class _Programme:
         """Rows of each link as a whole, latencies included."""
         a, lp = self.a, self.lp
         time = [(0, self.stall, -1.0), (0, self.tail, -1.0)]
-        stores = (self.nbytes / self.out + self.latency)[a.sink].sum()
+        stores = (self.nbytes / self.out + self.latency)[a.output].sum()
         spills = self.nbytes[self.spillable] / self.out + self.latency
         lp.rows_at_most(self.task_time.sum() - stores, (0, self.w, spills), *time)
         copies = np.concatenate([self.nbytes[a.loaded], self.nbytes[a.unread], self.size]) + self.latency

@@ -1,13 +1,13 @@
-"""Who touches what when: the flat view of a graph in one order of tasks that lower bounds are computed from.
+"""Which task touches which tensor when: a graph in one order of tasks as flat arrays, from which lower bounds are computed.
 
 In: a TaskGraph, a Machine and an order of tasks (or plain lists). Out: Accesses, arrays by slot, tensor, load and interval. A slot is a
-task on the device. A host gather has no slot: its result has no host copy and none of the slots makes it, so it comes over the link
-before its first use, any time ahead. Sizes are the tensors' own, not aligned, and a footprint counts no result that may take over an
-operand's bytes: what is proved from an Accesses holds for every plan.
+task on the device. A host gather has no slot: its result has no host copy and no slot writes it, so it crosses the link at any time
+before its first use. Sizes are the tensors' own, not aligned, and a footprint counts no result that may be written in place: what is
+proved from an Accesses holds for every plan.
 
     slot      0   1   2   3   4   5
     w       ──●───●───────●───────────    first load at 0, interval (1, 3); the uses 0 and 1 are adjacent: no interval
-    h             ○───●           ●       made at 1, interval (2, 5)
+    h             ○───●           ●       written at 1, interval (2, 5)
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ NEVER = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Accesses:
+    """Slots, tensors, first loads, and the intervals between two uses of a tensor."""
+
     seconds: NDArray[np.float64]
     """[slot] how long the task runs, its launch included."""
     footprint: NDArray[np.int64]
@@ -35,26 +37,26 @@ class Accesses:
     nbytes: NDArray[np.int64]
     """[tensor]"""
     clean: NDArray[np.bool_]
-    """[tensor] the host has it at the start."""
-    sink: NDArray[np.bool_]
+    """[tensor] the host has a copy at the start."""
+    output: NDArray[np.bool_]
     """[tensor] it has to be on the host at the end, and is not at the start."""
     made_at: NDArray[np.int64]
-    """[tensor] the slot that makes it; NEVER for what comes from the host."""
+    """[tensor] the slot that writes it; NEVER for what is loaded from the host."""
     last_at: NDArray[np.int64]
     """[tensor] the last slot that touches it, or NEVER."""
     loaded: NDArray[np.int64]
-    """[load] the tensors that come from the host to their first use, ..."""
+    """[load] a tensor that is loaded from the host for its first use, ..."""
     load_at: NDArray[np.int64]
     """[load] ... and the slot of that use."""
     unread: NDArray[np.int64]
     """Tensors that cross the link to the device although no slot reads them: results of gathers."""
     tensor: NDArray[np.int64]
-    """[interval] sorted by (begin, tensor)"""
-    begin: NDArray[np.int64]
+    """[interval] sorted by (start, tensor)"""
+    start: NDArray[np.int64]
     """[interval] the slot before it, which touches the tensor"""
     end: NDArray[np.int64]
-    """[interval] the next slot that touches it, at least begin + 2"""
-    first: NDArray[np.bool_]
+    """[interval] the next slot that touches it, at least start + 2"""
+    is_first: NDArray[np.bool_]
     """[interval] whether it is the earliest of its tensor"""
 
     @property
@@ -68,13 +70,13 @@ class Accesses:
 
     @property
     def compulsory_d2h(self) -> Nbytes:
-        """Bytes of all sinks."""
-        return Nbytes(int(self.nbytes[self.sink].sum()))
+        """Bytes of all outputs."""
+        return Nbytes(int(self.nbytes[self.output].sum()))
 
     @property
     def dirty(self) -> NDArray[np.bool_]:
-        """[tensor] it has to be written once if it leaves the device before its last use, and need not be otherwise."""
-        return ~(self.clean | self.sink)
+        """[tensor] it has to be written to the host once if it is evicted before its last use, and need not be otherwise."""
+        return ~(self.clean | self.output)
 
     def by_slot(self, slots: NDArray[np.int64], nbytes: NDArray[np.int64]) -> NDArray[np.int64]:
         """[slot] the sum of the `nbytes` whose entry of `slots` is that slot."""
@@ -88,7 +90,7 @@ def accesses(
 ) -> Accesses:
     """The accesses of `graph` with its tasks in `order` (gathers may stand in it); in graph order without one.
 
-    Tensors `resident` at the start need no first load; that they take room until their first use is left out, which proves less.
+    Tensors `resident` at the start need no first load; the bytes they occupy until their first use are not counted, which proves less.
     """
     tasks = graph.tasks if order is None else [graph.tasks[t] for t in order]
     on_device = [t for t in tasks if not t.gathers]
@@ -97,23 +99,23 @@ def accesses(
         reads=[t.reads() for t in on_device],
         writes=[(t.result,) for t in on_device],
         seconds=[task_seconds(machine, graph, t) for t in on_device],
-        besides=[t.workspace_bytes - (nbytes[t.result] if t.inplace else 0) for t in on_device],
+        extra_bytes=[t.workspace_bytes - (nbytes[t.result] if t.inplace else 0) for t in on_device],
         nbytes=nbytes,
         clean=[t.kind in HOST_AT_START for t in graph.tensors],
-        sink=[t.kind is Kind.OUTPUT for t in graph.tensors],
+        output=[t.kind is Kind.OUTPUT for t in graph.tensors],
         gathered=[t.result for t in tasks if t.gathers],
         resident=resident,
     )
 
 
 def from_lists(
-    *, reads: Sequence[Sequence[int]], writes: Sequence[Sequence[int]], seconds: Sequence[float], besides: Sequence[int],
-    nbytes: Sequence[int], clean: Sequence[bool], sink: Sequence[bool], gathered: Sequence[int] = (), resident: Collection[int] = (),
+    *, reads: Sequence[Sequence[int]], writes: Sequence[Sequence[int]], seconds: Sequence[float], extra_bytes: Sequence[int],
+    nbytes: Sequence[int], clean: Sequence[bool], output: Sequence[bool], gathered: Sequence[int] = (), resident: Collection[int] = (),
 ) -> Accesses:  # fmt: skip
     """The accesses of slots that read and write distinct tensors, each tensor written once at most and before it is read.
 
-    `besides` [slot] is what the footprint counts besides those tensors; `gathered` are results that no slot writes,
-    `resident` tensors that are there before the first slot.
+    `extra_bytes` [slot] is added to the bytes of those tensors in the footprint; `gathered` are results that no slot writes,
+    `resident` tensors that are on the device before the first slot.
     """
     tensors = len(nbytes)
     made_at, last_at = [NEVER] * tensors, [NEVER] * tensors
@@ -121,7 +123,7 @@ def from_lists(
     intervals: list[tuple[int, int, int, bool]] = []
     has_interval = bytearray(tensors)
     footprint = []
-    for slot, (read, written, more) in enumerate(zip(reads, writes, besides, strict=True)):
+    for slot, (read, written, extra) in enumerate(zip(reads, writes, extra_bytes, strict=True)):
         for t in read:
             before = last_at[t]
             if before == NEVER:
@@ -133,9 +135,9 @@ def from_lists(
             last_at[t] = slot
         for t in written:
             made_at[t] = last_at[t] = slot
-        footprint.append(more + sum(nbytes[t] for t in read) + sum(nbytes[t] for t in written))
+        footprint.append(extra + sum(nbytes[t] for t in read) + sum(nbytes[t] for t in written))
     intervals.sort()
-    begin, tensor, end, first = (np.array(column, np.int64) for column in (zip(*intervals, strict=True) if intervals else [()] * 4))
+    start, tensor, end, is_first = (np.array(column, np.int64) for column in (zip(*intervals, strict=True) if intervals else [()] * 4))
     loaded, load_at = (np.array(column, np.int64) for column in (zip(*loads, strict=True) if loads else [()] * 2))
     is_clean = np.array(clean, bool)
     return Accesses(
@@ -143,14 +145,14 @@ def from_lists(
         footprint=np.array(footprint, np.int64),
         nbytes=np.array(nbytes, np.int64),
         clean=is_clean,
-        sink=np.array(sink, bool) & ~is_clean,
+        output=np.array(output, bool) & ~is_clean,
         made_at=np.array(made_at, np.int64),
         last_at=np.array(last_at, np.int64),
         loaded=loaded,
         load_at=load_at,
         unread=np.array([t for t in gathered if last_at[t] == NEVER], np.int64),
         tensor=tensor,
-        begin=begin,
+        start=start,
         end=end,
-        first=first.astype(bool),
+        is_first=is_first.astype(bool),
     )

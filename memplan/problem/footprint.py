@@ -1,11 +1,11 @@
-"""What one task needs in the arena when it runs alone: the feasibility rule of the whole planner.
+"""Bytes that one task needs in the arena when it runs alone: the feasibility rule of the whole planner.
 
 In: a TaskGraph. Out: bytes. Spill or drop everything, lay out one task, run it: this always works, so a plan exists exactly where the
 largest footprint fits the budget (host permitting).
 
     footprint = aligned distinct device operands + aligned result + aligned workspace
 
-A host gather's operands stay on the host and count nothing. A result that may take over an operand's bytes adds nothing.
+A host gather's operands are on the host and count nothing. A result that may be written in place of an operand adds nothing.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def last_use_by_tensor(graph: TaskGraph) -> dict[TensorId, TaskId]:
     return last
 
 
-def takeover(graph: TaskGraph, task: Task, last_use: Mapping[TensorId, TaskId]) -> TensorId | None:
-    """The operand whose bytes the result may take over in the order that `last_use` [tensor] is of: the first such in `task.inplace`.
+def donated_operand(graph: TaskGraph, task: Task, last_use: Mapping[TensorId, TaskId]) -> TensorId | None:
+    """The operand whose buffer may be donated to the result, with last uses `last_use` [tensor]: the first such in `task.inplace`.
 
     It must be dead on the device after `task`, and not an output, whose bytes have still to reach the host. A device copy
-    of a weight or an input qualifies: its host master stays.
+    of a weight or an input qualifies: the host copy remains.
     """
     if task.gathers:
         return None
@@ -40,10 +40,10 @@ def takeover(graph: TaskGraph, task: Task, last_use: Mapping[TensorId, TaskId]) 
 
 
 def footprint(graph: TaskGraph, task: Task, last_use: Mapping[TensorId, TaskId] | None = None, alignment: int = ALIGNMENT) -> Nbytes:
-    """Bytes of the arena that `task` needs by itself. Hand in `last_use_by_tensor(graph)` when asking for many tasks."""
+    """Bytes of the arena that `task` needs by itself. Pass `last_use_by_tensor(graph)` when asking for many tasks."""
     if last_use is None:
         last_use = last_use_by_tensor(graph)
-    result = 0 if takeover(graph, task, last_use) is not None else aligned(graph.tensors[task.result].nbytes, alignment)
+    result = 0 if donated_operand(graph, task, last_use) is not None else aligned(graph.tensors[task.result].nbytes, alignment)
     operands = 0 if task.gathers else sum(aligned(graph.tensors[t].nbytes, alignment) for t in task.reads())
     return Nbytes(operands + result + aligned(task.workspace_bytes, alignment))
 

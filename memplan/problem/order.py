@@ -1,6 +1,6 @@
-"""In which order tasks run: pure functions from a TaskGraph to a permutation of its tasks that respects its dependencies.
+"""The order in which tasks run: pure functions from a TaskGraph to a permutation of its tasks that respects its dependencies.
 
-The graph's own order is layer-major with chunks inside: a weight serves every chunk before the next layer's weights come in.
+The graph's own order is layer-major with chunks inside: a weight serves every chunk before the next layer's weights are loaded.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import TypeAlias
 from einpage.einsum_front.graph.taskgraph import TaskGraph, TaskId
 
 Order: TypeAlias = Callable[[TaskGraph, int], tuple[TaskId, ...]]
-"""order(graph, seed) answers every task once, producers before readers."""
+"""order(graph, seed): every task once, producers before readers."""
 
 
 class OrderPolicy(Enum):
     AS_WRITTEN = "as_written"
     BY_DEPTH = "by_depth"
-    """Tasks as far from the inputs stand together, so that a weight serves all that share it: every micro-batch, every chunk."""
+    """Tasks of one depth are neighbours, so that a weight serves all that share it: every micro-batch, every chunk."""
     RANDOM = "random"
     """Any valid order, drawn from the seed: for tests."""
 
@@ -39,25 +39,25 @@ def by_depth(graph: TaskGraph, seed: int = 0) -> tuple[TaskId, ...]:
 
 
 def random_topological(graph: TaskGraph, seed: int) -> tuple[TaskId, ...]:
-    """A valid order in which each next task is drawn evenly from those that are ready."""
+    """A valid order in which each next task is drawn uniformly from those that are ready."""
     writer = {task.result: task.id for task in graph.tasks}
     readers: list[list[TaskId]] = [[] for _ in graph.tasks]
-    waits = [0] * len(graph.tasks)
+    missing = [0] * len(graph.tasks)
     for task in graph.tasks:
         for t in task.reads():
             if t in writer:
                 readers[writer[t]].append(task.id)
-                waits[task.id] += 1
+                missing[task.id] += 1
     random = Random(seed)
-    ready = [task.id for task in graph.tasks if not waits[task.id]]
+    ready = [task.id for task in graph.tasks if not missing[task.id]]
     order: list[TaskId] = []
     while ready:
         i = random.randrange(len(ready))
         ready[i], ready[-1] = ready[-1], ready[i]
         order.append(ready.pop())
         for reader in readers[order[-1]]:
-            waits[reader] -= 1
-            if not waits[reader]:
+            missing[reader] -= 1
+            if not missing[reader]:
                 ready.append(reader)
     return tuple(order)
 
@@ -68,4 +68,4 @@ ORDER_BY_POLICY: dict[OrderPolicy, Order] = {
     OrderPolicy.RANDOM: random_topological,
 }
 FREE_ORDERS = (OrderPolicy.AS_WRITTEN, OrderPolicy.BY_DEPTH)
-"""What is tried where the order is free."""
+"""The orders that are tried with `--free-order`."""

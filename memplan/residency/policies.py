@@ -31,7 +31,7 @@ SURE = 0.98
 
 def rounded(a: Accesses, room: Room, share: NDArray[np.float64]) -> Keep:
     """The intervals with the largest `share` [interval] first, the shorter of equals; those of no share stay out."""
-    order = np.lexsort((a.end - a.begin, -np.round(share, 6)))
+    order = np.lexsort((a.end - a.start, -np.round(share, 6)))
     return _filled(a, room, order[share[order] > LEAST_SHARE].tolist())
 
 
@@ -59,8 +59,8 @@ def nearest(a: Accesses, room: Room) -> Keep:
 
 
 def _nearest_first(a: Accesses) -> list[int]:
-    twice = a.first & a.dirty[a.tensor]
-    order: list[int] = np.lexsort((a.begin, (a.end - a.begin - 1) / np.where(twice, 2, 1))).tolist()
+    twice = a.is_first & a.dirty[a.tensor]
+    order: list[int] = np.lexsort((a.start, (a.end - a.start - 1) / np.where(twice, 2, 1))).tolist()
     return order
 
 
@@ -97,22 +97,22 @@ def pin_evenly(a: Accesses, room: Room) -> Keep:
 
 def _by_first_use(a: Accesses) -> list[int]:
     """Tensors of the host that have intervals, by first use."""
-    return [t for t in dict.fromkeys(a.tensor[np.argsort(a.begin, kind="stable")].tolist()) if a.clean[t]]
+    return [t for t in dict.fromkeys(a.tensor[np.argsort(a.start, kind="stable")].tolist()) if a.clean[t]]
 
 
 def _made_first(a: Accesses, room: Room, pins: Iterable[int]) -> Keep:
     """What tasks made, the shortest intervals first; then the tensors `pins`, each with all its intervals or with none."""
     made = np.flatnonzero(~a.clean[a.tensor])
-    keep = _filled(a, room, made[np.argsort((a.end - a.begin)[made], kind="stable")].tolist())
+    keep = _filled(a, room, made[np.argsort((a.end - a.start)[made], kind="stable")].tolist())
     left = room - bytes_kept(a, keep)
     by_tensor: dict[int, list[int]] = {}
     for j, t in enumerate(a.tensor.tolist()):
         by_tensor.setdefault(t, []).append(j)
     for t in pins:
         mine, size = by_tensor[t], int(a.nbytes[t])
-        if all(left[a.begin[j] + 1 : a.end[j]].min() >= size for j in mine):
+        if all(left[a.start[j] + 1 : a.end[j]].min() >= size for j in mine):
             for j in mine:
-                left[a.begin[j] + 1 : a.end[j]] -= size
+                left[a.start[j] + 1 : a.end[j]] -= size
             keep[mine] = True
     return keep
 
@@ -120,7 +120,7 @@ def _made_first(a: Accesses, room: Room, pins: Iterable[int]) -> Keep:
 def _filled(a: Accesses, room: Room, order: Iterable[int]) -> Keep:
     """Every interval of `order` that fits what those before it left."""
     left, keep = room.copy(), np.zeros(len(a.tensor), bool)
-    begin, end, size = a.begin.tolist(), a.end.tolist(), a.nbytes[a.tensor].tolist()
+    begin, end, size = a.start.tolist(), a.end.tolist(), a.nbytes[a.tensor].tolist()
     for j in order:
         over = left[begin[j] + 1 : end[j]]
         if over.min() >= size[j]:
@@ -136,7 +136,7 @@ Keep = NDArray[np.bool_]
 def bytes_kept(a: Accesses, keep: Keep) -> NDArray[np.int64]:
     """[slot] bytes of what stays over the slot."""
     size, change = a.nbytes[a.tensor[keep]], np.zeros(a.slots + 1, np.int64)
-    np.add.at(change, a.begin[keep] + 1, size)
+    np.add.at(change, a.start[keep] + 1, size)
     np.add.at(change, a.end[keep], -size)
     kept: NDArray[np.int64] = np.cumsum(change)[: a.slots]
     return kept

@@ -49,7 +49,7 @@ class _Trader:
         self.keep = keep.copy()
         self.left = room - bytes_kept(a, keep)
         """[slot]"""
-        self.begin, self.end = a.begin + 1, a.end
+        self.begin, self.end = a.start + 1, a.end
         """[interval] the slots that it stays over, half-open."""
         self.size = a.nbytes[a.tensor]
         self.nbytes: list[int] = self.size.tolist()

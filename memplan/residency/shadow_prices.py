@@ -51,7 +51,7 @@ class _Market:
             if step >= steps * (1 - COUNTED):
                 stayed += stay
             kept = size * stay
-            change = np.bincount(a.begin + 1, kept, a.slots + 1) - np.bincount(a.end, kept, a.slots + 1)
+            change = np.bincount(a.start + 1, kept, a.slots + 1) - np.bincount(a.end, kept, a.slots + 1)
             excess = change.cumsum()[:-1] - right
             past += excess**2
             self.price = np.maximum(0.0, self.price + STEP * excess / np.sqrt(past))
@@ -62,7 +62,7 @@ class _Market:
         """[interval] who stays at these prices. A dirty tensor leaves only if all that it saves is worth the copy to the host."""
         a = self.a
         passed = np.concatenate(((0.0,), self.price.cumsum()))
-        rent = passed[a.end] - passed[a.begin + 1]
+        rent = passed[a.end] - passed[a.start + 1]
         saved = np.bincount(a.tensor, np.maximum(rent - 1.0, 0.0), len(a.nbytes))
         stay: NDArray[np.bool_] = (rent < 1.0) | (self.dirty & (saved[a.tensor] <= 1.0))
         return stay

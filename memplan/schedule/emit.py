@@ -75,7 +75,7 @@ def blocks_of(slots: Slots, table: Timetable) -> Blocks:
             ends(WORKSPACE, 3 * k + 2)
         for t in task.reads():
             uppers[open_[t]] = 3 * k + 2
-        taken = slots.taken[k]
+        taken = slots.donated[k]
         if taken == NEVER:
             born(task.result, 3 * k + 1, size[task.result])
         else:
@@ -108,7 +108,7 @@ class _Assembly:
 
     def run(self) -> MemGraph:
         a = self.slots.accesses
-        last_at, sink = a.last_at.tolist(), a.sink.tolist()
+        last_at, sink = a.last_at.tolist(), a.output.tolist()
         loads, frees_first, frees = self.loads(), *self.frees()
         for k, step in enumerate(self.table.steps):
             for t in frees_first[k]:
@@ -176,7 +176,7 @@ class _Assembly:
         self.at[t] = start
 
     def compute(self, k: int) -> None:
-        task, taken = self.slots.tasks[k], self.slots.taken[k]
+        task, taken = self.slots.tasks[k], self.slots.donated[k]
         start = self.at[taken] if taken != NEVER else self.offset(task.result, 3 * k + 1)
         operands = tuple(tuple(self.on_device[t] for t in operand) for operand in task.operands)
         over: ResidencyId | None = None if taken == NEVER else self.on_device[taken]

@@ -183,7 +183,7 @@ def _moved(memgraph: MemGraph) -> int:
 def _least_bytes(slots: Slots) -> int:
     """Over both links, in any plan: each load once, and each sink."""
     a = slots.accesses
-    return sum(slots.nbytes[t] for t in (*a.loaded.tolist(), *np.flatnonzero(a.sink).tolist()))
+    return sum(slots.nbytes[t] for t in (*a.loaded.tolist(), *np.flatnonzero(a.output).tolist()))
 
 
 def _traded(slots: Slots, capacity: int, candidate: Candidate) -> Candidate:

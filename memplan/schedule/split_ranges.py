@@ -121,7 +121,7 @@ def _cores(a: Accesses, blocks: Blocks, keep: Keep) -> list[Core]:
         by_tensor.setdefault(t, []).append(j)
     cores = []
     for block, stays, key, upper in zip(blocks.blocks, blocks.stays, blocks.keys, blocks.uppers, strict=True):
-        inside = [j for t in stays for j in by_tensor.get(t, ()) if key[1] <= 3 * a.begin[j] + 1 and 3 * a.end[j] < upper]
+        inside = [j for t in stays for j in by_tensor.get(t, ()) if key[1] <= 3 * a.start[j] + 1 and 3 * a.end[j] < upper]
         cores.append(Core(key, block.birth, block.death, upper, block.nbytes, tuple(inside)))
     return cores
 
@@ -168,16 +168,16 @@ class _Ground:
         self.lower, self.upper, self.offset, self.stop = (np.zeros(64, np.int64) for _ in range(4))
         self.free: list[int] = []
         """Rows of these whose core has left; they live from 0 to 0."""
-        self.leaves: list[int] = (3 * a.begin + 2).tolist()
+        self.leaves: list[int] = (3 * a.start + 2).tolist()
         """[interval] the position from which its bytes are free if it is cut, ..."""
         self.returns: list[int] = (3 * a.end).tolist()
         """[interval] ... and until when."""
         self.tensor: list[int] = a.tensor.tolist()
-        self.price: list[int] = (a.nbytes[a.tensor] * np.where(a.first & a.dirty[a.tensor], 2, 1)).tolist()
+        self.price: list[int] = (a.nbytes[a.tensor] * np.where(a.is_first & a.dirty[a.tensor], 2, 1)).tolist()
         """[interval] bytes that cutting it moves."""
         self.passed: list[float] = np.concatenate(([0.0], np.cumsum(a.seconds))).tolist()
         self.load_s, self.store_s = slots.load_s, slots.store_s
-        self.writes: list[bool] = (a.first & ~a.clean[a.tensor]).tolist()
+        self.writes: list[bool] = (a.is_first & ~a.clean[a.tensor]).tolist()
         """[interval] whether cutting it is what sends the tensor to the host, or a sink's copy may still be under way."""
 
     def places(self) -> Iterator[tuple[Key, int]]:

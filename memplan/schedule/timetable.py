@@ -105,15 +105,15 @@ class _Clock:
         a = self.a
         leaves: list[list[tuple[int, int]]] = [[] for _ in range(a.slots)]
         gone = np.flatnonzero(~keep)
-        for t, begin, end in zip(a.tensor[gone].tolist(), a.begin[gone].tolist(), a.end[gone].tolist(), strict=True):
+        for t, begin, end in zip(a.tensor[gone].tolist(), a.start[gone].tolist(), a.end[gone].tolist(), strict=True):
             leaves[begin].append((t, end))
         for t, last in enumerate(a.last_at.tolist()):
-            if last != NEVER and self.slots.taken[last] != t:
+            if last != NEVER and self.slots.donated[last] != t:
                 leaves[last].append((t, a.slots - 1))
         writes: list[list[int]] = [[] for _ in range(a.slots)]
         there_at = a.made_at.copy()
         there_at[a.loaded] = np.where(there_at[a.loaded] == NEVER, a.load_at, there_at[a.loaded])
-        must = a.sink.copy()
+        must = a.output.copy()
         must[a.tensor[gone]] |= ~a.clean[a.tensor[gone]]
         for t in np.flatnonzero(must).tolist():
             writes[int(there_at[t])].append(t)
