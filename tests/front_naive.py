@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from itertools import product
 from math import exp, inf
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from einpage.einsum_front.algebra import arithmetic as fold
 from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Num, Reduce, Reduction, Unary
 from einpage.einsum_front.graph.program import Program
+from naive_functions import NAIVE
 
 Point = dict[Letter, int]
 
@@ -57,7 +59,7 @@ def _number(e: Expr, point: Point, values: Mapping[str, Tensor], extents: Mappin
         case Call("where"):
             return of(e.args[1]) if of(e.args[0]) else of(e.args[2])
         case Call():
-            return fold.call(e.fn, [of(a) for a in e.args])
+            return float(NAIVE[e.fn](*(np.float64(of(a)) for a in e.args)))
         case Reduce():
             return _reduction(e, point, values, extents)
         case _:

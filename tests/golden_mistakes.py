@@ -37,7 +37,6 @@ IN_SPEC: dict[str, tuple[str, str]] = {
     "a sum that is not written": ("gelu(x[b,m] * w[h,m])", "x[b,m] + w[h,m]"),
     "a value only partly defined": (STATEMENT, "- y[b,1] = sum[m](x[b,m])"),
     "a read before its definition": (STATEMENT, "- y[b,h] = k[b,h]"),
-    "a function there is not": ("gelu", "geluu"),
     "a bracket left open": ("w[h,m])", "w[h,m]"),
     "an index out of range": ("w[h,m])", "w[16,m])"),
     "sizes in a circle": ("half: model // 2", "half: third, third: half"),

@@ -13,10 +13,12 @@ import numpy as np
 from hypothesis import strategies as st
 
 from einpage.einsum_front.algebra.expr import Acc, Axis, Expr, Letter, Load, Reduction, loads, walk
+from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import AttentionJob, Box, Contraction, ContractJob, MapJob, Part, Range, View
 from kernels_build import ex, fill, fn, ld, letters, op, red
 from kernels_naive import Case
+from naive_functions import POSITIVE
 
 DEPTH = 6
 FLOATS = st.sampled_from((DType.FP32, DType.FP32, DType.BF16, DType.FP16))
@@ -97,16 +99,8 @@ def expressions(draw: st.DrawFn, places: list[Load], free: frozenset[str], bound
     if kind == "/":
         return op("/", more(), op("+", fn("abs", more()), 0.5))
     if kind == "fn":
-        name = draw(
-            st.sampled_from(["tanh", "sigmoid", "silu", "gelu", "gelu_tanh", "relu", "sin", "cos", "erf", "exp", "log", "sqrt", "rsqrt"])
-        )
-        inner = (
-            fn("tanh", more())
-            if name in ("exp", "sin", "cos")
-            else op("+", fn("abs", more()), 0.5)
-            if name in ("log", "sqrt", "rsqrt")
-            else more()
-        )
+        name = draw(st.sampled_from([f.name for f in FUNCTIONS.values() if f.arity == 1]))
+        inner = fn("tanh", more()) if name in ("exp", "sin", "cos") else op("+", fn("abs", more()), 0.5) if name in POSITIVE else more()
         return fn(name, inner)
     if kind == "where" and len(free) > 1:
         a, b = draw(st.permutations(sorted(free)))[:2]

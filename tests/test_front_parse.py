@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from einpage.einsum_front.algebra.expr import BINARY, FUNCTIONS, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Reduction, Unary, text
+from einpage.einsum_front.algebra.expr import BINARY, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Reduction, Unary, text
+from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.base.errors import SpecError
 from einpage.einsum_front.spec.parse import MAX_DEPTH, parse_axes, parse_expression, parse_statement
 from einpage.einsum_front.spec.source import Snippet, SourceFile
@@ -165,7 +166,7 @@ letters = st.sampled_from([Letter("s"), Letter("t"), Letter("m")])
 
 def nested(inner: st.SearchStrategy[Expr]) -> st.SearchStrategy[Expr]:
     reduces = st.builds(Reduce, st.sampled_from(Reduction), st.lists(letters, min_size=1, unique=True).map(tuple), inner)
-    calls = st.sampled_from(sorted(FUNCTIONS)).flatmap(lambda fn: st.builds(Call, st.just(fn), st.tuples(*[inner] * FUNCTIONS[fn])))
+    calls = st.sampled_from(sorted(FUNCTIONS)).flatmap(lambda fn: st.builds(Call, st.just(fn), st.tuples(*[inner] * FUNCTIONS[fn].arity)))
     loads = st.builds(Load, st.sampled_from(["x", "tokens"]), st.lists(inner, min_size=1, max_size=3).map(tuple))
     return st.one_of(
         st.builds(Unary, st.sampled_from(["-", "not"]), inner),

@@ -6,14 +6,11 @@ import math
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from einpage.einsum_front.algebra import arithmetic as fold
-from einpage.einsum_front.algebra.expr import FUNCTIONS
 from einpage.einsum_front.base.errors import SpecError, UsageError
-from einpage.einsum_front.elaborate import reference
 from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.spec.document import load_document, read_document
@@ -200,10 +197,3 @@ def test_the_error_s_class_is_the_user_s_kind() -> None:
     e = failure(spec(Y, head=HEAD.replace("seq: 4", "seq: -4")))
     assert isinstance(e, SpecError) and e.exit_status == 2
     assert program(Y).sizes["seq"] == 4
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_every_function_of_numbers_is_the_reference_s(name: str) -> None:
-    numbers = {1: [0.75], 2: [0.75, -1.5], 3: [True, 0.75, -1.5]}[FUNCTIONS[name]]
-    wanted = reference._FUNCTIONS[name](*(torch.tensor(float(x), dtype=torch.float64) for x in numbers))
-    assert fold.call(name, numbers) == pytest.approx(float(wanted), rel=1e-12)

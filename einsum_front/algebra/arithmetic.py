@@ -8,7 +8,10 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import TypeAlias
+
+from einpage.einsum_front.algebra.functions import FUNCTIONS
 
 Number: TypeAlias = "int | float"
 
@@ -36,14 +39,8 @@ def binary(op: str, x: Number, y: Number) -> Number:
 
 
 def call(fn: str, args: Sequence[Number]) -> Number:
-    """`fn(*args)` for a key of expr.FUNCTIONS. Raises BadNumber."""
-    if fn == "where":
-        return args[1] if args[0] else args[2]
-    if fn in ("min", "max"):
-        return min(args) if fn == "min" else max(args)
-    if fn in ("abs", "relu"):
-        return abs(args[0]) if fn == "abs" else max(args[0], 0)
-    return _finite(lambda: _FUNCTIONS[fn](args[0]), *args)
+    """`fn(*args)` for a key of FUNCTIONS. Raises BadNumber."""
+    return _finite(lambda: FUNCTIONS[fn].meaning(_NUMBERS, *args), *args)
 
 
 def _finite(compute: Callable[[], Number | complex], *args: Number) -> Number:
@@ -68,23 +65,8 @@ _BINARY: dict[str, Callable[[Number, Number], Number | complex]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv, "%": operator.mod,
     "**": operator.pow, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
 }  # fmt: skip
-
-
-def _sigmoid(x: Number) -> float:
-    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
-
-
-_FUNCTIONS: dict[str, Callable[[Number], float]] = {
-    "exp": math.exp,
-    "log": math.log,
-    "sqrt": math.sqrt,
-    "rsqrt": lambda x: 1 / math.sqrt(x),
-    "sin": math.sin,
-    "cos": math.cos,
-    "tanh": math.tanh,
-    "erf": math.erf,
-    "sigmoid": _sigmoid,
-    "silu": lambda x: x * _sigmoid(x),
-    "gelu": lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2,
-    "gelu_tanh": lambda x: x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
-}
+_NUMBERS = SimpleNamespace(
+    exp=math.exp, log=math.log, sqrt=math.sqrt, sin=math.sin, cos=math.cos, tanh=math.tanh, erf=math.erf, abs=abs,
+    minimum=min, maximum=max, where=lambda condition, x, y: x if condition else y,
+)  # fmt: skip
+"""What a function's meaning is made of."""

@@ -31,12 +31,6 @@ class Reduction(Enum):
 
 UNARY = ("-", "not")
 BINARY = ("+", "-", "*", "/", "//", "%", "**", "<", "<=", ">", ">=", "==", "!=", "and", "or")
-FUNCTIONS = {
-    "exp": 1, "log": 1, "sqrt": 1, "rsqrt": 1, "sin": 1, "cos": 1, "tanh": 1, "erf": 1, "sigmoid": 1, "silu": 1,
-    "gelu": 1, "gelu_tanh": 1, "relu": 1, "abs": 1, "where": 3, "min": 2, "max": 2,
-}  # fmt: skip
-"""Pointwise functions and how many arguments each takes; `gelu` is the erf form."""
-
 
 _NO_SPAN = Span(0, 0, 0)
 
@@ -100,7 +94,7 @@ class Binary:
 @dataclass(frozen=True, slots=True)
 class Call:
     fn: str
-    """A key of FUNCTIONS."""
+    """A key of functions.FUNCTIONS."""
     args: tuple[Expr, ...]
     span: Span = field(default=_NO_SPAN, compare=False, repr=False)
 

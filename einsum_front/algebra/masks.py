@@ -6,13 +6,16 @@ interval arithmetic, the mixed ones halved until they can be counted one by one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from types import SimpleNamespace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Num, Unary, free_letters, loads, walk
+from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Num, Unary, free_letters, loads
+from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.algebra.intervals import FALSE, TRUE, interval
 
 LEAF = 512
@@ -68,8 +71,7 @@ def pairs(score: Expr, query: Letter | None, row: Letter, ranges: Ranges, at_lea
     if mask is None:
         return whole
     mask = without_data(mask)
-    countable = all(node.fn in _CALL for node in walk(mask) if isinstance(node, Call))
-    if not countable or not free_letters(mask) <= {row, *span}:
+    if not free_letters(mask) <= {row, *span}:
         others = interval(mask, ranges)
         return whole if others == TRUE or (others != FALSE and not at_least) else 0
     queries = ranges[query] if query is not None else (0, 1)
@@ -113,7 +115,7 @@ def _evaluate(e: Expr, grid: Mapping[Letter, NDArray[np.float64]]) -> NDArray[np
             return -_evaluate(x, grid)
         case Call(fn, args):
             values = [_evaluate(a, grid) for a in args]
-            return np.asarray(_CALL[fn](*values), dtype=np.float64)
+            return np.asarray(FUNCTIONS[fn].meaning(_ARRAYS, *values), dtype=np.float64)
         case Binary(op, x, y):
             return np.asarray(_BINARY[op](_evaluate(x, grid), _evaluate(y, grid)), dtype=np.float64)
         case _:
@@ -125,8 +127,8 @@ _BINARY: dict[str, Callable[..., object]] = {
     "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal, "==": np.equal, "!=": np.not_equal,
     "and": np.logical_and, "or": np.logical_or,
 }  # fmt: skip
-_CALL: dict[str, Callable[..., object]] = {
-    "abs": np.abs, "min": np.minimum, "max": np.maximum, "where": np.where, "exp": np.exp, "log": np.log, "sqrt": np.sqrt,
-    "sin": np.sin, "cos": np.cos, "tanh": np.tanh, "relu": lambda x: np.maximum(x, 0),
-    "rsqrt": lambda x: 1 / np.sqrt(x), "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "silu": lambda x: x / (1 + np.exp(-x)),
-}  # fmt: skip
+_ARRAYS = SimpleNamespace(
+    exp=np.exp, log=np.log, sqrt=np.sqrt, sin=np.sin, cos=np.cos, tanh=np.tanh, erf=np.vectorize(math.erf, otypes=[np.float64]), abs=np.abs,
+    minimum=np.minimum, maximum=np.maximum, where=np.where,
+)  # fmt: skip
+"""What a function's meaning is made of."""

@@ -7,10 +7,11 @@ of which nothing depends on data must be proven to lie in its dimension; the oth
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import inf
 
 from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Num, Unary
+from einpage.einsum_front.algebra.functions import FUNCTIONS
+from einpage.einsum_front.base.interval import Interval
 
 _TRUTH = ("<", "<=", ">", ">=", "==", "!=", "and", "or")
 
@@ -21,14 +22,6 @@ class NotWhole(Exception):
     def __init__(self, node: Expr) -> None:
         super().__init__(node)
         self.node = node
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """Both ends belong to it; an infinite end is unknown."""
-
-    low: float
-    high: float
 
 
 _UNKNOWN = Interval(-inf, inf)
@@ -51,8 +44,8 @@ def interval(e: Expr, extents: Mapping[Letter, int], is_integer: Callable[[str],
             return Interval(0, 1)
         case Binary() if e.op in ("+", "-", "*", "//", "%") or e.op in _TRUTH:
             return _binary(e.op, interval(e.x, extents, is_integer), interval(e.y, extents, is_integer))
-        case Call("min" | "max" | "abs" | "relu" | "where"):
-            return _call(e.fn, [interval(a, extents, is_integer) for a in e.args])
+        case Call(fn, args) if (values := FUNCTIONS[fn].interval) is not None:
+            return values(*(interval(a, extents, is_integer) for a in args))
         case _:
             raise NotWhole(e)
 
@@ -75,18 +68,3 @@ def _binary(op: str, x: Interval, y: Interval) -> Interval:
         return _UNKNOWN
     corners = [a // b for a in (x.low, x.high) for b in (y.low, y.high)]
     return Interval(min(corners), max(corners))
-
-
-def _call(fn: str, args: list[Interval]) -> Interval:
-    lows, highs = [a.low for a in args], [a.high for a in args]
-    match fn:
-        case "min":
-            return Interval(min(lows), min(highs))
-        case "max":
-            return Interval(max(lows), max(highs))
-        case "where":
-            return Interval(min(lows[1:]), max(highs[1:]))
-        case "relu":
-            return Interval(max(0, lows[0]), max(0, highs[0]))
-    least = 0 if lows[0] <= 0 <= highs[0] else min(abs(lows[0]), abs(highs[0]))
-    return Interval(least, max(abs(lows[0]), abs(highs[0])))

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import torch
 from torch import Tensor
 
 from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Reduction, Unary, loads, text
+from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.elaborate.implicit_sums import factors
 from einpage.einsum_front.graph.program import Definition, Program
@@ -135,7 +137,7 @@ class _Evaluator:
             case Binary():
                 return self._apply(self._operator(e.op), e.x, e.y)
             case Call():
-                return self._apply(_FUNCTIONS[e.fn], *e.args)
+                return self._apply(partial(FUNCTIONS[e.fn].meaning, torch), *e.args)
             case Reduce():
                 return self._reduce(e)
             case Name() | Acc():
@@ -222,11 +224,4 @@ _TRUTH: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }  # fmt: skip
 _ARITHMETIC: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "+": torch.add, "-": torch.sub, "*": torch.mul, "/": torch.div, "//": torch.floor_divide, "%": torch.remainder, "**": torch.pow,
-}  # fmt: skip
-_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
-    "exp": torch.exp, "log": torch.log, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "sin": torch.sin, "cos": torch.cos,
-    "tanh": torch.tanh, "erf": torch.erf, "sigmoid": torch.sigmoid, "silu": torch.nn.functional.silu,
-    "gelu": torch.nn.functional.gelu, "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-    "relu": torch.relu, "abs": torch.abs, "min": torch.minimum, "max": torch.maximum,
-    "where": lambda condition, x, y: torch.where(condition != 0, x, y),
 }  # fmt: skip

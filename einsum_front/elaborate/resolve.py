@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 from einpage.einsum_front.algebra import arithmetic as fold
 from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Unary, text, walk
-from einpage.einsum_front.algebra.ranges import Interval, NotWhole, interval
+from einpage.einsum_front.algebra.ranges import NotWhole, interval
 from einpage.einsum_front.base.errors import Span, SpecError, did_you_mean, listing
+from einpage.einsum_front.base.interval import Interval
 from einpage.einsum_front.spec.source import SourceFile
 
 _TRUTH = ("<", "<=", ">", ">=", "==", "!=", "and", "or")

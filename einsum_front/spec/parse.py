@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NoReturn
 
-from einpage.einsum_front.algebra.expr import FUNCTIONS, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Reduction, Unary
+from einpage.einsum_front.algebra.expr import Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Reduction, Unary
+from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.base.errors import Span, did_you_mean, listing
 from einpage.einsum_front.spec.lex import Token, TokenKind, tokens
 from einpage.einsum_front.spec.source import Snippet
@@ -220,8 +221,8 @@ class _Parser:
                 self._snippet.span(token.start, token.end), f"unknown function `{word}`", exists=listing(known), cure=cure
             )
         args, height = self._bracketed(")", token)
-        if len(args) != FUNCTIONS[word]:
-            self._fail(token, f"`{word}` takes {FUNCTIONS[word]} argument(s), found {len(args)}", expected=f"`{_usage(word)}`")
+        if len(args) != FUNCTIONS[word].arity:
+            self._fail(token, f"`{word}` takes {FUNCTIONS[word].arity} argument(s), found {len(args)}", expected=f"`{_usage(word)}`")
         return Call(word, args, self._snippet.span(token.start, self._last_end)), height + 1
 
     def _reduction(self, token: Token) -> tuple[Expr, int]:
@@ -305,7 +306,7 @@ class _Parser:
 def _usage(word: str) -> str:
     if word in REDUCTIONS:
         return f"{word}[t](…)"
-    return f"{word}({', '.join('…' for _ in range(FUNCTIONS[word]))})"
+    return f"{word}({', '.join('…' for _ in range(FUNCTIONS[word].arity))})"
 
 
 def _number(text: str) -> int | float:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from math import prod
 
 from einpage.einsum_front.algebra.expr import Call, Expr, Letter, Reduce, children, free_letters, loads, walk
+from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.graph.job import MapJob, Part, View
 from einpage.kernels.layout.affine import linear
 from einpage.kernels.layout.window import row_major
 from einpage.kernels.tiles.tiles import CROSS, POINTWISE, ROW, SHARED, Tiles, cover, warps
 
-COSTLY = frozenset(("sin", "cos", "tanh", "erf", "gelu", "gelu_tanh", "log"))
 SHARED_FROM = 4
 """How many times a costly function must be wanted for its letters to get an axis of their own."""
 
@@ -73,7 +73,7 @@ def _shared(parts: Sequence[Part], rows: Sequence[Letter], last: Letter | None, 
     """Letters that costly functions depend on, where the others make them be computed over and over (angles, for every head)."""
     found: set[Letter] = set()
     for node in (n for p in parts for n in walk(p.expr)):
-        if isinstance(node, Call) and node.fn in COSTLY:
+        if isinstance(node, Call) and FUNCTIONS[node.fn].costly:
             letters = free_letters(node) & set(rows)
             found |= letters if prod(extent[x] for x in rows if x not in letters) >= SHARED_FROM else set()
     again = prod(extent[x] for x in rows if x not in found)

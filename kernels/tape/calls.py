@@ -1,6 +1,6 @@
 """What a tape's steps may call: torch functions by the words of expressions, and the same on plain numbers.
 
-OUTABLE calls take `out=`; HUNGRY ones hold one more temporary while they run. A softmax of a row that is all -inf is 0.
+OUTABLE calls take `out=`; ALLOCATES_TEMPORARY ones hold one more temporary while they run. A softmax of a row that is all -inf is 0.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from einpage.einsum_front.algebra.expr import Reduction
+from einpage.einsum_front.algebra.functions import FUNCTIONS
 
 
 def copy(target: Tensor, value: Tensor) -> Tensor:
@@ -39,22 +39,6 @@ def to_int_tensor(x: float) -> Tensor:
 
 def is_true(x: Tensor | float) -> Tensor:
     return x != 0 if isinstance(x, Tensor) else torch.tensor(bool(x))
-
-
-def below(x: Tensor, limit: float, out: Tensor | None = None) -> Tensor:
-    return torch.clamp(x, max=limit, out=out)
-
-
-def above(x: Tensor, limit: float, out: Tensor | None = None) -> Tensor:
-    return torch.clamp(x, min=limit, out=out)
-
-
-def relu(x: Tensor, out: Tensor | None = None) -> Tensor:
-    return torch.clamp(x, min=0, out=out)
-
-
-def gelu_tanh(x: Tensor) -> Tensor:
-    return functional.gelu(x, approximate="tanh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,51 +94,11 @@ BINARY: dict[str, Callable[..., Any]] = {
     "==": torch.eq,
     "!=": torch.ne,
 }
-POINTWISE: dict[str, Callable[..., Any]] = {
-    "exp": torch.exp,
-    "log": torch.log,
-    "sqrt": torch.sqrt,
-    "rsqrt": torch.rsqrt,
-    "sin": torch.sin,
-    "cos": torch.cos,
-    "tanh": torch.tanh,
-    "erf": torch.erf,
-    "sigmoid": torch.sigmoid,
-    "silu": functional.silu,
-    "gelu": functional.gelu,
-    "gelu_tanh": gelu_tanh,
-    "relu": relu,
-    "abs": torch.abs,
-}
-OUTABLE: frozenset[Callable[..., Any] | None] = frozenset(
-    (
-        torch.add,
-        torch.sub,
-        torch.mul,
-        torch.div,
-        torch.floor_divide,
-        torch.remainder,
-        torch.pow,
-        torch.neg,
-        torch.exp,
-        torch.log,
-        torch.sqrt,
-        torch.rsqrt,
-        torch.sin,
-        torch.cos,
-        torch.tanh,
-        torch.erf,
-        torch.sigmoid,
-        torch.abs,
-        torch.minimum,
-        torch.maximum,
-        torch.where,
-        below,
-        above,
-        relu,
-    )
+POINTWISE: dict[str, Callable[..., Any]] = {f.name: f.torch(torch) for f in FUNCTIONS.values()}
+ALLOCATES_TEMPORARY: frozenset[Callable[..., Any] | None] = frozenset(POINTWISE[f.name] for f in FUNCTIONS.values() if f.temporary)
+OUTABLE: frozenset[Callable[..., Any] | None] = (
+    frozenset((*(fn for op, fn in BINARY.items() if op not in COMPARE), torch.neg, *POINTWISE.values())) - ALLOCATES_TEMPORARY
 )
-HUNGRY: frozenset[Callable[..., Any] | None] = frozenset((functional.silu, functional.gelu, gelu_tanh))
 
 
 def fold(op: str, x: float, y: float) -> float | int | bool | None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Reduction, Unary
+from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import View
 from einpage.kernels.errors import Unsupported
@@ -218,7 +219,7 @@ class _Builder:
 
     def _where(self, condition: Ref, then: Ref, other: Ref, index: bool) -> Ref:
         then, other = self._left(self._arithmetic(then, index), index), self._left(self._arithmetic(other, index), index)
-        return self._step(torch.where, "i" if index else "f", condition, then, other)
+        return self._step(calls.POINTWISE["where"], "i" if index else "f", condition, then, other)
 
     def _call(self, fn: str, args: list[Ref], index: bool) -> Ref:
         if fn == "where":
@@ -229,14 +230,9 @@ class _Builder:
         if all(a.kind == "c" for a in args):
             return self._number(calls.fold_call(fn, [a.value for a in args]))
         args = [self._arithmetic(a, index) for a in args]
-        if fn in ("min", "max"):
-            x, y = args if args[0].kind != "c" else (args[1], args[0])
-            if y.kind == "c":
-                return self._step(calls.below if fn == "min" else calls.above, x.kind, x, y)
-            return self._step(torch.minimum if fn == "min" else torch.maximum, x.kind, x, y)
-        if index and fn != "abs":
+        if index and FUNCTIONS[fn].interval is None:
             raise Unsupported(f"{fn} in an index: an index is made of integers")
-        return self._step(calls.POINTWISE[fn], args[0].kind, args[0])
+        return self._step(calls.POINTWISE[fn], "i" if index else "f", *(self._left(a, index) for a in args))
 
     def _reduce(self, op: Reduction, letters: frozenset[Letter], x: Ref, index: bool) -> Ref:
         if index:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.kernels.layout.affine import Affine
-from einpage.kernels.tape.calls import HUNGRY
+from einpage.kernels.tape.calls import ALLOCATES_TEMPORARY
 
 Kind: TypeAlias = str
 """'f' fp32, 'b' bool, 'i' int64, 'c' a Python number, 'r' as stored (to be widened)."""
@@ -106,7 +106,7 @@ class Tape:
                 live[step.out] = live.pop(step.into, 0)
             else:
                 live[step.out] = self._slot_bytes(step, extent, split_operands)
-            extra = live[step.out] if step.fn in HUNGRY else 0
+            extra = live[step.out] if step.fn in ALLOCATES_TEMPORARY else 0
             peak = max(peak, sum(live.values()) + extra)
             for slot in step.drop:
                 live.pop(slot, None)

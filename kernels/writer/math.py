@@ -44,23 +44,3 @@ def tanh(x):  # type: ignore[no-untyped-def]
     small = tl.exp(-2.0 * tl.abs(x))
     size = (1.0 - small) / (1.0 + small)
     return tl.where(x < 0, -size, size)
-
-
-@triton.jit
-def silu(x):  # type: ignore[no-untyped-def]
-    return x * tl.sigmoid(x)
-
-
-@triton.jit
-def gelu(x):  # type: ignore[no-untyped-def]
-    return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
-
-
-@triton.jit
-def gelu_tanh(x):  # type: ignore[no-untyped-def]
-    return 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
-
-
-@triton.jit
-def relu(x):  # type: ignore[no-untyped-def]
-    return tl.maximum(x, 0.0)

@@ -8,26 +8,6 @@ from dataclasses import dataclass
 Axes = frozenset[str]
 """Axes of the block a value runs along, each a character; none for a scalar."""
 NONE: Axes = frozenset()
-MATH = ("floor_div", "floor_mod", "floor_div_int", "floor_mod_int", "power", "tanh", "silu", "gelu", "gelu_tanh", "relu")
-"""Functions of kernels/triton_math.py."""
-FUNCTION = {
-    "exp": "tl.exp",
-    "log": "tl.log",
-    "sqrt": "tl.sqrt_rn",
-    "rsqrt": "tl.rsqrt",
-    "sin": "tl.sin",
-    "cos": "tl.cos",
-    "erf": "tl.erf",
-    "sigmoid": "tl.sigmoid",
-    "abs": "tl.abs",
-    "min": "tl.minimum",
-    "max": "tl.maximum",
-    "tanh": "tanh",
-    "silu": "silu",
-    "gelu": "gelu",
-    "gelu_tanh": "gelu_tanh",
-    "relu": "relu",
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ wanted, its start is added, which a launch passes. Text only: Triton is not impo
 
 from __future__ import annotations
 
-import keyword
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from math import prod
 from typing import assert_never
 
 from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Unary, free_letters, walk
+from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import Box, Range, View
 from einpage.kernels.errors import Unsupported
@@ -28,7 +28,8 @@ from einpage.kernels.tape.calls import fold, fold_call
 from einpage.kernels.tiles.tiles import Tiles
 from einpage.kernels.writer.launch import Descriptor, Launch
 from einpage.kernels.writer.linear_index import Flat, offset, without_unread
-from einpage.kernels.writer.values import FUNCTION, MATH, NONE, Axes, Val, arithmetic, logic, number, power_text, truth
+from einpage.kernels.writer.preamble import NAME_IN_KERNEL, RESERVED, preamble
+from einpage.kernels.writer.values import NONE, Axes, Val, arithmetic, logic, number, power_text, truth
 
 TL_DTYPE = {DType.FP32: "tl.float32", DType.BF16: "tl.bfloat16", DType.FP16: "tl.float16", DType.INT32: "tl.int32", DType.INT64: "tl.int64"}
 
@@ -56,7 +57,7 @@ class Writer:
     def __init__(self, reads: Sequence[View], result: View, ranges: Iterable[Range]) -> None:
         self.lines: list[str] = []
         self.indent = 1
-        self.names: set[str] = {"tl", "triton", *keyword.kwlist, *MATH}
+        self.names: set[str] = set(RESERVED)
         self.reads, self.result = tuple(reads), result
         self.range_by_letter = {r.letter: r for r in ranges}
         self.operand_by_name = {v.name: i for i, v in enumerate(reads)}
@@ -218,17 +219,15 @@ class Writer:
             condition, then, other = args
             if condition.kind == "c":
                 return then if condition.number else other
-            then, other = arithmetic(then, index), arithmetic(other, index)
-            return Val(
-                f"tl.where({truth(condition)}, {then.text}, {other.text})", condition.axes | then.axes | other.axes, "i" if index else "f"
-            )
-        if all(a.kind == "c" for a in args):
+            args = [Val(truth(condition), condition.axes, "b"), arithmetic(then, index), arithmetic(other, index)]
+        elif all(a.kind == "c" for a in args):
             return number(fold_call(fn, [a.number for a in args]))
-        args = [arithmetic(a, index) for a in args]
-        axes = NONE.union(*(a.axes for a in args))
-        if index and fn not in ("min", "max", "abs"):
+        else:
+            args = [arithmetic(a, index) for a in args]
+        if index and FUNCTIONS[fn].interval is None:
             raise Unsupported(f"{fn} in an index: an index is made of integers")
-        return Val(f"{FUNCTION[fn]}({', '.join(a.text for a in args)})", axes, "i" if index else "f")
+        text = f"{NAME_IN_KERNEL[fn]}({', '.join(a.text for a in args)})"
+        return Val(text, NONE.union(*(a.axes for a in args)), "i" if index else "f")
 
     # loads and addresses
 
@@ -386,11 +385,8 @@ def launch(name: str, what: str, writer: Writer, constants: Mapping[str, int], p
     lines = without_unread(writer.lines)
     starts = list(writer.starts.values())
     parameters = [*writer.pointers.values(), *writer.descriptors.values(), writer.out, *starts]
-    used = [f for f in MATH if re.search(rf"\b{f}\(", "\n".join(lines))]
-    imports = ["import triton", "import triton.language as tl"]
-    imports += [f"from einpage.kernels.writer.math import {', '.join(used)}"] if used else []
     decorator = f"@triton.jit(do_not_specialize={starts!r})" if starts else "@triton.jit"
-    head = [*imports, "", "", decorator, f"def {name}({', '.join(parameters)}):", f'    """{what}"""']
+    head = [*preamble(lines), "", "", decorator, f"def {name}({', '.join(parameters)}):", f'    """{what}"""']
     text = "\n".join([*head, *(f"    {k}: tl.constexpr = {v}" for k, v in constants.items()), *lines, ""])
     numbers = tuple(writer.range_by_letter[letter].start for letter in writer.starts)
     pointers = tuple((*key, writer.first[key]) for key in writer.pointers)
