@@ -23,7 +23,7 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import ALIGNMENT, Nbytes, aligned
 from einpage.einsum_front.graph.job import Box, Contraction, ContractJob, GatherJob, Job, MapJob, Part, Range, View
 from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
-from einpage.memplan.packing.buffers import Buffer
+from einpage.memplan.packing.rectangles import Buffer
 from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.problem.machine import Machine
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from einpage.exec.cli import main
-from einpage.memplan.packing.buffers import Buffer, Packing, judge_packing
 from einpage.memplan.packing.csv_file import packing_text, read_buffers
+from einpage.memplan.packing.rectangles import Buffer, Packing, judge_packing
 
 GOOD = "id,lower,upper,size\na,0,2,3\nb,0,3,1\nc,2,4,2\n"
 

@@ -19,11 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from einpage.einsum_front.base.units import Nbytes
-from einpage.memplan.packing.buffers import Buffer, Packing, judge_packing, lower_bound
 from einpage.memplan.packing.csv_file import read_buffers
 from einpage.memplan.packing.exact import FREE, Outcome, Search
 from einpage.memplan.packing.greedy import Span, height_of, neighbours_of, pack_by_order
 from einpage.memplan.packing.pack import pack
+from einpage.memplan.packing.rectangles import Buffer, Packing, judge_packing, lower_bound
 from strategies import buffers_with_lives
 
 HERE = Path(__file__).resolve().parent

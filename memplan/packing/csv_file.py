@@ -12,7 +12,7 @@ from pathlib import Path
 
 from einpage.einsum_front.base.errors import UsageError, listing
 from einpage.einsum_front.base.units import Nbytes
-from einpage.memplan.packing.buffers import Buffer, Packing
+from einpage.memplan.packing.rectangles import Buffer, Packing
 
 COLUMNS = ("id", "lower", "upper", "size")
 _OFFSET = "offset"

@@ -18,9 +18,9 @@ import numpy as np
 
 from einpage.einsum_front.base.units import Nbytes
 from einpage.memplan.graph.memgraph import Offset
-from einpage.memplan.packing.buffers import Buffer, Packing, judge_packing, lower_bound
 from einpage.memplan.packing.exact import Ints, Outcome, Search
 from einpage.memplan.packing.greedy import Span, height_of, pack_by_order
+from einpage.memplan.packing.rectangles import Buffer, Packing, judge_packing, lower_bound
 
 _CELLS = 1 << 19
 """Buffers × cliques, and buffers squared, up to which the exact search pays: a node reads all of the first, the start all of the second."""
