@@ -23,7 +23,7 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import ALIGNMENT, Nbytes, aligned
 from einpage.einsum_front.graph.job import Box, Contraction, ContractJob, GatherJob, Job, MapJob, Part, Range, View
 from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
-from einpage.memplan.packing.rectangles import Buffer
+from einpage.memplan.packing.rectangles import Rectangle
 from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.problem.machine import Machine
 
@@ -365,8 +365,8 @@ def data(graph: TaskGraph, seed: int = 0) -> dict[str, NDArray[Any]]:
 
 
 @st.composite
-def buffers_with_lives(draw: st.DrawFn, most: int = 9) -> list[Buffer]:
-    """2 to `most` buffers over 8 instants. Never an empty buffer or an empty life."""
-    lives = st.tuples(st.integers(0, 7), st.integers(0, 7)).map(sorted)
-    drawn = draw(st.lists(st.tuples(lives, st.integers(1, 9)), min_size=2, max_size=most))
-    return [Buffer(str(i), a, b + 1, Nbytes(size)) for i, ((a, b), size) in enumerate(drawn)]
+def rectangles(draw: st.DrawFn, most: int = 9) -> list[Rectangle]:
+    """2 to `most` rectangles over 8 instants. Never one without bytes or with an empty interval."""
+    intervals = st.tuples(st.integers(0, 7), st.integers(0, 7)).map(sorted)
+    drawn = draw(st.lists(st.tuples(intervals, st.integers(1, 9)), min_size=2, max_size=most))
+    return [Rectangle(a, b + 1, nbytes) for (a, b), nbytes in drawn]

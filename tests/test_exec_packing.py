@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from einpage.exec.cli import main
-from einpage.memplan.packing.csv_file import packing_text, read_buffers
-from einpage.memplan.packing.rectangles import Buffer, Packing, judge_packing
+from einpage.memplan.packing.csv_file import Buffers, packing_text, read_buffers
+from einpage.memplan.packing.rectangles import Packing, Rectangle, judge_packing
 
 GOOD = "id,lower,upper,size\na,0,2,3\nb,0,3,1\nc,2,4,2\n"
 
@@ -28,9 +28,9 @@ def test_out_reads_back_and_is_right(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert list(rows[0]) == ["id", "lower", "upper", "size", "offset"]
     assert [int(row["offset"]) for row in rows] == facts["offsets"]
     buffers = read_buffers(out)
-    assert buffers == read_buffers(Path(file)) == (Buffer("a", 0, 2, 3), Buffer("b", 0, 3, 1), Buffer("c", 2, 4, 2))
-    packing = Packing(buffers, tuple(facts["offsets"]))
-    assert judge_packing(packing, 4) is None and packing_text(packing) == out.read_text(encoding="utf-8")
+    assert buffers == read_buffers(Path(file)) == Buffers(("a", "b", "c"), (Rectangle(0, 2, 3), Rectangle(0, 3, 1), Rectangle(2, 4, 2)))
+    packing = Packing(buffers.rectangles, tuple(facts["offsets"]))
+    assert judge_packing(packing, 4) is None and packing_text(buffers.names, packing) == out.read_text(encoding="utf-8")
     assert (facts["fits"], facts["height"], facts["lower_bound"], facts["capacity"], facts["buffers"]) == (True, 4, 4, 4, 3)
 
 
@@ -71,8 +71,8 @@ def test_out_of_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (GOOD + "d,0,1.5,1\n", "5: upper '1.5' is not a whole number"),
         (GOOD + "d,0,1,\n", "5: size '' is not a whole number"),
         (GOOD + "d,0,1,-4\n", "5: size -4 is negative"),
-        (GOOD + "d,3,3,1\n", "5: upper 3 is not above lower 3: a life is [lower, upper)"),
-        (GOOD + "\nd,4,3,1\n", "6: upper 3 is not above lower 4: a life is [lower, upper)"),
+        (GOOD + "d,3,3,1\n", "5: upper 3 is not above lower 3: a buffer is alive over [lower, upper)"),
+        (GOOD + "\nd,4,3,1\n", "6: upper 3 is not above lower 4: a buffer is alive over [lower, upper)"),
         (GOOD + "b,0,1,1\n", "5: id 'b' is given twice, first on line 3"),
         (GOOD + ",0,1,1\n", "5: the id is empty"),
         (GOOD + "d,0,1,9999999999999999\n", "5: size 9999999999999999 is too large; at most 281474976710656"),
@@ -104,4 +104,4 @@ def test_mistakes_in_the_words(words: list[str], message: str, tmp_path: Path, c
 
 def test_columns_in_any_order(tmp_path: Path) -> None:
     file = written(tmp_path, "﻿size, upper, lower, id\r\n3, 2, -1, a\r\n\r\n")
-    assert read_buffers(Path(file)) == (Buffer("a", -1, 2, 3),)
+    assert read_buffers(Path(file)) == Buffers(("a",), (Rectangle(-1, 2, 3),))

@@ -92,7 +92,7 @@ def test_a_pin_is_for_good(policy: Callable[[Accesses, Room], Keep]) -> None:
 def everywhere(blocks: Blocks) -> Stays:
     """Every block on bytes of its own."""
     *offsets, _ = accumulate((b.nbytes for b in blocks.blocks), initial=0)
-    return Stays(tuple(offsets), tuple(b.birth for b in blocks.blocks), tuple(b.death for b in blocks.blocks))
+    return Stays(tuple(offsets), tuple(b.start for b in blocks.blocks), tuple(b.end for b in blocks.blocks))
 
 
 @given(task_graphs(), machines(), st.integers(0, 20_000), st.sampled_from(POLICIES), st.sampled_from([1, 256]), st.integers(0, 4096))
@@ -108,7 +108,7 @@ def test_every_timetable_becomes_a_right_plan(
     memgraph = assemble(in_arena(slots, alive), table, blocks, everywhere(blocks))
     assert judge(memgraph) is None
     assert moved(memgraph) == table.moved_bytes
-    busiest = max((sum(b.nbytes for b in blocks.blocks if b.birth <= p < b.death) for p in range(3 * len(slots.tasks))), default=0)
+    busiest = max((sum(b.nbytes for b in blocks.blocks if b.start <= p < b.end) for p in range(3 * len(slots.tasks))), default=0)
     assert busiest <= capacity
 
 
@@ -292,8 +292,8 @@ def test_the_host_gets_first_what_leaves_first() -> None:
 def unmet(slots: Slots, blocks: Blocks, stays: Stays) -> float:
     """Seconds of tasks between what blocks wish and when they come and go."""
     passed = np.concatenate(((0.0,), slots.accesses.seconds.cumsum()))
-    births = sum(passed[-(-at // 3)] - passed[-(-b.birth // 3)] for at, b in zip(stays.births, blocks.blocks, strict=True))
-    return float(births + sum(passed[-(-b.death // 3)] - passed[-(-at // 3)] for at, b in zip(stays.deaths, blocks.blocks, strict=True)))
+    births = sum(passed[-(-at // 3)] - passed[-(-b.start // 3)] for at, b in zip(stays.births, blocks.blocks, strict=True))
+    return float(births + sum(passed[-(-b.end // 3)] - passed[-(-at // 3)] for at, b in zip(stays.deaths, blocks.blocks, strict=True)))
 
 
 def overlaps(blocks: Blocks, stays: Stays) -> bool:
@@ -329,7 +329,7 @@ def test_seats_take_nothing_needed_and_grant_more_wishes(monkeypatch: pytest.Mon
             for b, (_, need), upper, birth, death in zip(
                 blocks.blocks, blocks.keys, blocks.uppers, after.births, after.deaths, strict=True
             ):
-                assert b.birth <= birth <= need < upper <= death <= b.death
+                assert b.start <= birth <= need < upper <= death <= b.end
         unmet_here = [unmet(slots, blocks, after) for after in found]
         assert unmet_here[2] <= unmet_here[1] + 1e-12 <= unmet_here[0] + 2e-12, seed
         unmet_s += unmet_here
@@ -348,8 +348,8 @@ def test_modest_wishes_lie_between_what_is_needed_and_all_wishes() -> None:
         for lead, linger in ((0.0, 0.0), (1.0, 1.0), (1e9, 1e9)):
             less = modest(slots, blocks, lead, linger)
             for b, m, (_, need), upper in zip(blocks.blocks, less.blocks, blocks.keys, blocks.uppers, strict=True):
-                assert b.birth <= m.birth <= need < upper <= m.death <= b.death
-                assert lead or (m.birth, m.death) == (need, upper)
+                assert b.start <= m.start <= need < upper <= m.end <= b.end
+                assert lead or (m.start, m.end) == (need, upper)
                 assert lead < 2 or m == b
             shorter += less != blocks
     assert shorter >= 10, shorter

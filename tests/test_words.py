@@ -175,8 +175,6 @@ STANDARD = re.compile(
 """Terms of the field that hold a word of WORDS."""
 
 ALLOWED: dict[tuple[str, str], str] = {
-    ("memplan.packing.csv_file", "lower"): "a column of minimalloc's CSV, by its name there",
-    ("memplan.packing.csv_file", "upper"): "a column of minimalloc's CSV, by its name there",
     ("exec.dispatch.engine", "STOP_S"): "how long threads are given to end",
     ("exec.dispatch.engine", "stop"): "ends the run's threads",
     ("exec.measure.cpu", "stop"): "ends the copying threads",

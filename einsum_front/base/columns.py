@@ -24,6 +24,7 @@ Int32s: TypeAlias = NDArray[np.int32]
 Int64s: TypeAlias = NDArray[np.int64]
 UInt8s: TypeAlias = NDArray[np.uint8]
 Bools: TypeAlias = NDArray[np.bool_]
+Floats: TypeAlias = NDArray[np.float64]
 
 AT_ONCE = 4096
 """So many entries are decoded in a row: iterating over a hundred thousand holds no list of them."""

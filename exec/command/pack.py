@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from einpage.einsum_front.base.errors import UsageError
@@ -29,20 +30,20 @@ def pack_from_arguments(a: argparse.Namespace) -> int:
     refuse_unwritable(a.out)
     buffers = read_buffers(Path(a.file))
     with said_to_wait(f"packing, for {a.seconds:g} s at most", quiet=a.json):
-        packed = pack(buffers, capacity, a.seconds, a.seed)
-    print(json.dumps(facts_of(packed)) if a.json else rendered(packed))
+        packed = pack(buffers.rectangles, capacity, a.seconds, a.seed)
+    print(json.dumps(facts_of(buffers.names, packed)) if a.json else rendered(packed))
     sys.stdout.flush()
     if not packed.fits:
         raise PackingDoesNotFit(packed.packing.height, capacity, packed.lower_bound, packed.proven_bound)
     if a.out:
-        write_atomically(Path(a.out), packing_text(packed.packing))
+        write_atomically(Path(a.out), packing_text(buffers.names, packed.packing))
     return 0
 
 
-def facts_of(p: Packed) -> dict[str, object]:
-    """A packing's figures as JSON; `offsets` in the order of the buffers."""
+def facts_of(names: Sequence[str], p: Packed) -> dict[str, object]:
+    """A packing's figures as JSON; `ids` and `offsets` in the order of the buffers."""
     return {
-        "buffers": len(p.packing.buffers),
+        "buffers": len(p.packing.rectangles),
         "capacity": p.capacity,
         "fits": p.fits,
         "height": p.packing.height,
@@ -50,7 +51,7 @@ def facts_of(p: Packed) -> dict[str, object]:
         "proven_bound": p.proven_bound,
         "verified": True,
         "seconds": p.seconds,
-        "ids": [b.name for b in p.packing.buffers],
+        "ids": list(names),
         "offsets": list(p.packing.offsets),
     }
 
@@ -61,7 +62,7 @@ def rendered(p: Packed) -> str:
     proof = f"; proven {p.proven_bound:,}" if p.proven_bound > bound else ""
     return "\n".join(
         (
-            f"buffers      {len(p.packing.buffers)}; packed and judged in {format_seconds(p.seconds)}",
+            f"buffers      {len(p.packing.rectangles)}; packed and judged in {format_seconds(p.seconds)}",
             f"capacity     {p.capacity:,} ({format_bytes(p.capacity)})",
             f"height       {height:,} ({format_bytes(height)}), {'fits' if p.fits else 'does not fit'}",
             f"lower bound  {bound:,} (the most that is alive at once){proof}; height ÷ bound {ratio}",

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from einpage.memplan.bounds.lp import Floats, Indices, Lp
+from einpage.einsum_front.base.columns import Floats
+from einpage.memplan.bounds.lp import Indices, Lp
 from einpage.memplan.problem.accesses import Accesses
 
 UNITS = 1000.0

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from einpage.einsum_front.base.columns import Floats
+
 INTERIOR_POINT_FROM = 20_000
 """Columns from which on the interior point method beats the dual simplex on slot LPs."""
 
-Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 

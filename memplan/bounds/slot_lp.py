@@ -24,8 +24,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from einpage.einsum_front.base.columns import Floats
 from einpage.memplan.bounds.interval_lp import UNITS, add_kept_bytes, add_written
-from einpage.memplan.bounds.lp import Floats, Indices, Lp
+from einpage.memplan.bounds.lp import Indices, Lp
 from einpage.memplan.problem.accesses import NEVER, Accesses
 
 

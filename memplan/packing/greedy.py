@@ -1,7 +1,8 @@
-"""Packings from orders: buffers are placed one by one, each at the lowest offset where it fits; then the order is mended.
+"""First fit in a given order: each rectangle at the lowest offset that is free over its whole interval; then the order is improved.
 
-In: lives, sizes and a target height. Out: the lowest packing met, its offsets in the order of the buffers. Fast and never exact: an
-order takes n × neighbours steps. A buffer that ends above the target moves ahead in the order, as do its neighbours by chance.
+In: rectangles and a target height. Out: the lowest packing met, its offsets in the order of the rectangles. Fast and never exact: a pass
+takes n × neighbours steps. The orders tried first are first fit decreasing by area, size and duration, and by start; then local search
+moves rectangles that end above the target, and a few others by chance, ahead in the best order.
 """
 
 from __future__ import annotations
@@ -10,61 +11,59 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from random import Random
 from time import perf_counter
-from typing import TypeAlias
 
-Span: TypeAlias = tuple[int, int, int]
-"""(first, stop, size): a buffer with its life in steps, as every solver here takes it."""
+from einpage.memplan.packing.rectangles import Rectangle
 
 
-def neighbours_of(spans: Sequence[Span]) -> list[list[int]]:
-    """For each buffer, the others that are alive at some step of its life."""
-    order = sorted(range(len(spans)), key=lambda i: spans[i][0])
-    begins = [spans[i][0] for i in order]
-    out: list[list[int]] = [[] for _ in spans]
-    for i, (first, stop, _) in enumerate(spans):
-        # Those that begin within its life are its neighbours, and it is theirs: each pair is met once, or twice where both begin together.
-        for j in order[bisect_right(begins, first) : bisect_left(begins, stop)]:
+def neighbours_of(rectangles: Sequence[Rectangle]) -> list[list[int]]:
+    """For each rectangle, the others that overlap it in time."""
+    order = sorted(range(len(rectangles)), key=lambda i: rectangles[i].start)
+    starts = [rectangles[i].start for i in order]
+    out: list[list[int]] = [[] for _ in rectangles]
+    for i, (start, end, _) in enumerate(rectangles):
+        # Those that start inside its interval are its neighbours, and it is theirs: each pair is met once, or twice where starts are equal.
+        for j in order[bisect_right(starts, start) : bisect_left(starts, end)]:
             out[i].append(j)
             out[j].append(i)
-        out[i] += [j for j in order[bisect_left(begins, first) : bisect_right(begins, first)] if j != i]
+        out[i] += [j for j in order[bisect_left(starts, start) : bisect_right(starts, start)] if j != i]
     return out
 
 
-def place_in_order(spans: Sequence[Span], neighbours: Sequence[Sequence[int]], order: Sequence[int]) -> list[int]:
-    """Offsets: each buffer of `order` in turn at the lowest offset that is free over its whole life."""
-    offsets = [-1] * len(spans)
+def first_fit(rectangles: Sequence[Rectangle], neighbours: Sequence[Sequence[int]], order: Sequence[int]) -> list[int]:
+    """Offsets: each rectangle of `order` in turn at the lowest offset that its placed neighbours leave free."""
+    offsets = [-1] * len(rectangles)
     for i in order:
-        size, at = spans[i][2], 0
-        for start, stop in sorted([(offsets[j], offsets[j] + spans[j][2]) for j in neighbours[i] if offsets[j] >= 0]):
-            if start - at >= size:
+        nbytes, at = rectangles[i].nbytes, 0
+        for low, high in sorted([(offsets[j], offsets[j] + rectangles[j].nbytes) for j in neighbours[i] if offsets[j] >= 0]):
+            if low - at >= nbytes:
                 break
-            if stop > at:
-                at = stop
+            if high > at:
+                at = high
         offsets[i] = at
     return offsets
 
 
-def height_of(spans: Sequence[Span], offsets: Sequence[int]) -> int:
-    return max((at + size for (_, _, size), at in zip(spans, offsets, strict=True)), default=0)
+def height_of(rectangles: Sequence[Rectangle], offsets: Sequence[int]) -> int:
+    return max((at + nbytes for (_, _, nbytes), at in zip(rectangles, offsets, strict=True)), default=0)
 
 
-def pack_by_order(spans: Sequence[Span], target: int, rounds: int, seed: int, deadline: float) -> list[int]:
-    """The lowest packing of the four plain orders and of `rounds` mended ones; stops early at `target` and at `deadline`."""
-    neighbours = neighbours_of(spans)
-    rnd = Random(seed)
-    everyone = range(len(spans))
-    starts = [
-        sorted(everyone, key=lambda i: (-spans[i][2] * (spans[i][1] - spans[i][0]), i)),
-        sorted(everyone, key=lambda i: (-spans[i][2], i)),
-        sorted(everyone, key=lambda i: (spans[i][0] - spans[i][1], i)),
-        sorted(everyone, key=lambda i: (spans[i][0], -spans[i][2], i)),
+def pack_by_order(rectangles: Sequence[Rectangle], target: int, rounds: int, seed: int, deadline: float) -> list[int]:
+    """The lowest packing of the four plain orders and of `rounds` improved ones; stops early at `target` and at `deadline`."""
+    neighbours = neighbours_of(rectangles)
+    rng = Random(seed)
+    numbers = range(len(rectangles))
+    plain = [
+        sorted(numbers, key=lambda i: (-rectangles[i].nbytes * (rectangles[i].end - rectangles[i].start), i)),
+        sorted(numbers, key=lambda i: (-rectangles[i].nbytes, i)),
+        sorted(numbers, key=lambda i: (rectangles[i].start - rectangles[i].end, i)),
+        sorted(numbers, key=lambda i: (rectangles[i].start, -rectangles[i].nbytes, i)),
     ]
-    best, best_height, best_order = [0] * len(spans), 0, starts[0]
-    for n in range(len(starts) + rounds):
-        order = starts[n] if n < len(starts) else _mended(best_order, best, spans, target, rnd)
-        offsets = place_in_order(spans, neighbours, order)
-        height = height_of(spans, offsets)
-        # An equal height is taken as well: walking along a plateau leaves local optima.
+    best, best_height, best_order = [0] * len(rectangles), 0, plain[0]
+    for n in range(len(plain) + rounds):
+        order = plain[n] if n < len(plain) else _improved(best_order, best, rectangles, target, rng)
+        offsets = first_fit(rectangles, neighbours, order)
+        height = height_of(rectangles, offsets)
+        # An equal height is accepted as well: walking along a plateau leaves local optima.
         if n == 0 or height <= best_height:
             best, best_height, best_order = offsets, height, order
         if best_height <= target or perf_counter() > deadline:
@@ -72,14 +71,14 @@ def pack_by_order(spans: Sequence[Span], target: int, rounds: int, seed: int, de
     return best
 
 
-def _mended(order: Sequence[int], offsets: Sequence[int], spans: Sequence[Span], target: int, rnd: Random) -> list[int]:
-    """`order` with some of the buffers that end above `target`, and a few others, moved ahead."""
-    height = height_of(spans, offsets)
-    rank_by_buffer = {b: float(rank) for rank, b in enumerate(order)}
-    limit = rnd.randint(target, height - 1) if target < height else height - 1
-    for b in order:
-        if offsets[b] + spans[b][2] > limit and rnd.random() < 0.7:
-            rank_by_buffer[b] = rnd.random() * rank_by_buffer[b]
-    for b in rnd.sample(order, min(len(order), rnd.randint(0, 4))):
-        rank_by_buffer[b] = rnd.random() * len(order)
-    return sorted(order, key=lambda b: rank_by_buffer[b])
+def _improved(order: Sequence[int], offsets: Sequence[int], rectangles: Sequence[Rectangle], target: int, rng: Random) -> list[int]:
+    """`order` with some of the rectangles that end above `target`, and a few others, moved ahead."""
+    height = height_of(rectangles, offsets)
+    rank_by_number = {i: float(rank) for rank, i in enumerate(order)}
+    limit = rng.randint(target, height - 1) if target < height else height - 1
+    for i in order:
+        if offsets[i] + rectangles[i].nbytes > limit and rng.random() < 0.7:
+            rank_by_number[i] = rng.random() * rank_by_number[i]
+    for i in rng.sample(order, min(len(order), rng.randint(0, 4))):
+        rank_by_number[i] = rng.random() * len(order)
+    return sorted(order, key=lambda i: rank_by_number[i])

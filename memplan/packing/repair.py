@@ -1,9 +1,9 @@
-"""Places for blocks that found none: each takes the place that costs least, and what it evicts looks for another.
+"""Ejection chains: a rectangle without a place takes the one that costs least, and what it evicts looks for another.
 
-In: a Field with some blocks standing. Out: the same Field, its loss never larger. A turn takes one block without a place, evicts the
-cheapest group of blocks in its way and lets these fill holes elsewhere; those for which there is none wait for their own turn. A block
-whose place was dear grows dearer itself, so that two blocks do not fight for one place for ever (ejection with penalties, after Nagata and
-Bräysy 2009).
+In: a Layout with some rectangles placed. Out: the same Layout, its loss never larger. A turn takes one unplaced rectangle, evicts the
+cheapest group of rectangles in its way and has these fill holes elsewhere; those for which there is none wait for a turn of their own. A
+rectangle whose place cost others theirs grows more expensive to evict, so that two do not alternate for ever (ejection with penalties,
+after Nagata and Bräysy 2009).
 """
 
 from __future__ import annotations
@@ -14,53 +14,55 @@ from typing import NamedTuple
 
 import numpy as np
 
-from einpage.memplan.packing.layout import NOWHERE, Field
+from einpage.memplan.packing.layout import UNPLACED, Layout
 
 
-class Manner(NamedTuple):
-    by_weight: float
-    by_life: float
-    """The price of a block is weight ** by_weight × life ** by_life × (1 + turns that were dear)."""
-    heat: float | None
-    """A turn may make the loss worse by about this share of what it was at first, falling to nothing; None: it may always."""
+class Acceptance(NamedTuple):
+    weight_exponent: float
+    duration_exponent: float
+    """To evict a rectangle costs weight ** weight_exponent × duration ** duration_exponent × (1 + turns that left others unplaced)."""
+    temperature: float | None
+    """A turn may make the loss worse by about this share of what it was at first, falling to nothing; None: it always may."""
 
 
-CAREFUL = Manner(by_weight=0.7, by_life=0.5, heat=0.01)
-RESTLESS = Manner(by_weight=0.5, by_life=0.0, heat=None)
+ANNEALED = Acceptance(weight_exponent=0.7, duration_exponent=0.5, temperature=0.01)
+ALWAYS = Acceptance(weight_exponent=0.5, duration_exponent=0.0, temperature=None)
 SPREAD = 0.3
-"""Equal places are not taken for ever: the price of each is scaled by up to 1 + this."""
+"""Among offsets of equal cost the choice varies: the cost of each is scaled by up to 1 + this."""
 
 
-def repair(field: Field, manner: Manner, work: int) -> None:
-    """Take turns until all blocks stand or `work` more is spent (Field.spent); what stood at the best moment stands at the end."""
-    dice, noise = random.Random(0), np.random.default_rng(0)
-    basis = field.weight**manner.by_weight * np.maximum(1, field.death - field.birth) ** manner.by_life
-    price = basis.copy()
-    homeless = [i for i in np.flatnonzero(field.offset == NOWHERE).tolist() if field.nbytes[i] <= field.capacity]
-    best = field.snapshot()
-    loss, begun = best.loss, field.spent
-    while homeless and field.spent < begun + work:
-        pick = dice.randrange(len(homeless))
-        i = homeless[pick]
-        choice = field.cheapest(i, price, noise, SPREAD)
-        before = field.offset[choice.evicted]
-        field.offset[choice.evicted] = NOWHERE
-        field.offset[i] = choice.offset
-        left = [j for j in sorted(choice.evicted.tolist(), key=lambda j: (-price[j], j)) if not field.put(j, tight=True)]
-        if left:
-            price[i] += basis[i]
-        worse = int(field.weight[left].sum()) - int(field.weight[i])
-        if manner.heat is None or worse <= 0 or _dared(worse, manner.heat * best.loss * (1 - (field.spent - begun) / work), dice):
-            homeless[pick] = homeless[-1]
-            homeless[-1:] = left
+def repair(layout: Layout, acceptance: Acceptance, work: int) -> None:
+    """Take turns until all rectangles are placed or `work` more is spent (Layout.spent); the best offsets met are the ones at the end."""
+    rng, noise = random.Random(0), np.random.default_rng(0)
+    basis = layout.weight**acceptance.weight_exponent * np.maximum(1, layout.end - layout.start) ** acceptance.duration_exponent
+    cost = basis.copy()
+    unplaced = [i for i in np.flatnonzero(layout.offset == UNPLACED).tolist() if layout.nbytes[i] <= layout.capacity]
+    best = layout.snapshot()
+    loss, spent_before = best.loss, layout.spent
+    while unplaced and layout.spent < spent_before + work:
+        pick = rng.randrange(len(unplaced))
+        i = unplaced[pick]
+        ejection = layout.cheapest_ejection(i, cost, noise, SPREAD)
+        before = layout.offset[ejection.evicted]
+        layout.offset[ejection.evicted] = UNPLACED
+        layout.offset[i] = ejection.offset
+        failed = [j for j in sorted(ejection.evicted.tolist(), key=lambda j: (-cost[j], j)) if not layout.place(j, tight=True)]
+        if failed:
+            cost[i] += basis[i]
+        worse = int(layout.weight[failed].sum()) - int(layout.weight[i])
+        temperature = (acceptance.temperature or 0.0) * best.loss * (1 - (layout.spent - spent_before) / work)
+        if acceptance.temperature is None or worse <= 0 or _accepted(worse, temperature, rng):
+            unplaced[pick] = unplaced[-1]
+            unplaced[-1:] = failed
             loss += worse
             if loss < best.loss:
-                best = field.snapshot()
+                best = layout.snapshot()
         else:
-            field.offset[i] = NOWHERE
-            field.offset[choice.evicted] = before
-    field.restore(best)
+            layout.offset[i] = UNPLACED
+            layout.offset[ejection.evicted] = before
+    layout.restore(best)
 
 
-def _dared(worse: int, heat: float, dice: random.Random) -> bool:
-    return heat > 0 and dice.random() < math.exp(-worse / heat)
+def _accepted(worse: int, temperature: float, rng: random.Random) -> bool:
+    """The Metropolis rule of simulated annealing."""
+    return temperature > 0 and rng.random() < math.exp(-worse / temperature)

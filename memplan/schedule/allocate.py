@@ -12,7 +12,8 @@ import numpy as np
 
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.memgraph import MemGraph
-from einpage.memplan.packing.place import Block, place
+from einpage.memplan.packing.place import place
+from einpage.memplan.packing.rectangles import Rectangle
 from einpage.memplan.problem.slots import Slots
 from einpage.memplan.residency.policies import Keep
 from einpage.memplan.schedule.emit import Blocks, assemble, blocks_of
@@ -50,7 +51,7 @@ def settled(
     if None not in offsets:
         yield from _planned(slots, table, wished, {k: at for k, at in zip(wished.keys, offsets, strict=True) if at is not None})
         return
-    tried: list[tuple[Block, ...]] = []
+    tried: list[tuple[Rectangle, ...]] = []
     for wish in wishes:
         blocks = modest(slots, wished, *wish)
         if blocks.blocks in tried:

@@ -14,7 +14,7 @@ from einpage.memplan.graph.arena import Arena
 from einpage.memplan.graph.host_slots import Host
 from einpage.memplan.graph.memgraph import DEVICE, MemGraph, ResidencyId
 from einpage.memplan.graph.recorder import NO_RESIDENCY, Recorder
-from einpage.memplan.packing.place import Block
+from einpage.memplan.packing.rectangles import Rectangle
 from einpage.memplan.problem.accesses import NEVER
 from einpage.memplan.problem.slots import Slots
 from einpage.memplan.schedule.timetable import Load, Timetable
@@ -25,7 +25,7 @@ WORKSPACE = -1
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    blocks: tuple[Block, ...]
+    blocks: tuple[Rectangle, ...]
     stays: tuple[tuple[int, ...], ...]
     """[block] the tensors that live in it one after the other: a result that takes over lives in its operand's; (WORKSPACE,) for one."""
     keys: tuple[tuple[int, int], ...]
@@ -46,7 +46,7 @@ class Stays:
 
 def blocks_of(slots: Slots, table: Timetable) -> Blocks:
     """Every stay on the device, and every workspace, as a block."""
-    blocks: list[Block] = []
+    blocks: list[Rectangle] = []
     stays: list[list[int]] = []
     keys: list[tuple[int, int]] = []
     uppers: list[int] = []
@@ -55,14 +55,14 @@ def blocks_of(slots: Slots, table: Timetable) -> Blocks:
 
     def born(t: int, position: int, nbytes: int, need: int | None = None) -> None:
         open_[t] = len(blocks)
-        blocks.append(Block(position, position + 1, nbytes))
+        blocks.append(Rectangle(position, position + 1, nbytes))
         stays.append([t])
         keys.append((t, position if need is None else need))
         uppers.append(position + 1)
 
     def ends(t: int, position: int) -> None:
         block = open_.pop(t)
-        blocks[block] = Block(blocks[block].birth, position, blocks[block].nbytes)
+        blocks[block] = Rectangle(blocks[block].start, position, blocks[block].nbytes)
 
     for k, (step, task) in enumerate(zip(table.steps, slots.tasks, strict=True)):
         for t in step.frees_first:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from einpage.memplan.packing.place import Block
+from einpage.memplan.packing.rectangles import Rectangle
 from einpage.memplan.problem.slots import Slots
 from einpage.memplan.schedule.emit import Blocks, Stays
 
@@ -45,14 +45,14 @@ def modest(slots: Slots, blocks: Blocks, lead: float, linger: float) -> Blocks:
     passed = np.concatenate(((0.0,), slots.accesses.seconds.cumsum()))
     found = []
     for block, (tensor, need), upper in zip(blocks.blocks, blocks.keys, blocks.uppers, strict=True):
-        birth, death = block.birth, block.death
+        birth, death = block.start, block.end
         if birth < need:
             slot = int(passed.searchsorted(passed[need // 3] - lead * slots.load_s[tensor], "right")) - 1
             birth = max(birth, min(3 * slot, need))
         if death > upper and linger:
             slot = int(passed.searchsorted(passed[-(-upper // 3)] + linger * slots.store_s[tensor]))
             death = max(upper, min(death, 3 * slot))
-        found.append(Block(birth, death if linger else upper, block.nbytes))
+        found.append(Rectangle(birth, death if linger else upper, block.nbytes))
     return replace(blocks, blocks=tuple(found))
 
 
@@ -83,7 +83,7 @@ class _Seats:
         passed = np.concatenate(((0.0,), slots.accesses.seconds.cumsum()))
         self.passed: Floats = np.append(passed.repeat(3), passed[-1])[2:]
         """[position] when the first slot begins that does not begin before it, if nothing waits."""
-        wished = np.array([(b.birth, b.death, b.nbytes) for b in blocks.blocks], np.int64).reshape(-1, 3)
+        wished = np.array(blocks.blocks, np.int64).reshape(-1, 3)
         self.wished_birth, self.wished_death, self.nbytes = wished.T
         self.need, self.upper = np.array([need for _, need in blocks.keys], np.int64), np.array(blocks.uppers, np.int64)
         self.offset, self.birth, self.death = (np.array(column, np.int64) for column in (stays.offsets, stays.births, stays.deaths))

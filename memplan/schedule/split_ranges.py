@@ -102,7 +102,7 @@ def within(blocks: Blocks, offset_by_key: dict[Key, int]) -> Stays:
     """Where every block lies, and when: as it wishes, but for bytes that another's core still uses or uses again by then."""
     lower, upper = np.array([position for _, position in blocks.keys], np.int64), np.array(blocks.uppers, np.int64)
     start = np.array([offset_by_key[key] for key in blocks.keys], np.int64)
-    birth, death, size = np.array([(b.birth, b.death, b.nbytes) for b in blocks.blocks], np.int64).reshape(-1, 3).T
+    birth, death, size = np.array(blocks.blocks, np.int64).reshape(-1, 3).T
     stop = start + size
     births, deaths = birth.copy(), death.copy()
     for i in np.flatnonzero(death > upper).tolist():
@@ -122,7 +122,7 @@ def _cores(a: Accesses, blocks: Blocks, keep: Keep) -> list[Core]:
     cores = []
     for block, stays, key, upper in zip(blocks.blocks, blocks.stays, blocks.keys, blocks.uppers, strict=True):
         inside = [j for t in stays for j in by_tensor.get(t, ()) if key[1] <= 3 * a.start[j] + 1 and 3 * a.end[j] < upper]
-        cores.append(Core(key, block.birth, block.death, upper, block.nbytes, tuple(inside)))
+        cores.append(Core(key, block.start, block.end, upper, block.nbytes, tuple(inside)))
     return cores
 
 
