@@ -49,7 +49,7 @@ bench: $(VENV)/.bench $(MODEL)  ## the measurements of bench/README.md, as files
 	$(PY) -m bench.traces tests/data --out bench/results/local
 	$(PY) -m bench.placement tests/data --out bench/results/local
 	$(PY) -m bench.plan_speed --out bench/results/local
-	$(PY) -m bench.noise tests/data --out bench/results/local
+	$(PY) -m bench.robustness tests/data --out bench/results/local
 	$(PY) -m bench.turnip_cases --out bench/results/local
 
 kernels: $(VENV)/.test  ## the Triton kernels alone: interpreted against their twins, then compiled for sm_80, sm_86, sm_90, with a table

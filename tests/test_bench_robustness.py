@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.lateness import Noise, Spread, drawn, factors, known, loss
+from bench.perturbation import Noise, Spread, drawn, factors, known, loss
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.einsum_front.graph.trace_file import read_trace

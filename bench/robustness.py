@@ -17,7 +17,7 @@ from statistics import mean
 from typing import Any
 
 from bench import results
-from bench.lateness import Spread, drawn, loss
+from bench.perturbation import Spread, drawn, loss
 from bench.results import ROOT
 from bench.traces import references
 from einpage.einsum_front.base.dtype import DType
@@ -80,7 +80,7 @@ def main() -> None:
     words.add_argument("--share", type=float, default=0.25, help="how far times are off at most")
     words.add_argument("--seeds", type=int, default=3)
     words.add_argument("--all", action="store_true", help=f"traces of more than {MOST_TASKS} tasks too")
-    words.add_argument("--out", type=Path, help="folder for noise.json")
+    words.add_argument("--out", type=Path, help="folder for robustness.json")
     asked = words.parse_args()
     rows: list[dict[str, Any]] = []
     most_tasks = 10**9 if asked.all else MOST_TASKS
@@ -93,7 +93,7 @@ def main() -> None:
         above = sum(loss > WANTED for loss in found)
         print(f"{kind.value}: mean {mean(found):.4f}, worst {max(found):.4f}, {above} of {len(found)} above {WANTED}")
     if asked.out is not None:
-        results.write(asked.out, "noise", f"python -m bench.noise --effort {asked.effort} --seeds {asked.seeds}", rows)
+        results.write(asked.out, "robustness", f"python -m bench.robustness --effort {asked.effort} --seeds {asked.seeds}", rows)
 
 
 if __name__ == "__main__":
