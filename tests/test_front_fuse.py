@@ -14,8 +14,8 @@ from einpage.einsum_front.algebra.expr import size
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.elaborate.reference import evaluate
-from einpage.einsum_front.fuse.attention import MOST_NODES
 from einpage.einsum_front.fuse.fuse import FuseOptions, fuse
+from einpage.einsum_front.fuse.inline import MOST_NODES
 from einpage.einsum_front.graph.opgraph import KIND_WORD, OpGraph, expressions
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.spec.document import read_document

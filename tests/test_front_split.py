@@ -21,7 +21,7 @@ from einpage.einsum_front.graph.job import AttentionJob
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph
 from einpage.einsum_front.spec.document import load_document
 from einpage.einsum_front.tile.split import split
-from einpage.einsum_front.tile.tiling import GRAIN, Cuts, cuts, most_pieces, tiling_of, together
+from einpage.einsum_front.tile.tiling import GRAIN, Cuts, cuts, merged, most_pieces, tiling_of
 from einpage.exec.build.task_graph import build_graph
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.problem.footprint import largest_footprint
@@ -199,7 +199,7 @@ def test_pieces_taken_together_are_as_short_as_can_be(widths: list[int], least: 
     least = min(least, points[-1])
     kept = [(0, *some, points[-1]) for n in range(len(widths)) for some in itertools.combinations(points[1:-1], n)]
     allowed = [max(sizes(some)) for some in kept if min(sizes(some)) >= least]
-    found = together(points, least)
+    found = merged(points, least)
     assert set(found) <= set(points) and found[0] == 0 and found[-1] == points[-1]
     assert min(sizes(found)) >= least and max(sizes(found)) == min(allowed)
 

@@ -9,7 +9,7 @@ import pytest
 
 from einpage.einsum_front.base.columns import AT_ONCE
 from einpage.einsum_front.base.units import Nbytes
-from einpage.einsum_front.graph.packed import flat
+from einpage.einsum_front.graph.packed import packed
 from einpage.einsum_front.graph.taskgraph import TaskId, TensorId
 from einpage.memplan.graph.memgraph import (
     DEVICE,
@@ -89,5 +89,5 @@ def test_a_flat_graph_is_the_graph(seed: int) -> None:
     named = replace(graph.tensors[0], name="a name of its own")
     timed = replace(graph.tasks[-1], seconds=0.5, job=None)
     graph = replace(graph, tensors=(named, *graph.tensors[1:]), tasks=(*graph.tasks[:-1], timed))
-    assert flat(graph) == graph and flat(graph).tensors[0].name == "a name of its own"
-    assert [flat(graph).tasks[i] for i in range(len(graph.tasks))] == list(graph.tasks)
+    assert packed(graph) == graph and packed(graph).tensors[0].name == "a name of its own"
+    assert [packed(graph).tasks[i] for i in range(len(graph.tasks))] == list(graph.tasks)

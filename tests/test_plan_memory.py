@@ -10,7 +10,7 @@ import pytest
 from bench.plan_quality import MODELS
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import ALIGNMENT
-from einpage.einsum_front.fuse.fuse import fuse, leaving
+from einpage.einsum_front.fuse.fuse import fuse, without_fusions
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.einsum_front.tile.split import split
 from einpage.exec.build.judged_plan import make_plan, plan_graph
@@ -30,7 +30,7 @@ working set (0.308 of 0.269 GB, 5.49 of 4.295 GB)."""
 def unsplit(seq: int, no_fuse: tuple[str, ...]) -> TaskGraph:
     """8 layers of 7B, each op one task."""
     program = open_model(SPECS / "llama.yaml", {**MODELS["7B"], "layers": 8, "seq": seq}).program
-    return split(fuse(program, None, leaving(no_fuse)), {}, DType.FP16)
+    return split(fuse(program, None, without_fusions(no_fuse)), {}, DType.FP16)
 
 
 @pytest.mark.parametrize("seq", PUBLISHED)

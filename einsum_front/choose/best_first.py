@@ -1,7 +1,8 @@
 """Every split there is, the one with the smallest working set first: what is asked where no coarse split fits.
 
-Best first over boxes of splits: a box stands in a heap under a floor of its splits; the least is halved along a letter that matters to
-the op in its way, until it is a split. So what comes first needs no more than any other, and most are never looked at.
+Best-first branch and bound (Lawler and Wood 1966) over ranges of splits: a range waits in a heap under a lower bound of its splits; the
+least is halved along a letter that matters to the op that sets the bound, until it is one split. So what comes first needs no more than
+any other, and most splits are never looked at.
 """
 
 from __future__ import annotations
@@ -15,45 +16,46 @@ from typing import NamedTuple
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import Nbytes
-from einpage.einsum_front.choose.lower_bound import Box, Floors
-from einpage.einsum_front.choose.working_set import Choice, Pattern, Sizer
+from einpage.einsum_front.choose.lower_bound import LowerBounds, SplitRange
+from einpage.einsum_front.choose.working_set import Choice, Pattern, WorkingSets
 from einpage.einsum_front.graph.opgraph import OpGraph
 from einpage.einsum_front.tile.split import check_pieces, cuts_by_letter
 from einpage.einsum_front.tile.tiling import most_pieces, tiling_of
 
-MOST_BOXES = 3_000
-"""Boxes that are opened before the search settles for the best it has met: some seconds."""
+MOST_RANGES = 3_000
+"""Ranges that are opened before the search ends with the best split it has met: some seconds."""
 
 
 class Found(NamedTuple):
+    """A split, and what is proven of those that have not come yet."""
+
     choice: Choice
     at_least: Nbytes
     """No split that has not come yet needs less."""
 
 
 def smallest_first(
-    opgraph: OpGraph, dtype: DType, fixed: Mapping[Letter, int] | None = None, most_boxes: int | None = None
+    opgraph: OpGraph, dtype: DType, fixed: Mapping[Letter, int] | None = None, most_ranges: int | None = None
 ) -> Iterator[Found]:
-    """All splits that the rules allow (letters in `fixed` stay), in the order of their largest working sets; once `most_boxes` are
-    open, only the best that was met.
+    """All splits that the rules allow (letters in `fixed` have their pieces), in the order of their largest working sets; once
+    `most_ranges` are open, only the best that was met.
 
     Raises UsageError for a `fixed` split that cannot be.
     """
     check_pieces(opgraph, fixed or {})
     most = most_pieces(map(tiling_of, opgraph.ops), opgraph.program.extents)
-    search = _Search(Sizer(opgraph, dtype), most)
-    box = {letter: (1, top) for letter, top in most.items()} | {letter: (n, n) for letter, n in (fixed or {}).items()}
-    search.push(box)
-    return search.splits(MOST_BOXES if most_boxes is None else most_boxes)
+    search = _BestFirst(WorkingSets(opgraph, dtype), most)
+    search.push({letter: (1, top) for letter, top in most.items()} | {letter: (n, n) for letter, n in (fixed or {}).items()})
+    return search.splits(MOST_RANGES if most_ranges is None else most_ranges)
 
 
 def coarsened(opgraph: OpGraph, dtype: DType, choice: Choice, most_bytes: int, fixed: Mapping[Letter, int] | None = None) -> Choice:
     """`choice` with each letter in turn (but those in `fixed`) as coarse as `most_bytes` allows: fewer tasks for the same budget."""
-    sizer = Sizer(opgraph, dtype)
+    working_sets = WorkingSets(opgraph, dtype)
     for letter, have in choice.pieces:
         few = 1
         while letter not in (fixed or {}) and few < have:
-            coarser = sizer.measure({**choice.by_letter, letter: few})
+            coarser = working_sets.measure({**choice.by_letter, letter: few})
             if coarser.largest_bytes <= most_bytes:
                 choice = coarser
                 break
@@ -61,50 +63,53 @@ def coarsened(opgraph: OpGraph, dtype: DType, choice: Choice, most_bytes: int, f
     return choice
 
 
-class _Search:
-    def __init__(self, sizer: Sizer, most: Mapping[Letter, int]) -> None:
-        self.sizer, self.floors = sizer, Floors(sizer, most)
-        self.heap: list[tuple[int, int, int, Box, Choice]] = []
+class _BestFirst:
+    """The heap of open ranges, each with its lower bound and its finest split."""
+
+    def __init__(self, working_sets: WorkingSets, most: Mapping[Letter, int]) -> None:
+        self.working_sets, self.bounds = working_sets, LowerBounds(working_sets, most)
+        self.heap: list[tuple[int, int, int, SplitRange, Choice]] = []
         self.number = count()
         self.given: set[tuple[tuple[Letter, int], ...]] = set()
 
-    def push(self, box: Box) -> None:
-        """By floor, then by what the finest split of the box needs, the newest first."""
-        finest = self.sizer.measure({letter: many for letter, (_, many) in box.items()})
-        floor = max(self.floors.of(pattern, box) for pattern in self.sizer.patterns)
-        heappush(self.heap, (floor, finest.largest_bytes, -next(self.number), box, finest))
+    def push(self, splits: SplitRange) -> None:
+        """By lower bound, then by what the finest split of the range needs, the newest first."""
+        finest = self.working_sets.measure({letter: many for letter, (_, many) in splits.items()})
+        bound = max(self.bounds.of(pattern, splits) for pattern in self.working_sets.patterns)
+        heappush(self.heap, (bound, finest.largest_bytes, -next(self.number), splits, finest))
 
-    def splits(self, most_boxes: int) -> Iterator[Found]:
-        for _ in range(most_boxes):
+    def splits(self, most_ranges: int) -> Iterator[Found]:
+        """As `smallest_first`."""
+        for _ in range(most_ranges):
             if not self.heap:
                 return
-            floor, needed, _, box, finest = heappop(self.heap)
-            if needed == floor and finest.pieces not in self.given:
+            bound, needed, _, splits, finest = heappop(self.heap)
+            if needed == bound and finest.pieces not in self.given:
                 self.given.add(finest.pieces)
-                yield Found(finest, Nbytes(floor))
-            if any(few < many for few, many in box.values()):
-                for half in self.halves(box, self.in_the_way(box, floor, finest)):
+                yield Found(finest, Nbytes(bound))
+            if any(few < many for few, many in splits.values()):
+                for half in self.halves(splits, self.critical_pattern(splits, bound, finest)):
                     self.push(half)
         met = [finest for *_, finest in self.heap if finest.pieces not in self.given]
         if met:
             yield Found(min(met, key=lambda choice: (choice.largest_bytes, choice.pieces)), Nbytes(self.heap[0][0]))
 
-    def in_the_way(self, box: Box, floor: int, finest: Choice) -> Pattern:
-        """A pattern at the floor that the finest split does not bring down to it; where there is none, the largest of that split."""
-        cut = cuts_by_letter(self.sizer.opgraph, finest.by_letter)
-        for pattern in self.sizer.patterns:
-            if self.floors.of(pattern, box) == floor < self.sizer.footprint(pattern, cut):
+    def critical_pattern(self, splits: SplitRange, bound: int, finest: Choice) -> Pattern:
+        """A pattern that sets the bound and needs more under the finest split; where there is none, the largest of that split."""
+        cut = cuts_by_letter(self.working_sets.opgraph, finest.by_letter)
+        for pattern in self.working_sets.patterns:
+            if self.bounds.of(pattern, splits) == bound < self.working_sets.largest_bytes(pattern, cut):
                 return pattern
-        return self.sizer.pattern_by_value[finest.task]
+        return self.working_sets.pattern_by_value[finest.task]
 
-    def halves(self, box: Box, pattern: Pattern) -> tuple[Box, Box]:
-        """The box in two, along the letter that raises the floors of `pattern` most."""
-        open_letters = [letter for letter, (few, many) in sorted(box.items()) if few < many]
+    def halves(self, splits: SplitRange, pattern: Pattern) -> tuple[SplitRange, SplitRange]:
+        """The range in two, along the letter that raises the lower bounds of `pattern` most."""
+        open_letters = [letter for letter, (few, many) in sorted(splits.items()) if few < many]
         letters = [letter for letter in open_letters if letter in pattern.letters] or open_letters[:1]
-        return max((_halved(box, letter) for letter in letters), key=lambda pair: sum(self.floors.of(pattern, half) for half in pair))
+        return max((_halved(splits, letter) for letter in letters), key=lambda pair: sum(self.bounds.of(pattern, half) for half in pair))
 
 
-def _halved(box: Box, letter: Letter) -> tuple[Box, Box]:
-    few, many = box[letter]
+def _halved(splits: SplitRange, letter: Letter) -> tuple[SplitRange, SplitRange]:
+    few, many = splits[letter]
     middle = min(max(few, isqrt(few * many)), many - 1)
-    return {**box, letter: (few, middle)}, {**box, letter: (middle + 1, many)}
+    return {**splits, letter: (few, middle)}, {**splits, letter: (middle + 1, many)}

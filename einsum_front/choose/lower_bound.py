@@ -1,4 +1,4 @@
-"""Floors: what the largest task of a pattern needs at the least, whichever of a box of splits is taken.
+"""Lower bounds: what the largest task of a pattern needs at the least, whichever split of a range is taken.
 
 In: a range of numbers of pieces by letter. Out: bytes that no split of them goes below. Two lengths of a letter's pieces are known for the
 whole range: what the longest has at the least, and what every piece has. A task reads whole tiles: those of its operands' writers.
@@ -16,138 +16,144 @@ from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Load, loads
 from einpage.einsum_front.algebra.masks import condition, visible
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import aligned
-from einpage.einsum_front.choose.working_set import Pattern, Sizer, Source
+from einpage.einsum_front.choose.working_set import Operand, Pattern, WorkingSets
 from einpage.einsum_front.graph.opgraph import AttentionOp, ContractOp, FusedOp, GatherOp, op_loads
 from einpage.einsum_front.tile.split import cuts_by_letter
 from einpage.einsum_front.tile.template import Template, all_letters
 from einpage.einsum_front.tile.tiling import GRAIN, cuts, least_tile
 
-Box = Mapping[Letter, tuple[int, int]]
-"""By letter that may be cut: the least and the most pieces, both included."""
+SplitRange = Mapping[Letter, tuple[int, int]]
+"""A range of splits. By letter that may be cut: the least and the most pieces, both included."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
-    """Of a letter's pieces in one op."""
+class PieceLengths:
+    """What is known of a letter's pieces in one op, under every split of a range; in elements."""
 
     each: int
+    """No piece is shorter."""
     longest: int
+    """The longest is no shorter."""
 
 
-class Floors:
-    """Floors by pattern and box, remembered."""
+class LowerBounds:
+    """Bytes by pattern and range of splits, remembered."""
 
-    def __init__(self, sizer: Sizer, most: Mapping[Letter, int]) -> None:
-        self.sizer, self.extents = sizer, sizer.opgraph.program.extents
+    def __init__(self, working_sets: WorkingSets, most: Mapping[Letter, int]) -> None:
+        self.working_sets, self.extents = working_sets, working_sets.opgraph.program.extents
         self._known: dict[tuple[object, ...], int] = {}
-        self._loads: dict[Pattern, list[list[Load]]] = {}
-        self._pieces = {letter: [_ends(cuts(self.extents[letter], n + 1)) for n in range(top)] for letter, top in most.items()}
+        self._pieces = {x: [_longest_and_shortest(cuts(self.extents[x], n + 1)) for n in range(top)] for x, top in most.items()}
+        """By letter and number of pieces, less 1."""
 
-    def of(self, pattern: Pattern, box: Box) -> int:
-        """Bytes that the largest task of `pattern` needs at the least; its working set where the box leaves no choice."""
-        key = (pattern, *(box[letter] for letter in pattern.letters))
+    def of(self, pattern: Pattern, splits: SplitRange) -> int:
+        """Bytes that the largest task of `pattern` needs at the least; its working set where the range is one split."""
+        key = (pattern, *(splits[letter] for letter in pattern.letters))
         if key not in self._known:
-            if all(box[letter][0] == box[letter][1] for letter in pattern.letters):
-                cut = cuts_by_letter(self.sizer.opgraph, {letter: n for letter, (_, n) in box.items()})
-                self._known[key] = self.sizer.footprint(pattern, cut)
+            if all(splits[letter][0] == splits[letter][1] for letter in pattern.letters):
+                cut = cuts_by_letter(self.working_sets.opgraph, {letter: n for letter, (_, n) in splits.items()})
+                self._known[key] = self.working_sets.largest_bytes(pattern, cut)
             else:
-                self._known[key] = self._floor(pattern, box)
+                self._known[key] = self._bound(pattern, splits)
         return self._known[key]
 
-    def _floor(self, pattern: Pattern, box: Box) -> int:
-        template, op = pattern.template, pattern.template.op
-        own = {letter: self._lengths(template, letter, box) for letter in all_letters(op)}
-        chain = template.tiling.chain
-        best = 0
-        for lengths, longest_of in self._tasks(op, own, len(pattern.sources)):
-            size = prod(_target(template, lengths))
-            result: int = aligned(size * self.sizer.dtype.nbytes)
-            if any(dies and may for dies, may in zip(pattern.dying, pattern.takeovers, strict=True)):
-                result = 0
-            if isinstance(op, GatherOp):
-                best = max(best, result)
-                continue
-            whole = {**lengths, **{letter: self.extents[letter] for letter in chain}}
-            found = result + self._operands(pattern, whole, longest_of, box)
-            if isinstance(op, ContractOp) and chain:
-                carry = aligned(len(op.contractions) * size * DType.FP32.nbytes)
-                first = {**lengths, **{letter: own[letter].longest for letter in chain}}
-                last = {**lengths, **{letter: own[letter].each for letter in chain}}
-                chained = carry + max(
-                    self._operands(pattern, first, longest_of, box), result + self._operands(pattern, last, longest_of, box)
-                )
-                found = chained if self._is_chained(template, box) else min(found, chained)
-            best = max(best, found)
-        return best
+    def _bound(self, pattern: Pattern, splits: SplitRange) -> int:
+        op = pattern.template.op
+        own = {letter: self._lengths(pattern.template, letter, splits) for letter in all_letters(op)}
+        return max(self._task(pattern, lengths, longest_of, own, splits) for lengths, longest_of in _tasks(op, own, self.extents))
 
-    def _operands(self, pattern: Pattern, lengths: Mapping[Letter, int], longest_of: int | None, box: Box) -> int:
-        if pattern not in self._loads:
-            op = pattern.template.op
-            self._loads[pattern] = [[load for load in op_loads(op) if load.name == slot] for slot in pattern.template.slots]
+    def _task(
+        self,
+        pattern: Pattern,
+        lengths: Mapping[Letter, int],
+        longest_of: int | None,
+        own: Mapping[Letter, PieceLengths],
+        splits: SplitRange,
+    ) -> int:
+        """Aligned operands, carried sums and result of a task over pieces of `lengths`."""
+        op, chain = pattern.template.op, pattern.template.tiling.chain
+        size = prod(_target(pattern.template, lengths))
+        may_be_in_place = any(last and may for last, may in zip(pattern.last_uses, pattern.in_place, strict=True))
+        result = 0 if may_be_in_place else int(aligned(size * self.working_sets.dtype.nbytes))
+        if isinstance(op, GatherOp):
+            return result
+        whole = {**lengths, **{letter: self.extents[letter] for letter in chain}}
+        unchained = result + self._operands(pattern, whole, longest_of, splits)
+        if not isinstance(op, ContractOp) or not chain:
+            return unchained
+        carry = aligned(len(op.contractions) * size * DType.FP32.nbytes)
+        first = self._operands(pattern, {**lengths, **{letter: own[letter].longest for letter in chain}}, longest_of, splits)
+        last = self._operands(pattern, {**lengths, **{letter: own[letter].each for letter in chain}}, longest_of, splits)
+        chained = carry + max(first, result + last)
+        return chained if self._is_chained(pattern.template, splits) else min(unchained, chained)
+
+    def _operands(self, pattern: Pattern, lengths: Mapping[Letter, int], longest_of: int | None, splits: SplitRange) -> int:
         total = 0
-        for n, (found, source) in enumerate(zip(self._loads[pattern], pattern.sources, strict=True)):
-            least = max(self._read(load, source, lengths, n == longest_of, box) for load in found)
-            total += aligned(least * source.dtype.nbytes)
+        for n, (loads_of_slot, operand) in enumerate(zip(pattern.template.loads, pattern.operands, strict=True)):
+            least = max(self._read(load, operand, lengths, n == longest_of, splits) for load in loads_of_slot)
+            total += aligned(least * operand.dtype.nbytes)
         return total
 
-    def _read(self, load: Load, source: Source, lengths: Mapping[Letter, int], longest: bool, box: Box) -> int:
+    def _read(self, load: Load, operand: Operand, lengths: Mapping[Letter, int], longest: bool, splits: SplitRange) -> int:
         """Elements of the tiles that hold what `load` touches."""
         size = 1
-        for d, (index, extent) in enumerate(zip(load.indices, source.shape, strict=True)):
-            asked = _asked(index, lengths, extent)
-            if source.writer is not None:
-                letter = source.writer.tiling.target[d]
+        for d, (index, extent) in enumerate(zip(load.indices, operand.shape, strict=True)):
+            touched = _touched(index, lengths, extent)
+            if operand.writer is not None:
+                letter = operand.writer.tiling.target[d]
                 if letter is None:
-                    asked = extent
+                    touched = extent
                 else:
-                    tile = self._lengths(source.writer, letter, box)
-                    asked = max(asked, tile.longest if longest else tile.each)
-            size *= asked
+                    tile = self._lengths(operand.writer, letter, splits)
+                    touched = max(touched, tile.longest if longest else tile.each)
+            size *= touched
         return size
 
-    def _lengths(self, template: Template, letter: Letter, box: Box) -> Lengths:
+    def _lengths(self, template: Template, letter: Letter, splits: SplitRange) -> PieceLengths:
         extent = self.extents[letter]
         inside = dict(template.tiling.inside)
         if letter not in inside:
-            return Lengths(extent, extent)
+            return PieceLengths(extent, extent)
         least = least_tile(letter, inside[letter], self.extents)
-        few, many = box[letter]
+        few, many = splits[letter]
         pieces = min(many, extent // least)
         if pieces == 1:
-            return Lengths(extent, extent)
+            return PieceLengths(extent, extent)
         each = min(short for _, short in self._pieces[letter][few - 1 : many])
-        return Lengths(max(each, least), max(-(-extent // pieces), self._pieces[letter][many - 1][0]))
+        return PieceLengths(max(each, least), max(-(-extent // pieces), self._pieces[letter][many - 1][0]))
 
-    def _tasks(self, op: FusedOp, own: Mapping[Letter, Lengths], slots: int) -> Iterator[tuple[dict[Letter, int], int | None]]:
-        """Lengths in tasks that are there for sure, and the operand of which that task reads the longest tile.
-
-        They are: the task with the longest pieces of all letters; one over the longest tile of each operand; of an attention, the last,
-        to which a causal mask leaves most keys.
-        """
-        longest = {letter: lengths.longest for letter, lengths in own.items()}
-        each = {letter: lengths.each for letter, lengths in own.items()}
-        if isinstance(op, AttentionOp):
-            last = {letter: (extent - 1, extent) for letter, extent in self.extents.items()} | {op.row: (0, self.extents[op.row])}
-            start, end = visible(op.score, op.row, last, GRAIN)
-            yield {**each, op.row: max(1, end - start)}, None
-            if condition(op.score) is not None:
-                longest[op.row] = each[op.row] = 1
-        yield longest, None
-        for n in range(slots):
-            yield each, n
-
-    def _is_chained(self, template: Template, box: Box) -> bool:
-        """Whether the op is a chain of several tasks under every split of the box."""
+    def _is_chained(self, template: Template, splits: SplitRange) -> bool:
+        """Whether the op is a chain of several tasks under every split of the range."""
         inside = dict(template.tiling.inside)
         for letter in template.tiling.chain:
-            few, many = box[letter]
+            few, many = splits[letter]
             least = least_tile(letter, inside[letter], self.extents)
             if few > 1 and min(short for _, short in self._pieces[letter][few - 1 : many]) >= least:
                 return True
         return False
 
 
-def _ends(points: tuple[int, ...]) -> tuple[int, int]:
+def _tasks(
+    op: FusedOp, own: Mapping[Letter, PieceLengths], extents: Mapping[Letter, int]
+) -> Iterator[tuple[dict[Letter, int], int | None]]:
+    """Lengths by letter in tasks that every split has, and the operand of which the task reads the longest tile.
+
+    They are: the task with the longest pieces of all letters; one over the longest tile of each operand; of an attention, the last,
+    to which a causal mask leaves most keys.
+    """
+    longest = {letter: lengths.longest for letter, lengths in own.items()}
+    each = {letter: lengths.each for letter, lengths in own.items()}
+    if isinstance(op, AttentionOp):
+        last = {letter: (extent - 1, extent) for letter, extent in extents.items()} | {op.row: (0, extents[op.row])}
+        start, end = visible(op.score, op.row, last, GRAIN)
+        yield {**each, op.row: max(1, end - start)}, None
+        if condition(op.score) is not None:
+            longest[op.row] = each[op.row] = 1
+    yield longest, None
+    for n in range(len({load.name for load in op_loads(op)})):
+        yield each, n
+
+
+def _longest_and_shortest(points: tuple[int, ...]) -> tuple[int, int]:
     """The longest piece, which is the first, and the shortest, which is the last."""
     return points[1], points[-1] - points[-2]
 
@@ -157,7 +163,7 @@ def _target(template: Template, lengths: Mapping[Letter, int]) -> list[int]:
     return [extent if letter is None else lengths[letter] for letter, extent in pairs]
 
 
-def _asked(index: Expr, lengths: Mapping[Letter, int], extent: int) -> int:
+def _touched(index: Expr, lengths: Mapping[Letter, int], extent: int) -> int:
     """Elements of one dimension that an index surely touches."""
     if isinstance(index, Axis):
         return lengths[index.letter]

@@ -1,4 +1,4 @@
-"""Working sets of ops under many splits, counted as the planner counts them: aligned operands and result, 0 for a result that takes over.
+"""Working sets of ops under many splits, counted as the planner counts them: aligned operands and result, 0 for a result written in place.
 
 In: an OpGraph and a dtype. Out: bytes for a split. Ops alike in all that decides their bytes (the same layer at every depth) are one
 Pattern, and what was counted once is remembered: a step from one split to the next touches few patterns.
@@ -17,9 +17,10 @@ from einpage.einsum_front.base.units import aligned
 from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.opgraph import GatherOp, OpGraph, op_loads
 from einpage.einsum_front.graph.taskgraph import Kind, Value
-from einpage.einsum_front.tile.grid import Grid, asked, templates_of
-from einpage.einsum_front.tile.split import accumulator_box, cuts_by_letter, declared_values
-from einpage.einsum_front.tile.template import Template, Tile, result_cuts, takeovers, tiles
+from einpage.einsum_front.tile.grid import Grid, boundaries_read, templates_of
+from einpage.einsum_front.tile.split import cuts_by_letter, declared_values
+from einpage.einsum_front.tile.task_template import accumulator_box
+from einpage.einsum_front.tile.template import Template, Tile, in_place_slots, result_cuts, tiles
 from einpage.einsum_front.tile.tiling import Cuts, load_box, own_cuts
 
 
@@ -28,7 +29,7 @@ class Choice:
     """A split and what it needs."""
 
     pieces: tuple[tuple[Letter, int], ...]
-    """Sorted by letter; letters left whole are absent."""
+    """Sorted by letter; letters in one piece are absent."""
     largest_bytes: int
     """The largest working set of a task, from a sample of each op's tiles: exact but for ragged corners, never too much."""
     task: str
@@ -36,12 +37,13 @@ class Choice:
 
     @property
     def by_letter(self) -> dict[Letter, int]:
+        """`pieces` as a dictionary."""
         return dict(self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """What decides how a value that an op reads is cut."""
+class Operand:
+    """What decides how a value that an op reads is cut into tiles."""
 
     shape: tuple[int, ...]
     dtype: DType
@@ -56,24 +58,23 @@ class Pattern:
     """What the working sets of an op depend on, but for the split. Equal only to itself."""
 
     template: Template
-    sources: tuple[Source, ...]
+    operands: tuple[Operand, ...]
     """Per slot."""
-    dying: tuple[bool, ...]
+    last_uses: tuple[bool, ...]
     """Per slot: whether the op is the last that reads it."""
-
-    takeovers: tuple[bool, ...]
-    """Per slot: whether the result may take over its bytes, tiles permitting."""
+    in_place: tuple[bool, ...]
+    """Per slot: whether the result may be written into its bytes, tiles permitting."""
     letters: tuple[Letter, ...]
     """Letters whose cuts may make a difference, sorted."""
 
 
-def _letters(template: Template, sources: tuple[Source, ...]) -> tuple[Letter, ...]:
-    templates = {template, *(reader for source in sources for reader, _ in source.readers)}
-    templates |= {source.writer for source in sources if source.writer is not None}
+def _letters(template: Template, operands: tuple[Operand, ...]) -> tuple[Letter, ...]:
+    templates = {template, *(reader for operand in operands for reader, _ in operand.readers)}
+    templates |= {operand.writer for operand in operands if operand.writer is not None}
     return tuple(sorted({letter for template in templates for letter, _ in template.tiling.inside}))
 
 
-class Sizer:
+class WorkingSets:
     """Bytes by pattern and split."""
 
     def __init__(self, opgraph: OpGraph, dtype: DType) -> None:
@@ -83,7 +84,7 @@ class Sizer:
         """With the first value of the pattern, in order."""
         self.pattern_by_value: dict[str, Pattern] = {}
         self._known: dict[tuple[object, ...], int] = {}
-        self._asked: dict[tuple[object, ...], dict[str, tuple[set[int], ...]]] = {}
+        self._boundaries: dict[tuple[object, ...], dict[str, tuple[set[int], ...]]] = {}
         templates = templates_of(opgraph, self.values)
         readers: dict[str, set[tuple[Template, str]]] = {name: set() for name in self.values}
         for template, names in templates.values():
@@ -91,16 +92,16 @@ class Sizer:
                 if self.values[name].kind in (Kind.WEIGHT, Kind.INPUT):
                     readers[name].add((template, slot))
         writers = {name: template for name, (template, _) in templates.items()}
-        sources = {n: Source(v.shape, v.dtype, writers.get(n), frozenset(readers[n])) for n, v in self.values.items()}
+        operands = {n: Operand(v.shape, v.dtype, writers.get(n), frozenset(readers[n])) for n, v in self.values.items()}
         last_reader = {load.name: op.value for op in opgraph.ops for load in op_loads(op)}
         pattern_by_key: dict[tuple[object, ...], Pattern] = {}
         for op in opgraph.ops:
             template, names = templates[op.value]
-            dying = tuple(self.values[n].kind is Kind.ACTIVATION and last_reader[n] == op.value for n in names)
-            read = tuple(sources[n] for n in names)
-            key = (template, read, dying)
+            last_uses = tuple(self.values[n].kind is Kind.ACTIVATION and last_reader[n] == op.value for n in names)
+            read = tuple(operands[n] for n in names)
+            key = (template, read, last_uses)
             if key not in pattern_by_key:
-                pattern_by_key[key] = Pattern(template, read, dying, takeovers(template), _letters(template, read))
+                pattern_by_key[key] = Pattern(template, read, last_uses, in_place_slots(template), _letters(template, read))
             pattern = pattern_by_key[key]
             self.patterns.setdefault(pattern, op.value)
             self.pattern_by_value[op.value] = pattern
@@ -108,42 +109,41 @@ class Sizer:
     def measure(self, pieces: Mapping[Letter, int]) -> Choice:
         """The largest working set under `pieces`, and whose it is."""
         cut = cuts_by_letter(self.opgraph, pieces)
-        largest, task = max(((self.footprint(p, cut), value) for p, value in self.patterns.items()), key=lambda f: f[0])
+        largest, task = max(((self.largest_bytes(p, cut), value) for p, value in self.patterns.items()), key=lambda f: f[0])
         real = tuple((letter, len(c) - 1) for letter, c in sorted(cut.items()) if len(c) > 2)
         return Choice(real, largest, task)
 
-    def footprint(self, pattern: Pattern, cut: Mapping[Letter, Cuts]) -> int:
+    def largest_bytes(self, pattern: Pattern, cut: Mapping[Letter, Cuts]) -> int:
         """The largest working set of a task of `pattern`, in bytes."""
         key = (pattern, *(cut[letter] for letter in pattern.letters))
         if key not in self._known:
-            grids = tuple(self._grid(source, cut) for source in pattern.sources)
-            mine = Grid(result_cuts(pattern.template, cut))
-            count = _Count(pattern, grids, mine, self.dtype)
-            self._known[key] = max(count.task(tile) for tile in tiles(pattern.template, cut, few=True))
+            grids = tuple(self._grid(operand, cut) for operand in pattern.operands)
+            result_grid = Grid(result_cuts(pattern.template, cut))
+            counter = _TaskBytes(pattern, grids, result_grid, self.dtype)
+            self._known[key] = max(counter.task(tile) for tile in tiles(pattern.template, cut, sample=True))
         return self._known[key]
 
-    def _grid(self, source: Source, cut: Mapping[Letter, Cuts]) -> Grid:
-        if source.writer is not None:
-            return Grid(result_cuts(source.writer, cut))
-        points: list[set[int]] = [{0, extent} for extent in source.shape]
-        for template, slot in source.readers:
+    def _grid(self, operand: Operand, cut: Mapping[Letter, Cuts]) -> Grid:
+        if operand.writer is not None:
+            return Grid(result_cuts(operand.writer, cut))
+        points: list[set[int]] = [{0, extent} for extent in operand.shape]
+        for template, slot in operand.readers:
             own = own_cuts(template.tiling, cut)
             key = (template, *(own[letter] for letter, _ in template.tiling.inside))
-            if key not in self._asked:
-                self._asked[key] = asked(template, cut)
-            for have, more in zip(points, self._asked[key][slot], strict=True):
+            if key not in self._boundaries:
+                self._boundaries[key] = boundaries_read(template, cut)
+            for have, more in zip(points, self._boundaries[key][slot], strict=True):
                 have |= more
         return Grid(tuple(tuple(sorted(p)) for p in points))
 
 
-class _Count:
+class _TaskBytes:
     """Bytes of the tasks of one pattern over given grids."""
 
-    def __init__(self, pattern: Pattern, grids: tuple[Grid, ...], mine: Grid, dtype: DType) -> None:
+    def __init__(self, pattern: Pattern, grids: tuple[Grid, ...], result_grid: Grid, dtype: DType) -> None:
         self.op, self.dtype, self.pattern, self.grids = pattern.template.op, dtype, pattern, grids
-        same = [grid.cuts == mine.cuts and source.dtype is dtype for grid, source in zip(grids, pattern.sources, strict=True)]
-        self.dies = [d and may and s for d, may, s in zip(pattern.dying, pattern.takeovers, same, strict=True)]
-        self.loads = [[load for load in op_loads(self.op) if load.name == slot] for slot in pattern.template.slots]
+        alike = [grid.cuts == result_grid.cuts and operand.dtype is dtype for grid, operand in zip(grids, pattern.operands, strict=True)]
+        self.in_place = [all(conditions) for conditions in zip(pattern.last_uses, pattern.in_place, alike, strict=True)]
         self.known: dict[tuple[int, Box], int] = {}
 
     def task(self, tile: Tile) -> int:
@@ -152,27 +152,27 @@ class _Count:
         if isinstance(self.op, GatherOp):
             return result
         ranges = dict(tile.ranges)
-        total, taken = 0, False
-        for n, (loads, source, grid) in enumerate(zip(self.loads, self.pattern.sources, self.grids, strict=True)):
-            boxes = list(dict.fromkeys(load_box(load, ranges, source.shape) for load in loads))
+        total, in_place = 0, False
+        for n, (loads, operand, grid) in enumerate(zip(self.pattern.template.loads, self.pattern.operands, self.grids, strict=True)):
+            boxes = list(dict.fromkeys(load_box(load, ranges, operand.shape) for load in loads))
             total += self._tiles(n, boxes)
-            taken = taken or (self.dies[n] and len(boxes) == 1 and len(grid.inside(boxes[0])) == 1)
-        if tile.links > 1:
+            in_place = in_place or (self.in_place[n] and len(boxes) == 1 and len(grid.inside(boxes[0])) == 1)
+        if tile.chain_length > 1:
             total += aligned(accumulator_box(self.op, tile.box).size * DType.FP32.nbytes)
-        return total if tile.link < tile.links - 1 or taken else total + result
+        return total if not tile.is_last or in_place else total + result
 
     def _tiles(self, n: int, boxes: list[Box]) -> int:
         """Bytes of the tiles of operand `n` that share an element with any of `boxes`."""
-        grid, nbytes = self.grids[n], self.pattern.sources[n].dtype.nbytes
+        grid, nbytes = self.grids[n], self.pattern.operands[n].dtype.nbytes
         if len(boxes) > 1:
             tiles = {number for box in boxes for number in grid.inside(box)}
             return sum(aligned(grid.box(number).size * nbytes) for number in tiles)
         (box,) = boxes
         if (n, box) not in self.known:
-            counts = {1: 1}  # how many blocks there are of so many elements, a dimension after another
+            count_by_size = {1: 1}  # tiles by their elements, one dimension after another
             for points, a, b in zip(grid.cuts, box.start, box.end, strict=True):
                 widths = Counter(points[i + 1] - points[i] for i in range(bisect_right(points, a) - 1, bisect_left(points, b)))
-                pairs = [(size * width, c * k) for size, c in counts.items() for width, k in widths.items()]
-                counts = {size: sum(c for s, c in pairs if s == size) for size, _ in pairs}
-            self.known[n, box] = sum(c * aligned(size * nbytes) for size, c in counts.items())
+                pairs = [(size * width, c * k) for size, c in count_by_size.items() for width, k in widths.items()]
+                count_by_size = {size: sum(c for s, c in pairs if s == size) for size, _ in pairs}
+            self.known[n, box] = sum(c * aligned(size * nbytes) for size, c in count_by_size.items())
         return self.known[n, box]

@@ -1,6 +1,6 @@
 """Hoisting: each contraction and each gather out of the statements, into values of their own.
 
-In: a program's definitions. Out: primitive ops -- bare contractions over plain loads, gathers, and maps that hold everything else.
+In: a program's definitions. Out: primitive ops: bare contractions over plain loads, gathers, and maps that hold everything else.
 A sum over a product is a contraction when its factors fall into two groups neither of whose letters contain the other's (a matrix
 product); otherwise it stays a row reduction inside its map. Factors without a summed letter move out of the sum.
 """
@@ -8,6 +8,7 @@ product); otherwise it stays a row reduction inside its map. Factors without a s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import permutations
 
 from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Expr, Letter, Load, Num, Reduce, Reduction, Unary, free_letters, rebuild
 from einpage.einsum_front.algebra.rewrite import axes_only, multiply, plain_letters, product_of
@@ -27,7 +28,7 @@ def hoist(program: Program, definitions: Sequence[Definition]) -> list[FusedOp]:
 
 
 class _Hoister:
-    """The temporaries of one definition while it is taken apart."""
+    """The ops of one definition, its temporaries first."""
 
     def __init__(self, program: Program, definition: Definition, integers: set[str], weights: set[str]) -> None:
         self.program = program
@@ -38,6 +39,7 @@ class _Hoister:
         self.letters: tuple[Letter, ...] = ()
 
     def run(self) -> list[FusedOp]:
+        """The ops of the definition; the last defines its value."""
         parts = []
         for part in self.definition.parts:
             self.letters = tuple(i.letter for i in part.target if isinstance(i, Axis))
@@ -71,6 +73,7 @@ class _Hoister:
         return plain_letters(Load("", tuple(flat))) is not None
 
     def gather(self, load: Load) -> Load:
+        """`load` as a load of a new gather."""
         target = self.ordered(free_letters(load))
         name, base = self.fresh()
         self.ops.append(GatherOp(name, base, self.shape(target), self.definition.loop, target, load))
@@ -101,7 +104,7 @@ class _Hoister:
         return Unary("-", out) if product.negative else out
 
     def contract(self, x: Expr, y: Expr, letters: Sequence[Letter]) -> Expr:
-        """One pairwise contraction over those of `letters` that both sides have; those of one side are summed there first."""
+        """One pairwise contraction over those of `letters` that both operands have; those of one operand are summed there first."""
         x, y = self.reduced(x, y, letters), self.reduced(y, x, letters)
         both = tuple(letter for letter in letters if letter in free_letters(x) and letter in free_letters(y))
         target = self.ordered((free_letters(x) | free_letters(y)) - set(both))
@@ -112,6 +115,7 @@ class _Hoister:
         return Load(name, tuple(Axis(letter) for letter in target))
 
     def reduced(self, e: Expr, other: Expr, letters: Sequence[Letter]) -> Expr:
+        """`e` summed over those of `letters` that `other` lacks."""
         alone = tuple(letter for letter in letters if letter in free_letters(e) and letter not in free_letters(other))
         return Reduce(Reduction.SUM, alone, e) if alone else e
 
@@ -131,9 +135,11 @@ class _Hoister:
         return (*first, *sorted(letters - set(first)))
 
     def shape(self, letters: Sequence[Letter]) -> tuple[int, ...]:
+        """The extents of `letters`."""
         return tuple(self.program.extents[letter] for letter in letters)
 
     def fresh(self) -> tuple[str, str]:
+        """Name and base of a new temporary."""
         n = len(self.ops)
         return f"{self.definition.name}~{n}", f"{self.definition.base}~{n}"
 
@@ -141,23 +147,22 @@ class _Hoister:
 def _grouped(factors: list[Expr]) -> list[Expr]:
     """Factors multiplied together while the letters of one contain another's, so that a matrix product's two sides remain."""
     groups = list(factors)
-    merged = True
-    while merged:
-        merged = False
-        for i in range(len(groups)):
-            for j in range(len(groups)):
-                if i != j and free_letters(groups[i]) <= free_letters(groups[j]):
-                    a, b = min(i, j), max(i, j)
-                    groups[a] = multiply((groups[a], groups[b]))
-                    del groups[b]
-                    merged = True
-                    break
-            if merged:
-                break
+    while (pair := _nested_pair(groups)) is not None:
+        a, b = pair
+        groups[a] = multiply((groups[a], groups[b]))
+        del groups[b]
     return groups
 
 
-def _target(op: ContractOp | GatherOp | FusedOp) -> tuple[Letter, ...] | None:
+def _nested_pair(groups: list[Expr]) -> tuple[int, int] | None:
+    """The positions, ascending, of two groups of which one has all letters of the other."""
+    for i, j in permutations(range(len(groups)), 2):
+        if free_letters(groups[i]) <= free_letters(groups[j]):
+            return min(i, j), max(i, j)
+    return None
+
+
+def _target(op: FusedOp) -> tuple[Letter, ...] | None:
     return None if isinstance(op, MapOp) else op.target
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from math import prod
 
-from einpage.einsum_front.graph.describe import spoken
+from einpage.einsum_front.graph.describe import display_name
 from einpage.einsum_front.graph.opgraph import FusedOp, OpGraph, target_letters
 from einpage.einsum_front.graph.taskgraph import Kind, Op, TaskGraph
 
@@ -66,8 +66,8 @@ def _layers(opgraph: OpGraph, graph: TaskGraph) -> Iterator[str]:
         if len(layers) > 1:
             yield head
         for fused, op in first:
-            note = f"  {op.note}" if op.note else ""
-            yield f"  {op.kind:<9} {spoken(fused.base):<12} {_shape(fused):<{shapes}}  {op.flops:>{figures},} FLOPs{note}"
+            description = f"  {op.description}" if op.description else ""
+            yield f"  {op.kind:<9} {display_name(fused.base):<12} {_shape(fused):<{shapes}}  {op.flops:>{figures},} FLOPs{description}"
 
 
 def _shape(op: FusedOp) -> str:
@@ -80,4 +80,4 @@ def _operations(n: int) -> str:
 
 
 def _signature(fused: FusedOp, op: Op) -> tuple[object, ...]:
-    return (op.kind, fused.base, fused.shape, op.note)
+    return (op.kind, fused.base, fused.shape, op.description)

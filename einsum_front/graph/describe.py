@@ -1,6 +1,6 @@
-"""What an op is, in words for a person: `gelu(sum[i](x * w1) + b1)`, `silu(gate) * up; takes in gate, up`, `rows of embed`.
+"""What an op computes, for a person: `gelu(sum[i](x * w1) + b1)`, `silu(gate) * up; takes in gate, up`, `rows of embed`.
 
-In: an op over slots (so that equal layers get equal words) and the bases of the values fused into it. Out: a line of text in the spec's own
+In: an op over slots (so that equal layers get equal text) and the bases of the values fused into it. Out: a line of text in the spec's own
 names; a temporary of ours is never named in it.
 """
 
@@ -13,48 +13,48 @@ from einpage.einsum_front.algebra.rewrite import axes_only
 from einpage.einsum_front.graph.opgraph import AttentionOp, ContractOp, FusedOp, GatherOp, MapOp, is_bare_contraction
 
 LONGEST = 88
-"""Mathematics longer than this many characters ends in `…`."""
+"""A formula longer than this many characters ends in `…`."""
 
 
-def spoken(base: str) -> str:
-    """The name of a value for a person: a temporary is a part of the value whose statement it was taken out of."""
-    name, mark, _ = base.partition("~")
-    return f"part of {name}" if mark else name
+def display_name(base: str) -> str:
+    """The name of a value for a person: a temporary is a part of the value whose statement it was hoisted out of."""
+    name, tilde, _ = base.partition("~")
+    return f"part of {name}" if tilde else name
 
 
-def note_of(op: FusedOp, fused: Sequence[str]) -> str:
-    """What `op` computes where a line can say it, and the values of the user that exist only inside it."""
+def describe(op: FusedOp, fused: Sequence[str]) -> str:
+    """What `op` computes where a line can hold it, and the values of the user that exist only inside it."""
     names = list(dict.fromkeys(base for base in fused if "~" not in base))
-    said = _said(op, fused)
-    if len(said) > LONGEST:
-        said = said[: LONGEST - 1] + "…"
-    return "; ".join(words for words in (said, f"takes in {', '.join(names)}" if names else "") if words)
+    formula = _formula(op, fused)
+    if len(formula) > LONGEST:
+        formula = formula[: LONGEST - 1] + "…"
+    return "; ".join(part for part in (formula, f"takes in {', '.join(names)}" if names else "") if part)
 
 
-def _said(op: FusedOp, fused: Sequence[str]) -> str:
+def _formula(op: FusedOp, fused: Sequence[str]) -> str:
     match op:
         case MapOp():
             first = op.parts[0].expr
             copies = len(op.parts) == 1 and isinstance(first, Load)
-            return f"copy of {text(_plain(first, []))}" if copies else ""
+            return f"copy of {text(_readable(first, []))}" if copies else ""
         case ContractOp():
             bases = ("~",) if is_bare_contraction(op) else fused[: len(op.contractions)]
-            return text(_plain(op.epilogue, [_sum(base, c.letters, c.x, c.y) for base, c in zip(bases, op.contractions, strict=True)]))
+            return text(_readable(op.epilogue, [_sum(base, c.letters, c.x, c.y) for base, c in zip(bases, op.contractions, strict=True)]))
         case AttentionOp():
-            score = _plain(op.score, [_sum("~", op.score_letters, op.q, op.k)])
+            score = _readable(op.score, [_sum("~", op.score_letters, op.q, op.k)])
             weights = Reduce(Reduction.SOFTMAX, (op.row,), score)
-            product = Binary("*", weights, _plain(op.v, []))
-            return text(_plain(op.epilogue, [Name(""), product]))
+            product = Binary("*", weights, _readable(op.v, []))
+            return text(_readable(op.epilogue, [Name(""), product]))
         case GatherOp():
-            return f"rows of {spoken(op.load.name)}"
+            return f"rows of {display_name(op.load.name)}"
 
 
 def _sum(base: str, letters: tuple[Letter, ...], x: Load, y: Load) -> Expr:
     """A contraction by the user's name for it, else as the sum it is."""
-    return Reduce(Reduction.SUM, letters, Binary("*", _plain(x, []), _plain(y, []))) if "~" in base else Name(base)
+    return Reduce(Reduction.SUM, letters, Binary("*", _readable(x, []), _readable(y, []))) if "~" in base else Name(base)
 
 
-def _plain(e: Expr, sums: Sequence[Expr]) -> Expr:
+def _readable(e: Expr, sums: Sequence[Expr]) -> Expr:
     """`e` with accumulators as `sums`, loads by letters without their letters, and numbers to four digits."""
 
     def step(node: Expr) -> Expr | None:
@@ -63,8 +63,8 @@ def _plain(e: Expr, sums: Sequence[Expr]) -> Expr:
                 return sums[index]
             case Load(name, indices):
                 if axes_only(node) is not None or "~" in name:
-                    return Name(spoken(name))
-                return Load(name, tuple(_plain(i, sums) for i in indices))
+                    return Name(display_name(name))
+                return Load(name, tuple(_readable(i, sums) for i in indices))
             case Num(float() as value):
                 return Num(float(f"{value:.4g}"))
         return None

@@ -1,6 +1,7 @@
 """The readable text form of a TaskGraph: for golden tests, bug reports and diffs. Equal graphs give equal text.
 
-A task's line says what it reads, tile by tile, and what it writes; equal jobs are printed once, at the end, in the spec's own syntax.
+In: a TaskGraph. Out: text, one tensor, task or job a line. A task's line says what it reads, tile by tile, and what it writes; equal jobs
+are printed once, at the end, in the spec's own syntax.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ def _lines(graph: TaskGraph) -> Iterator[str]:
     for name, value in graph.outputs:
         yield f"output {name} = {value}"
     for op in graph.ops:
-        yield f"op {op.id} {op.kind} {op.name} flops {op.flops} bytes {op.bytes_touched}" + (f"; {op.note}" if op.note else "")
+        yield f"op {op.id} {op.kind} {op.name} flops {op.flops} bytes {op.bytes_touched}" + (
+            f"; {op.description}" if op.description else ""
+        )
     for t in graph.tensors:
         yield f"tensor {t.id} {t.name} {t.dtype.value} {t.kind.value} {t.nbytes}"
     number_by_job: dict[Job, int] = {}
@@ -35,10 +38,10 @@ def _lines(graph: TaskGraph) -> Iterator[str]:
 
 def _task(task: Task, number_by_job: dict[Job, int]) -> str:
     reads = " ".join("(" + " ".join(map(str, operand)) + ")" for operand in task.operands)
-    over = f" over {' '.join(map(str, task.inplace))}" if task.inplace else ""
+    in_place = f" over {' '.join(map(str, task.inplace))}" if task.inplace else ""
     job = "" if task.job is None else f" job {number_by_job.setdefault(task.job, len(number_by_job))}"
-    work = f"flops {task.flops} bytes {task.bytes_touched}"
-    return f"task {task.id} op {task.op} {task.name}: {reads} -> {task.result}{over}{job} {work}"
+    cost = f"flops {task.flops} bytes {task.bytes_touched}"
+    return f"task {task.id} op {task.op} {task.name}: {reads} -> {task.result}{in_place}{job} {cost}"
 
 
 def _job(job: Job) -> str:
@@ -53,8 +56,8 @@ def _math(job: Job) -> str:
             return "; ".join(f"[{','.join(text(i) for i in p.target)}] = {text(p.expr)}" for p in job.parts)
         case ContractJob():
             sums = "; ".join(f"acc{i} = sum[{_letters(c.letters)}]({text(c.x)} * {text(c.y)})" for i, c in enumerate(job.contractions))
-            link = ("" if job.carry is None else f"; + {job.reads[job.carry].name}") + ("" if job.last else "; to be continued")
-            return f"{sums}{link}; [{_letters(job.target)}] = {text(job.epilogue)}"
+            chain = ("" if job.carry is None else f"; + {job.reads[job.carry].name}") + ("" if job.last else "; to be continued")
+            return f"{sums}{chain}; [{_letters(job.target)}] = {text(job.epilogue)}"
         case AttentionJob():
             score = f"acc0 = sum[{_letters(job.score_letters)}]({text(job.q)} * {text(job.k)})"
             mix = f"acc1 = sum[{job.row}](softmax[{job.row}]({text(job.score)}) * {text(job.v)})"

@@ -1,7 +1,7 @@
 """Jobs: what one task computes, as data that both a graph and a kernel understand.
 
-A job speaks of letters with ranges, of the operands it reads (each an ordered tuple of packed row-major tiles, given as boxes in the
-value's own coordinates) and of the one tile it writes. It knows no tensor ids and no offsets, so the same layer
+A job names letters with ranges, the operands it reads (each an ordered tuple of packed row-major tiles, given as boxes in the
+value's own coordinates) and the one tile it writes. It knows no tensor ids and no offsets, so the same layer
 at another depth has an equal job, and a kernel is prepared once for both.
 
     value h [s=128, m=64], cut at s=64:      reads = View("h", FP32, (Box((0,0),(64,64)), Box((64,0),(128,64))))
@@ -28,10 +28,12 @@ class Box:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Extents per dimension."""
         return tuple(map(sub, self.end, self.start))
 
     @property
     def size(self) -> int:
+        """Elements in the box."""
         return prod(map(sub, self.end, self.start))
 
     def intersects(self, other: Box) -> bool:
@@ -39,6 +41,7 @@ class Box:
         return all(a < d and c < b for a, b, c, d in zip(self.start, self.end, other.start, other.end, strict=True))
 
     def contains(self, other: Box) -> bool:
+        """True where every element of `other` lies in this box."""
         return all(a <= c and d <= b for a, b, c, d in zip(self.start, self.end, other.start, other.end, strict=True))
 
 
@@ -52,6 +55,7 @@ class Range:
 
     @property
     def extent(self) -> int:
+        """How many numbers the letter takes."""
         return self.end - self.start
 
 
@@ -104,7 +108,7 @@ class ContractJob:
     ranges: tuple[Range, ...]
     reads: tuple[View, ...]
     result: View
-    """Last of a chain: the value's tile. Otherwise: fp32, box (0, tile) .. (n, tile) with the stack in front."""
+    """Last of a chain: the value's tile. Otherwise fp32, the n contractions stacked in front: Box((0, *start), (n, *end))."""
     contractions: tuple[Contraction, ...]
     target: tuple[Letter, ...]
     """The result's letters, in order."""
@@ -139,7 +143,7 @@ class AttentionJob:
 
 @dataclass(frozen=True, slots=True)
 class GatherJob:
-    """result[target] = table[indices], rows brought straight from the table's host master: no kernel, a link transfer."""
+    """result[target] = table[indices], rows copied straight from the table on the host: no kernel, a transfer over the link."""
 
     ranges: tuple[Range, ...]
     reads: tuple[View, ...]
@@ -154,4 +158,5 @@ Job: TypeAlias = "MapJob | ContractJob | AttentionJob | GatherJob"
 
 
 def range_by_letter(job: Job) -> dict[Letter, Range]:
+    """The ranges of a job, by their letters."""
     return {r.letter: r for r in job.ranges}

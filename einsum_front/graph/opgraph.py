@@ -16,7 +16,10 @@ from einpage.einsum_front.graph.program import Program
 
 @dataclass(frozen=True, slots=True)
 class MapOp:
+    """Pointwise statements and row reductions; fields as in `MapJob`."""
+
     value: str
+    """The SSA value it defines, and below as in `Definition`."""
     base: str
     shape: tuple[int, ...]
     loop: tuple[int, ...]
@@ -27,6 +30,8 @@ class MapOp:
 
 @dataclass(frozen=True, slots=True)
 class ContractOp:
+    """Contractions over the same letters with a pointwise epilogue; fields as in `ContractJob`."""
+
     value: str
     base: str
     shape: tuple[int, ...]
@@ -58,6 +63,8 @@ class AttentionOp:
 
 @dataclass(frozen=True, slots=True)
 class GatherOp:
+    """Rows of a host table; fields as in `GatherJob`."""
+
     value: str
     base: str
     shape: tuple[int, ...]
@@ -70,17 +77,20 @@ class GatherOp:
 FusedOp: TypeAlias = "MapOp | ContractOp | AttentionOp | GatherOp"
 
 KIND_WORD: dict[type, str] = {MapOp: "map", ContractOp: "contract", AttentionOp: "attention", GatherOp: "gather"}
+"""The `kind` of an `Op`."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpGraph:
+    """Fused ops and the program they were made of."""
+
     program: Program
     ops: tuple[FusedOp, ...]
     """In an order in which each reads only what stands before it."""
     outputs: tuple[tuple[str, str], ...]
     """(output name, value name), as asked for."""
     unfused: tuple[str, ...]
-    """Why two neighbours were not fused, in words, where one might have expected it."""
+    """Why two neighbours were not fused, for a person, where one might have expected it."""
 
 
 def expressions(op: FusedOp) -> tuple[Expr, ...]:
@@ -102,6 +112,7 @@ def op_loads(op: FusedOp) -> tuple[Load, ...]:
 
 
 def has_reduce(e: Expr) -> bool:
+    """Whether a reduction stands anywhere in `e`."""
     return any(isinstance(node, Reduce) for node in walk(e))
 
 

@@ -1,7 +1,7 @@
 """A TaskGraph as flat arrays: equal to the graph it was made of, a fifth of its size, in a few blocks of memory.
 
 For whoever keeps a graph of many tiles and reads it now and then, as a run does. Reading an entry makes it anew, which takes microseconds:
-planning, which reads every entry many times, wants the graph as it was cut.
+planning, which reads every entry many times, takes the graph as tuples.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from einpage.einsum_front.graph.job import Box, Job, Range, View
 from einpage.einsum_front.graph.taskgraph import Kind, Task, TaskGraph, Tensor, TensorId, tile_name
 
 
-def flat(graph: TaskGraph) -> TaskGraph:
+def packed(graph: TaskGraph) -> TaskGraph:
     """`graph` with its tensors and tasks as columns."""
-    parts = _Parts()
-    return replace(graph, tensors=_tensors(graph.tensors, parts), tasks=_tasks(graph.tasks, parts))
+    shared = _SharedObjects()
+    return replace(graph, tensors=_tensors(graph.tensors, shared), tasks=_tasks(graph.tasks, shared))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Texts:
-    """Texts one after the other in one."""
+    """Texts, concatenated."""
 
     utf8: bytes
     row: Int32s
-    """[text + 1]"""
+    """[text + 1] where it starts"""
 
     @staticmethod
     def of(texts: Iterable[str]) -> Texts:
+        """The texts, in order."""
         joined, row = bytearray(), array("i", (0,))
         for text in texts:
             joined += text.encode()
@@ -44,42 +45,47 @@ class Texts:
         return Texts(bytes(joined), frozen(row))
 
     def entries(self, start: int, end: int) -> Iterator[str]:
+        """Those at start ≤ i < end."""
         return (self.utf8[a:b].decode() for a, b in pairwise(self.row[start : end + 1].tolist()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensors(Columns[Tensor]):
+    """The tensors of a graph, a row each."""
+
     id: Int32s
-    """[tensor] its position"""
+    """[tensor] its id"""
     name_by_tensor: Mapping[int, str]
     """Of those whose name does not follow from value and box."""
     box: Int32s
     """[tensor] which of `boxes`"""
-    sort: Int32s
-    """[tensor] which of `sorts`"""
+    origin: Int32s
+    """[tensor] which of `origins`"""
     boxes: tuple[Box, ...]
-    sorts: tuple[tuple[str, DType, Kind], ...]
+    origins: tuple[tuple[str, DType, Kind], ...]
     """(value, dtype, kind)"""
 
     def __len__(self) -> int:
         return len(self.id)
 
     def entries(self, start: int, end: int) -> Iterator[Tensor]:
-        ids, boxes, sorts = (column[start:end].tolist() for column in (self.id, self.box, self.sort))
-        for at, i, number, sort in zip(range(start, end), ids, boxes, sorts, strict=True):
-            (value, dtype, kind), box = self.sorts[sort], self.boxes[number]
+        ids, boxes, origins = (column[start:end].tolist() for column in (self.id, self.box, self.origin))
+        for at, i, number, origin in zip(range(start, end), ids, boxes, origins, strict=True):
+            (value, dtype, kind), box = self.origins[origin], self.boxes[number]
             yield Tensor(i, self.name_by_tensor.get(at) or tile_name(value, box), value, box, dtype, kind)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tasks(Columns[Task]):
+    """The tasks of a graph, a row each."""
+
     name: Texts
-    whole: Int64s
+    integers: Int64s
     """[task, field] its id, op, result, flops, bytes_touched, workspace_bytes, and which of `jobs`"""
     operand_row: Int32s
-    """[task + 1] where its operands begin"""
+    """[task + 1] where its operands start"""
     tile_row: Int32s
-    """[operand + 1] where its tensors begin"""
+    """[operand + 1] where its tensors start"""
     reads: Int32s
     """[operand's tensor]"""
     inplace_row: Int32s
@@ -92,23 +98,23 @@ class Tasks(Columns[Task]):
     jobs: tuple[Job | None, ...]
 
     def __len__(self) -> int:
-        return len(self.whole)
+        return len(self.integers)
 
     def entries(self, start: int, end: int) -> Iterator[Task]:
         names = self.name.entries(start, end)
         rows: list[int] = self.operand_row[start : end + 1].tolist()
         each: list[tuple[TensorId, ...]] = ragged(self.tile_row, self.reads, rows[0], rows[-1])
-        taken: list[tuple[TensorId, ...]] = ragged(self.inplace_row, self.inplace, start, end)
-        columns = (column[start:end].tolist() for column in (self.whole, self.gathers, self.seconds))
-        for name, (a, b), inplace, whole, gathers, s in zip(names, pairwise(rows), taken, *columns, strict=True):
-            number, op, result, flops, touched, workspace, job = whole
+        inplaces: list[tuple[TensorId, ...]] = ragged(self.inplace_row, self.inplace, start, end)
+        columns = (column[start:end].tolist() for column in (self.integers, self.gathers, self.seconds))
+        for name, (a, b), inplace, integers, gathers, s in zip(names, pairwise(rows), inplaces, *columns, strict=True):
+            number, op, result, flops, touched, workspace, job = integers
             seconds = None if isnan(s) else s
             operands = tuple(each[a - rows[0] : b - rows[0]])
             yield Task(number, name, op, operands, result, inplace, flops, touched, workspace, self.jobs[job], bool(gathers), seconds)
 
 
-class _Parts:
-    """One object for all equal parts of jobs: tiles are cut alike."""
+class _SharedObjects:
+    """One object for all equal boxes, ranges and views of jobs (hash consing): tiles are cut alike."""
 
     def __init__(self) -> None:
         self._boxes: dict[Box, Box] = {}
@@ -128,38 +134,38 @@ class _Parts:
         return self._views[view]
 
 
-def _tensors(tensors: Sequence[Tensor], parts: _Parts) -> Tensors:
+def _tensors(tensors: Sequence[Tensor], shared: _SharedObjects) -> Tensors:
     boxes: dict[Box, int] = {}
-    sorts: dict[tuple[str, DType, Kind], int] = {}
-    ids, box, sort = array("i"), array("i"), array("i")
+    origins: dict[tuple[str, DType, Kind], int] = {}
+    ids, box, origin = array("i"), array("i"), array("i")
     for t in tensors:
         ids.append(t.id)
-        box.append(boxes.setdefault(parts.box(t.box), len(boxes)))
-        sort.append(sorts.setdefault((t.value, t.dtype, t.kind), len(sorts)))
+        box.append(boxes.setdefault(shared.box(t.box), len(boxes)))
+        origin.append(origins.setdefault((t.value, t.dtype, t.kind), len(origins)))
     names = {i: t.name for i, t in enumerate(tensors) if t.name != tile_name(t.value, t.box)}
-    return Tensors(frozen(ids), names, frozen(box), frozen(sort), tuple(boxes), tuple(sorts))
+    return Tensors(frozen(ids), names, frozen(box), frozen(origin), tuple(boxes), tuple(origins))
 
 
-def _tasks(tasks: Sequence[Task], parts: _Parts) -> Tasks:
-    whole, rows, tiles, reads = array("q"), array("i", (0,)), array("i", (0,)), array("i")
-    taken_rows, taken, gathers, seconds = array("i", (0,)), array("i"), array("B"), array("d")
+def _tasks(tasks: Sequence[Task], shared: _SharedObjects) -> Tasks:
+    integers, rows, tiles, reads = array("q"), array("i", (0,)), array("i", (0,)), array("i")
+    inplace_rows, inplaces, gathers, seconds = array("i", (0,)), array("i"), array("B"), array("d")
     jobs: list[Job | None] = []
     number_by_job: dict[int, int] = {}
     for t in tasks:
         if id(t.job) not in number_by_job:  # equal layers share their jobs, and to compare two is slow
             number_by_job[id(t.job)] = len(jobs)
-            jobs.append(None if t.job is None else parts.job(t.job))
+            jobs.append(None if t.job is None else shared.job(t.job))
         numbers = t.id, t.op, t.result, t.flops, t.bytes_touched, t.workspace_bytes, number_by_job[id(t.job)]
-        whole.extend(numbers)
+        integers.extend(numbers)
         for operand in t.operands:
             reads.extend(operand)
             tiles.append(len(reads))
         rows.append(len(tiles) - 1)
-        taken.extend(t.inplace)
-        taken_rows.append(len(taken))
+        inplaces.extend(t.inplace)
+        inplace_rows.append(len(inplaces))
         gathers.append(t.gathers)
         seconds.append(nan if t.seconds is None else t.seconds)
-    table = frozen(whole).reshape(len(gathers), -1) if gathers else np.empty((0, 7), np.int64)
-    operand_row, tile_row, read, inplace_row, inplace = (frozen(column) for column in (rows, tiles, reads, taken_rows, taken))
+    table = frozen(integers).reshape(len(gathers), -1) if gathers else np.empty((0, 7), np.int64)
+    operand_row, tile_row, read, inplace_row, inplace = (frozen(column) for column in (rows, tiles, reads, inplace_rows, inplaces))
     names = Texts.of(t.name for t in tasks)
     return Tasks(names, table, operand_row, tile_row, read, inplace_row, inplace, frozen(gathers), frozen(seconds), tuple(jobs))

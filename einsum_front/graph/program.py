@@ -1,4 +1,4 @@
-"""A program: a spec after parsing, checking and unrolling. What the fuser and the reference read.
+"""A program: a spec after parsing, resolving and unrolling. What the fuser and the reference read.
 
 Every value is defined once (SSA), every size is a number, every sum is written out as a `Reduce`, no `Name` is left in any
 expression. Definitions stand in an order in which each reads only what stands before it.
@@ -17,7 +17,7 @@ from einpage.einsum_front.graph.job import Part
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One name a checkpoint may use for a weight, and how its dimensions are made of the weight's axes."""
+    """One name that a checkpoint may use for a weight, and how its dimensions are made of the weight's axes."""
 
     name: str
     groups: tuple[tuple[int, ...], ...]
@@ -27,6 +27,8 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
+    """A declared weight of one iteration (or, outside repeats, of the model)."""
+
     name: str
     """Unique: `wq@3` is the weight `wq` of iteration 3."""
     base: str
@@ -36,12 +38,14 @@ class Weight:
     sources: tuple[Source, ...]
     """Tried in order."""
     fallback: str | None
-    """The weight to use where the checkpoint has none of the sources (tied weights)."""
+    """Tied weights: the unique name of the weight to use where the checkpoint has none of the sources."""
     span: Span
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
+    """A declared input."""
+
     name: str
     letters: tuple[Letter, ...]
     shape: tuple[int, ...]
@@ -68,6 +72,8 @@ class Definition:
 
 @dataclass(frozen=True, slots=True)
 class Output:
+    """A declared output."""
+
     name: str
     value: str
     """The SSA value (or weight, or input) that carries it."""
@@ -77,6 +83,8 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Program:
+    """A spec at given sizes."""
+
     name: str
     path: str
     """The spec's file, for messages."""

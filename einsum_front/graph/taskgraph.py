@@ -33,6 +33,8 @@ OpId = NewType("OpId", int)
 
 
 class Kind(Enum):
+    """What a tensor is to the program; the value is the word used in plans and reports."""
+
     INPUT = "input"
     """On the host at the start, given by the caller; never written."""
     WEIGHT = "weight"
@@ -45,7 +47,7 @@ class Kind(Enum):
 
 
 HOST_AT_START = frozenset((Kind.INPUT, Kind.WEIGHT, Kind.CONSTANT))
-"""Kinds whose tensors have an immutable host master: evicting them is free."""
+"""Kinds whose tensors have an immutable host copy: evicting them is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
+    """One tile of a value: what a task writes, and the unit of paging."""
+
     id: TensorId
     name: str
     """`value[start:end,...]`, unique."""
@@ -76,15 +80,17 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Extents of the tile."""
         return self.box.shape
 
     @property
     def nbytes(self) -> Nbytes:
+        """Bytes of the tile, packed; not aligned."""
         return Nbytes(self.box.size * self.dtype.nbytes)
 
 
 def tile_name(value: str, box: Box) -> str:
-    """`value[start:end,...]`"""
+    """`value[start:end,...]`, the name of the tile of `value` that covers `box`."""
     return f"{value}[{','.join(f'{a}:{b}' for a, b in zip(box.start, box.end, strict=True))}]"
 
 
@@ -101,14 +107,16 @@ class Op:
     """Multiply-adds count two; an attention's masked blocks are not counted. A lower bound over every split."""
     bytes_touched: Nbytes
     """Distinct operand bytes plus result bytes on the device; for a gather, the bytes that cross the link."""
-    note: str
-    """What was fused into it, in words."""
+    description: str
+    """What it computes and what was fused into it, for a person; may be empty."""
     seconds: float | None = None
     """How long it takes on the machine at hand however it is cut, where that was given; None: the machine's roofline."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
+    """What writes one tensor: the unit of scheduling."""
+
     id: TaskId
     name: str
     op: OpId
@@ -116,7 +124,7 @@ class Task:
     """Parallel to job.reads; each inner tuple parallel to that view's boxes."""
     result: TensorId
     inplace: tuple[TensorId, ...]
-    """Operand tensors whose bytes the result may take over at their last use: same size, read element by element."""
+    """Operand tensors that the result may be written into, in place, at their last use: same size, read element by element."""
     flops: int
     bytes_touched: Nbytes
     workspace_bytes: Nbytes
@@ -134,6 +142,8 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class TaskGraph:
+    """Tensors, the tasks that write them, and the ops the tasks were cut from; `verify` states the invariants."""
+
     name: str
     dtype: DType
     split: tuple[tuple[Letter, int], ...]
@@ -141,13 +151,14 @@ class TaskGraph:
     values: tuple[Value, ...]
     tensors: Sequence[Tensor]
     tasks: Sequence[Task]
-    """Immutable, both: tuples, or the columns of flatgraph.py, for whoever keeps a large graph."""
+    """Immutable, both: tuples, or the columns of `packed`, for whoever keeps a large graph."""
     ops: tuple[Op, ...]
     outputs: tuple[tuple[str, str], ...]
     """(output name, value name), as asked for."""
 
     def verify(self) -> None:
-        """Prove the invariants above.
+        """Prove that every tensor lies in its value, is written once and before it is read, that tasks agree with their jobs and
+        that every output is covered.
 
         Raises AssertionError, naming task and tensor: a graph that breaks one is our bug, never the user's.
         """
@@ -172,8 +183,8 @@ class TaskGraph:
             assert task.result not in written, f"{result.name} is written twice, the second time by {task.name}"
             written.add(task.result)
             for t in task.inplace:
-                assert t in task.reads(), f"task {task.name} would take over {self.tensors[t].name}, which it does not read"
-                assert self.tensors[t].nbytes == result.nbytes, f"task {task.name} would take over bytes of another size"
+                assert t in task.reads(), f"task {task.name} would write in place of {self.tensors[t].name}, which it does not read"
+                assert self.tensors[t].nbytes == result.nbytes, f"task {task.name} would write in place of bytes of another size"
             assert 0 <= task.op < len(self.ops), f"task {task.name} names no op"
             if task.job is not None:
                 self._verify_job(task)

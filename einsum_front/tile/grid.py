@@ -1,6 +1,6 @@
 """Grids: how whole values are cut into tiles, and which tiles a box touches.
 
-A computed value is cut as the op that writes it; a weight or an input is cut wherever some task's box of it begins or ends, so that
+A computed value is cut as the op that writes it; a weight or an input is cut wherever some task's box of it starts or ends, so that
 a task reads whole tiles of it.
 """
 
@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Load, free_letters, loads
 from einpage.einsum_front.graph.job import Box
-from einpage.einsum_front.graph.opgraph import OpGraph, op_loads
+from einpage.einsum_front.graph.opgraph import OpGraph
 from einpage.einsum_front.graph.taskgraph import Kind, Value
 from einpage.einsum_front.tile.template import Skeleton, Template, skeleton_of
 from einpage.einsum_front.tile.tiling import Cuts, load_box, own_cuts, tiling_of
@@ -22,9 +22,10 @@ from einpage.einsum_front.tile.tiling import Cuts, load_box, own_cuts, tiling_of
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """How a value is cut: cut points per dimension, tiles numbered row-major."""
+    """How a value is cut into tiles, numbered row-major."""
 
     cuts: tuple[Cuts, ...]
+    """Cut points per dimension."""
 
     def inside(self, box: Box) -> list[int]:
         """The numbers of the tiles that share an element with `box`."""
@@ -38,6 +39,7 @@ class Grid:
         return numbers
 
     def box(self, number: int) -> Box:
+        """The box of indices that tile `number` covers."""
         index = []
         for c in reversed(self.cuts):
             number, i = divmod(number, len(c) - 1)
@@ -61,18 +63,18 @@ def templates_of(opgraph: OpGraph, values: Mapping[str, Value]) -> dict[str, tup
     for op in opgraph.ops:
         skeleton, names = skeleton_of(op, bases, shapes)
         if skeleton not in template_by_skeleton:
-            template_by_skeleton[skeleton] = Template(*skeleton, tiling_of(op))
+            template_by_skeleton[skeleton] = Template.of(skeleton, tiling_of(op))
         out[op.value] = template_by_skeleton[skeleton], names
     return out
 
 
 def host_grids(templates: Templates, cut: Mapping[Letter, Cuts], values: Mapping[str, Value]) -> dict[str, Grid]:
-    """Grids of weights and inputs: cut wherever some task's box of them begins or ends."""
+    """Grids of weights and inputs: cut wherever some task's box of them starts or ends."""
     points: dict[str, list[set[int]]] = {}
     by_template: dict[Template, dict[str, tuple[set[int], ...]]] = {}
     for template, names in templates.values():
         if template not in by_template:
-            by_template[template] = asked(template, cut)
+            by_template[template] = boundaries_read(template, cut)
         for slot, name in zip(template.slots, names, strict=True):
             if values[name].kind in (Kind.WEIGHT, Kind.INPUT):
                 mine = points.setdefault(name, [{0, extent} for extent in values[name].shape])
@@ -81,14 +83,13 @@ def host_grids(templates: Templates, cut: Mapping[Letter, Cuts], values: Mapping
     return {name: Grid(tuple(tuple(sorted(p)) for p in ps)) for name, ps in points.items()}
 
 
-def asked(template: Template, cut: Mapping[Letter, Cuts]) -> dict[str, tuple[set[int], ...]]:
-    """Per slot and dimension, where the boxes that the template's tasks read begin and end."""
+def boundaries_read(template: Template, cut: Mapping[Letter, Cuts]) -> dict[str, tuple[set[int], ...]]:
+    """Per slot and dimension, where the boxes that the template's tasks read start and end."""
     out: dict[str, tuple[set[int], ...]] = {}
-    by_slot = {slot: [load for load in op_loads(template.op) if load.name == slot] for slot in template.slots}
     own = own_cuts(template.tiling, cut)
-    for slot, shape in zip(template.slots, template.shapes, strict=True):
+    for slot, shape, loads_of_slot in zip(template.slots, template.shapes, template.loads, strict=True):
         sets: tuple[set[int], ...] = tuple(set() for _ in shape)
-        for load in by_slot[slot]:
+        for load in loads_of_slot:
             for points, index, extent in zip(sets, load.indices, shape, strict=True):
                 points |= _index_points(index, extent, own)
         out[slot] = sets

@@ -1,7 +1,7 @@
-"""The order in which a TaskGraph's tasks stand: layer by layer, row tile by row tile, one slice of heads or channels after another.
+"""The order of a TaskGraph's tasks: layer by layer, row tile by row tile, one slice of heads or channels after another.
 
-In: tasks as they were cut, each with a sorting key. Out: the tasks that the outputs need, in dependency order, the smallest key first
-whenever there is a choice; tensors renumbered to those still used. So an activation slice is consumed before the next is made.
+In: tasks as they were cut, each with a sorting key. Out: the tasks that the outputs need, in topological order (Kahn 1962, a heap by key
+for the ready ones); tensors renumbered to those still used. So an activation slice is consumed before the next is made.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from einpage.einsum_front.graph.taskgraph import OpId, Task, TaskId, Tensor, Ten
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A task before it has a number."""
+    """A task before it has an id; fields as in `Task`."""
 
     name: str
     op: OpId
@@ -29,13 +29,15 @@ class Draft:
     job: Job
     gathers: bool
     order: tuple[int, tuple[int, ...], tuple[int, ...], int, int]
-    """(segment of the spec, row tile, slice, op, link of the chain)."""
+    """Sorting key: (segment of the spec, row tile, slice, op, position in its chain)."""
 
 
-def scheduled(tensors: Sequence[Tensor], drafts: Sequence[Draft], outputs: Sequence[str]) -> tuple[tuple[Tensor, ...], tuple[Task, ...]]:
-    """Tensors and tasks with their final numbers."""
-    kept = _needed(tensors, drafts, set(outputs))
-    order = _sorted(kept)
+def in_tile_order(
+    tensors: Sequence[Tensor], drafts: Sequence[Draft], outputs: Sequence[str]
+) -> tuple[tuple[Tensor, ...], tuple[Task, ...]]:
+    """Tensors and tasks with their final ids; `outputs` are names of values. What none of them depends on is left out."""
+    needed = _needed(tensors, drafts, set(outputs))
+    order = _sorted(needed)
     number: dict[TensorId, TensorId] = {}
     for draft in order:
         for t in (*(t for operand in draft.operands for t in operand), draft.result):
@@ -63,31 +65,32 @@ def scheduled(tensors: Sequence[Tensor], drafts: Sequence[Draft], outputs: Seque
 def _needed(tensors: Sequence[Tensor], drafts: Sequence[Draft], outputs: set[str]) -> list[Draft]:
     """The drafts whose result some output depends on."""
     need = {t.id for t in tensors if t.value in outputs}
-    kept = []
+    found = []
     for draft in reversed(drafts):
         if draft.result in need:
-            kept.append(draft)
+            found.append(draft)
             need.update(t for operand in draft.operands for t in operand)
-    return kept[::-1]
+    return found[::-1]
 
 
 def _sorted(drafts: list[Draft]) -> list[Draft]:
+    """Topological order, the smallest key first among the drafts whose operands are all written."""
     writer = {d.result: i for i, d in enumerate(drafts)}
-    waits = [0] * len(drafts)
+    pending = [0] * len(drafts)
     readers: list[list[int]] = [[] for _ in drafts]
     for i, d in enumerate(drafts):
         for w in {writer[t] for operand in d.operands for t in operand if t in writer}:
-            waits[i] += 1
+            pending[i] += 1
             readers[w].append(i)
-    heap = [(d.order, i) for i, d in enumerate(drafts) if not waits[i]]
+    heap = [(d.order, i) for i, d in enumerate(drafts) if not pending[i]]
     heapify(heap)
     out = []
     while heap:
         _, i = heappop(heap)
         out.append(drafts[i])
         for r in readers[i]:
-            waits[r] -= 1
-            if not waits[r]:
+            pending[r] -= 1
+            if not pending[r]:
                 heappush(heap, (drafts[r].order, r))
-    assert len(out) == len(drafts), "the tasks depend on each other in a circle"
+    assert len(out) == len(drafts), "the tasks depend on each other in a cycle"
     return out

@@ -1,38 +1,34 @@
 """Splitting: from fused ops over whole values to a TaskGraph of tiles.
 
 In: an OpGraph and into how many pieces each letter is cut. Out: a verified TaskGraph. A tile is a tensor; a cut contraction letter is a
-chain of tasks through fp32 accumulators; weights are cut into the boxes that tasks ask for.
+chain of tasks through fp32 accumulators; weights are cut into the boxes that tasks read.
 Tasks whose tile no output needs are left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import Nbytes
-from einpage.einsum_front.graph.describe import note_of
-from einpage.einsum_front.graph.job import AttentionJob, Box, ContractJob, GatherJob, Job, MapJob, Range, View
+from einpage.einsum_front.graph.describe import describe
+from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.opgraph import (
     KIND_WORD,
-    AttentionOp,
-    ContractOp,
     FusedOp,
     GatherOp,
-    MapOp,
     OpGraph,
-    op_loads,
     target_letters,
 )
 from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, TaskGraph, Tensor, TensorId, Value, tile_name
 from einpage.einsum_front.tile.flops import flops
 from einpage.einsum_front.tile.grid import Grid, host_grids, templates_of
-from einpage.einsum_front.tile.order import Draft, scheduled
-from einpage.einsum_front.tile.template import Template, Tile, result_cuts, takeovers, tiles
+from einpage.einsum_front.tile.order import Draft, in_tile_order
+from einpage.einsum_front.tile.task_template import TaskTemplate, task_template
+from einpage.einsum_front.tile.template import Template, result_cuts, tiles
 from einpage.einsum_front.tile.tiling import Cuts, cuts, load_box, most_pieces, tiling_of
 
 
@@ -63,71 +59,8 @@ def cuts_by_letter(opgraph: OpGraph, pieces: Mapping[Letter, int]) -> dict[Lette
     return {letter: cuts(extent, pieces.get(letter, 1)) for letter, extent in opgraph.program.extents.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Sketch:
-    """A task of a template: its job, and which tiles of which slots it reads."""
-
-    job: Job
-    reads: tuple[tuple[int, ...], ...]
-    """Per slot, tile numbers in the grid of the value in it."""
-    inplace: tuple[int, ...]
-    """Slots whose (single) tile the result may take over."""
-    flops: int
-    bytes_touched: Nbytes
-    tile: Tile
-
-
-def sketch(
-    template: Template, tile: Tile, grids: tuple[Grid, ...], dtypes: tuple[DType, ...], cut: tuple[Cuts, ...], dtype: DType
-) -> Sketch:
-    """One task of `template`: `grids` and `dtypes` per slot, `cut` of the result."""
-    op, ranges = template.op, dict(tile.ranges)
-    numbers, touched = [], 0
-    for slot, shape, grid, slot_dtype in zip(template.slots, template.shapes, grids, dtypes, strict=True):
-        boxes = dict.fromkeys(load_box(load, ranges, shape) for load in op_loads(op) if load.name == slot)
-        numbers.append(tuple(sorted({n for box in boxes for n in grid.inside(box)})))
-        touched += max(sum(box.size for box in boxes), 0) * slot_dtype.nbytes
-    views = [View(s, d, tuple(g.box(n) for n in ns)) for s, d, g, ns in zip(template.slots, dtypes, grids, numbers, strict=True)]
-    last = tile.link == tile.links - 1
-    result = View("result", dtype, (tile.box,)) if last else View("result", DType.FP32, (accumulator_box(op, tile.box),))
-    carry = None
-    if tile.link > 0:
-        carry = len(views)
-        views.append(View("carry", DType.FP32, (accumulator_box(op, tile.box),)))
-        touched += views[-1].boxes[0].size * 4
-    rows = tuple(Range(letter, a, b) for letter, (a, b) in tile.ranges)
-    job = _job(op, rows, tuple(views), result, carry, last)
-    touched += result.boxes[0].size * result.dtype.nbytes
-    taken = tuple(
-        i
-        for i, ok in enumerate(takeovers(template))
-        if ok and last and dtypes[i] is dtype and grids[i].cuts == cut and len(numbers[i]) == 1 and not isinstance(op, GatherOp)
-    )
-    work = flops(op, ranges, at_least=False)
-    nbytes = result.boxes[0].size * result.dtype.nbytes if isinstance(op, GatherOp) else touched
-    return Sketch(job, tuple(numbers), taken, work, Nbytes(nbytes), tile)
-
-
-def accumulator_box(op: FusedOp, box: Box) -> Box:
-    """The box of the fp32 accumulators of a tile: the contractions of the op stacked in front."""
-    assert isinstance(op, ContractOp)
-    return Box((0, *box.start), (len(op.contractions), *box.end))
-
-
-def _job(op: FusedOp, ranges: tuple[Range, ...], reads: tuple[View, ...], result: View, carry: int | None, last: bool) -> Job:
-    match op:
-        case MapOp():
-            return MapJob(ranges, reads, result, op.parts)
-        case ContractOp():
-            return ContractJob(ranges, reads, result, op.contractions, op.target, op.epilogue, carry, last)
-        case AttentionOp():
-            return AttentionJob(ranges, reads, result, op.q, op.k, op.score_letters, op.score, op.row, op.v, op.target, op.epilogue)
-        case GatherOp():
-            return GatherJob(ranges, reads, result, op.target, op.load)
-
-
 class _Splitter:
-    """Tables that fill while ops are cut, in order."""
+    """The tables that grow while ops are cut, in order."""
 
     def __init__(self, opgraph: OpGraph, pieces: Mapping[Letter, int], dtype: DType) -> None:
         self.opgraph, self.program, self.dtype = opgraph, opgraph.program, dtype
@@ -137,68 +70,81 @@ class _Splitter:
         self.weight_letters = frozenset(letter for weight in self.program.weights for letter in weight.letters)
         self.grids: dict[str, Grid] = host_grids(self.templates, self.cuts, self.values)
         self.boxes: dict[Box, Box] = {}
-        """One object for all equal ones: layers are cut alike."""
+        """One object for all equal boxes: layers are cut alike."""
         self.tensors: list[Tensor] = []
         self.tensor_by_tile: dict[tuple[str, int], TensorId] = {}
         self.drafts: list[Draft] = []
-        self.sketches: dict[tuple[object, ...], list[Sketch]] = {}
+        self.task_templates: dict[tuple[object, ...], list[TaskTemplate]] = {}
 
     def run(self) -> TaskGraph:
+        """Cut every op and order the tasks."""
         ops = []
         whole = {letter: (0, extent) for letter, extent in self.program.extents.items()}
         segment, loop = -1, None
-        work: dict[Template, tuple[int, Nbytes]] = {}
-        notes: dict[tuple[Template, tuple[str, ...]], str] = {}
+        cost: dict[Template, tuple[int, Nbytes]] = {}
+        descriptions: dict[tuple[Template, tuple[str, ...]], str] = {}
         for n, op in enumerate(self.opgraph.ops):
             if op.loop != loop:
                 segment, loop = segment + 1, op.loop
             template, names = self.templates[op.value]
-            if template not in work:
+            if template not in cost:
                 dtypes = [self.values[v].dtype for v in names]
-                work[template] = flops(op, whole, at_least=True), _whole_bytes(template, dtypes, self.dtype, whole)
-            if (template, op.fused) not in notes:
-                notes[template, op.fused] = note_of(template.op, op.fused)
-            ops.append(Op(OpId(n), op.value, KIND_WORD[type(op)], *work[template], notes[template, op.fused]))
+                cost[template] = flops(op, whole, at_least=True), _whole_bytes(template, dtypes, self.dtype, whole)
+            if (template, op.fused) not in descriptions:
+                descriptions[template, op.fused] = describe(template.op, op.fused)
+            ops.append(Op(OpId(n), op.value, KIND_WORD[type(op)], *cost[template], descriptions[template, op.fused]))
             self.cut(OpId(n), op, template, names, segment)
-        tensors, tasks = scheduled(self.tensors, self.drafts, [v for _, v in self.opgraph.outputs])
-        live = {t.value for t in tensors}
-        values = tuple(v for v in self.values.values() if v.name in live)
+        tensors, tasks = in_tile_order(self.tensors, self.drafts, [v for _, v in self.opgraph.outputs])
+        used = {t.value for t in tensors}
+        values = tuple(v for v in self.values.values() if v.name in used)
         pieces = tuple((letter, len(c) - 1) for letter, c in sorted(self.cuts.items()) if len(c) > 2)
         return TaskGraph(self.program.name, self.dtype, pieces, values, tensors, tasks, tuple(ops), self.opgraph.outputs)
 
     def cut(self, op_id: OpId, op: FusedOp, template: Template, names: tuple[str, ...], segment: int) -> None:
+        """Append the tasks of `op`, whose slots hold the values `names`."""
         grid = Grid(result_cuts(template, self.cuts))
         self.grids[op.value] = grid
         slots = tuple(self.grids[name] for name in names)
         dtypes = tuple(self.values[name].dtype for name in names)
         key = (template, slots, dtypes)
-        if key not in self.sketches:
-            self.sketches[key] = [sketch(template, tile, slots, dtypes, grid.cuts, self.dtype) for tile in tiles(template, self.cuts)]
+        if key not in self.task_templates:
+            self.task_templates[key] = [
+                task_template(template, tile, slots, dtypes, grid.cuts, self.dtype) for tile in tiles(template, self.cuts)
+            ]
         rows = row_positions(op, self.weight_letters)
         carry: TensorId | None = None
-        for number, s in enumerate(self.sketches[key]):
-            operands = [tuple(self.tile(name, n) for n in ns) for name, ns in zip(names, s.reads, strict=True)]
-            inplace = [operands[i][0] for i in s.inplace if self.values[names[i]].kind is Kind.ACTIVATION]
-            if carry is not None and s.tile.link > 0:
+        for number, task in enumerate(self.task_templates[key]):
+            operands = [tuple(self.tile(name, n) for n in ns) for name, ns in zip(names, task.reads, strict=True)]
+            inplace = [operands[i][0] for i in task.inplace if self.values[names[i]].kind is Kind.ACTIVATION]
+            tile = task.tile
+            if carry is not None and tile.chain_index > 0:
                 operands.append((carry,))
-                if s.tile.link < s.tile.links - 1:
+                if not tile.is_last:
                     inplace.append(carry)
-            if s.tile.link == s.tile.links - 1:
-                result = self.tile(op.value, number // s.tile.links)
+            if tile.is_last:
+                result = self.tile(op.value, number // tile.chain_length)
             else:
-                result = carry = self.accumulator(op, s, number)
-            at = s.tile.at
-            order = (segment, tuple(at[i] for i in rows), tuple(at[i] for i in range(len(at)) if i not in rows), op_id, s.tile.link)
-            link = f"+{s.tile.link}" if s.tile.links > 1 else ""
-            name = f"{tile_name(op.value, s.tile.box)}{link}"
+                result = carry = self.accumulator(op, task)
+            row_tile = tuple(i for at, i in enumerate(tile.at) if at in rows)
+            slice_tile = tuple(i for at, i in enumerate(tile.at) if at not in rows)
+            step = f"+{tile.chain_index}" if tile.chain_length > 1 else ""
             self.drafts.append(
                 Draft(
-                    name, op_id, tuple(operands), result, tuple(inplace), s.flops, s.bytes_touched, s.job, isinstance(op, GatherOp), order
+                    name=f"{tile_name(op.value, tile.box)}{step}",
+                    op=op_id,
+                    operands=tuple(operands),
+                    result=result,
+                    inplace=tuple(inplace),
+                    flops=task.flops,
+                    bytes_touched=task.bytes_touched,
+                    job=task.job,
+                    gathers=isinstance(op, GatherOp),
+                    order=(segment, row_tile, slice_tile, op_id, tile.chain_index),
                 )
             )
 
     def tile(self, name: str, number: int) -> TensorId:
-        """The tensor that is tile `number` of a value, made at its first mention."""
+        """The tensor that is tile `number` of a value, made when first asked for."""
         found = self.tensor_by_tile.get((name, number))
         if found is None:
             value, box = self.values[name], self.grids[name].box(number)
@@ -208,9 +154,10 @@ class _Splitter:
             self.tensor_by_tile[name, number] = found
         return found
 
-    def accumulator(self, op: FusedOp, s: Sketch, number: int) -> TensorId:
-        name = f"{op.value}~acc{s.tile.link}"
-        box = s.job.result.boxes[0]
+    def accumulator(self, op: FusedOp, task: TaskTemplate) -> TensorId:
+        """The tensor of a task's fp32 accumulators, which the next task of its chain reads."""
+        name = f"{op.value}~acc{task.tile.chain_index}"
+        box = task.job.result.boxes[0]
         if name not in self.values:
             shape = (box.end[0], *op.shape)
             self.values[name] = Value(name, f"{op.base}~acc", shape, DType.FP32, Kind.ACTIVATION)
@@ -237,12 +184,13 @@ def row_positions(op: FusedOp, weight_letters: frozenset[Letter]) -> tuple[int, 
 
 
 def _whole_bytes(template: Template, dtypes: list[DType], dtype: DType, whole: Mapping[Letter, tuple[int, int]]) -> Nbytes:
+    """Distinct operand bytes plus result bytes of the op in one piece; of a gather, the bytes that cross the link."""
     result = prod(template.op.shape) * dtype.nbytes
     if isinstance(template.op, GatherOp):
         table = prod(template.shapes[0]) * dtype.nbytes
         return Nbytes(min(result, table))
     total = result
-    for slot, shape, slot_dtype in zip(template.slots, template.shapes, dtypes, strict=True):
-        boxes = {load_box(load, whole, shape) for load in op_loads(template.op) if load.name == slot}
+    for loads, shape, slot_dtype in zip(template.loads, template.shapes, dtypes, strict=True):
+        boxes = {load_box(load, whole, shape) for load in loads}
         total += min(sum(box.size for box in boxes), prod(shape)) * slot_dtype.nbytes
     return Nbytes(total)

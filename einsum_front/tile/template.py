@@ -1,4 +1,4 @@
-"""Templates: an op with its values' names taken out, so that the same layer at every depth is cut once.
+"""Templates: an op with its values' names replaced by slots, so that the same layer at every depth is cut once.
 
 In: an op and which letters are cut where. Out: a Template (the op over slots `x`, `wq`, ...) and, for each of its tasks, the ranges and
 boxes it works on. Nothing here knows tensor ids.
@@ -29,26 +29,40 @@ class Template:
     """Slot names, in order of first appearance; unique within the op."""
     shapes: tuple[tuple[int, ...], ...]
     """Per slot, the shape of the value in it."""
+    loads: tuple[tuple[Load, ...], ...]
+    """Per slot, the op's loads of it, in reading order, duplicates included."""
     tiling: Tiling
+
+    @staticmethod
+    def of(skeleton: Skeleton, tiling: Tiling) -> Template:
+        """The template of a skeleton; `tiling` is that of any op that has it."""
+        op, slots, shapes = skeleton
+        loads_of_slots = tuple(tuple(load for load in op_loads(op) if load.name == slot) for slot in slots)
+        return Template(op, slots, shapes, loads_of_slots, tiling)
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One output tile of an op, with one link of its chain."""
+    """One output tile of an op and, where a contraction letter is cut, one step of the chain of tasks that accumulate it."""
 
     box: Box
     """Of the result, in the value's coordinates."""
     ranges: tuple[tuple[Letter, tuple[int, int]], ...]
     """Every letter of the op, the target's first."""
-    link: int
-    links: int
+    chain_index: int
+    chain_length: int
     """Position in, and length of, the chain of accumulating tasks; 0 and 1 where nothing is chained."""
     at: tuple[int, ...]
-    """Tile index along each cut letter of the target, then of the chain."""
+    """Tile index along each dimension of the value, then along each letter of the chain."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the task writes the value's tile itself, and not accumulators."""
+        return self.chain_index == self.chain_length - 1
 
 
 Skeleton: TypeAlias = "tuple[FusedOp, tuple[str, ...], tuple[tuple[int, ...], ...]]"
-"""Op, slots and shapes of a template: what two ops that are alike have in common."""
+"""Op, slots and shapes of a template: what two ops that are alike share."""
 
 
 def skeleton_of(
@@ -123,38 +137,38 @@ def _of_result(template: Template, own: Mapping[Letter, Cuts]) -> tuple[Cuts, ..
     return tuple(own[letter] if letter is not None else (0, extent) for letter, extent in pairs)
 
 
-def tiles(template: Template, cuts_by_letter: Mapping[Letter, Cuts], few: bool = False) -> Iterator[Tile]:
-    """Every tile of the op, row-major over its value, the links of a chain one after another.
+def tiles(template: Template, cuts_by_letter: Mapping[Letter, Cuts], sample: bool = False) -> Iterator[Tile]:
+    """Every tile of the op, row-major over its value, the tasks of a chain one after another.
 
-    With `few`, only a sample that almost always holds the largest: along each dimension the first piece, the longest and the last
-    three (a causal mask lets later rows see more), the first two links, the longest and the last two.
+    With `sample`, only some that almost always hold the largest: along each dimension the first piece, the longest and the last
+    three (a causal mask lets later rows see more), of a chain the first two tasks, the longest and the last two.
     """
     op, target, chain = template.op, template.tiling.target, template.tiling.chain
     own = own_cuts(template.tiling, cuts_by_letter)
     grid = _of_result(template, own)
-    links = list(product(*(range(len(own[letter]) - 1) for letter in chain)))
+    steps = list(product(*(range(len(own[letter]) - 1) for letter in chain)))
     letters = all_letters(op)
     whole = {letter: (0, cuts_by_letter[letter][-1]) for letter in letters}
-    some_links = {0, 1, links.index(tuple(_longest(own[letter]) for letter in chain)), len(links) - 2, len(links) - 1}
-    for index in product(*(_pieces(c, few) for c in grid)):
+    sampled_steps = {0, 1, steps.index(tuple(_longest(own[letter]) for letter in chain)), len(steps) - 2, len(steps) - 1}
+    for index in product(*(_pieces(c, sample) for c in grid)):
         box = Box(tuple(c[i] for c, i in zip(grid, index, strict=True)), tuple(c[i + 1] for c, i in zip(grid, index, strict=True)))
         ranges = dict(whole)
         for letter, a, b in zip(target, box.start, box.end, strict=True):
             if letter is not None:
                 ranges[letter] = (a, b)
         if isinstance(op, AttentionOp):
-            ranges[op.row] = _seen(op, ranges)
-        for n, link in enumerate(links):
-            if few and n not in some_links:
+            ranges[op.row] = _visible_keys(op, ranges)
+        for n, step in enumerate(steps):
+            if sample and n not in sampled_steps:
                 continue
-            for letter, i in zip(chain, link, strict=True):
+            for letter, i in zip(chain, step, strict=True):
                 ranges[letter] = (own[letter][i], own[letter][i + 1])
-            yield Tile(box, tuple((letter, ranges[letter]) for letter in letters), n, len(links), (*index, *link))
+            yield Tile(box, tuple((letter, ranges[letter]) for letter in letters), n, len(steps), (*index, *step))
 
 
-def _pieces(points: Cuts, few: bool) -> list[int]:
+def _pieces(points: Cuts, sample: bool) -> list[int]:
     n = len(points) - 1
-    return sorted({0, _longest(points), *range(max(0, n - 3), n)}) if few else list(range(n))
+    return sorted({0, _longest(points), *range(max(0, n - 3), n)}) if sample else list(range(n))
 
 
 def _longest(points: Cuts) -> int:
@@ -162,28 +176,27 @@ def _longest(points: Cuts) -> int:
     return max(range(len(points) - 1), key=lambda i: points[i + 1] - points[i])
 
 
-def _seen(op: AttentionOp, ranges: Ranges) -> tuple[int, int]:
+def _visible_keys(op: AttentionOp, ranges: Ranges) -> tuple[int, int]:
     """The keys a tile's queries can see; where the mask hides all, one grain, so that the kernel has a row to give 0 for."""
     start, end = visible(op.score, op.row, ranges, GRAIN)
     return (start, end) if start < end else (ranges[op.row][0], min(ranges[op.row][0] + GRAIN, ranges[op.row][1]))
 
 
-def takeovers(template: Template) -> tuple[bool, ...]:
-    """Per slot: whether the result may take over its bytes.
+def in_place_slots(template: Template) -> tuple[bool, ...]:
+    """Per slot: whether the result may be written in place, into its bytes.
 
     It may where they are read element by element at the target's own letters, in no product and no reduction.
     """
     op, target = template.op, template.tiling.target
     out = []
-    for slot, shape in zip(template.slots, template.shapes, strict=True):
-        uses = [load for load in op_loads(op) if load.name == slot]
+    for slot, shape, uses in zip(template.slots, template.shapes, template.loads, strict=True):
         same = all(axes_only(use) == target for use in uses) and shape == op.shape
-        inner = {load.name for e in _block_inputs(op) for load in loads(e)}
+        inner = {load.name for e in _read_elsewhere(op) for load in loads(e)}
         out.append(same and slot not in inner and None not in target)
     return tuple(out)
 
 
-def _block_inputs(op: FusedOp) -> tuple[Expr, ...]:
+def _read_elsewhere(op: FusedOp) -> tuple[Expr, ...]:
     """Expressions whose operands are read at other elements than the one being written."""
     match op:
         case MapOp():

@@ -3,7 +3,7 @@
 A letter can be cut in an op unless the op reduces a row over it. There are as many pieces as are asked for: multiples of GRAIN, or at
 least of 8, where that leaves a last piece of GRAIN, else as equal as can be. No side of a matrix product is cut under GRAIN: a letter's
 tile times the extents of the letters inside it on the target is at least GRAIN, unless the whole side is smaller. An op for which a
-piece would be too short takes several together.
+piece would be too short merges several.
 
     f = 1536 in 5 pieces:   0   320   640   960   1280  1536      (1536 / 5 = 307.2, rounded up to 320)
     v = 200 in 3 pieces:    0   67    134   200                   (72 would leave 56 for the last)
@@ -36,7 +36,7 @@ Ranges = Mapping[Letter, tuple[int, int]]
 
 
 def cuts(extent: int, pieces: int) -> Cuts:
-    """Cut points for `pieces` pieces (one element each where there are not so many), the longer ones first."""
+    """Cut points for `pieces` pieces (one element each where the extent has not so many), the longer ones first."""
     pieces = min(pieces, extent)
     for grain in GRAINS:
         size = -(-extent // (pieces * grain)) * grain
@@ -67,7 +67,7 @@ def cuttable_letters(op: FusedOp) -> tuple[Letter, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """All that an op's cuts depend on: read off the op once, asked under every split."""
+    """All that an op's cuts depend on: read off the op once, used under every split."""
 
     target: tuple[Letter | None, ...]
     """As `target_letters`."""
@@ -97,34 +97,34 @@ def most_pieces(tilings: Iterable[Tiling], extents: Mapping[Letter, int]) -> dic
 
 
 def own_cuts(tiling: Tiling, cuts_by_letter: Mapping[Letter, Cuts]) -> dict[Letter, Cuts]:
-    """Where the op cuts each letter: as everybody does, several pieces taken together where one would be too short for it."""
+    """Where the op cuts each letter: at the common points, pieces merged where one would be too short for it."""
     extents = {letter: c[-1] for letter, c in cuts_by_letter.items()}
     own: dict[Letter, Cuts] = {letter: (0, extent) for letter, extent in extents.items()}
     for letter, inside in tiling.inside:
-        own[letter] = together(cuts_by_letter[letter], least_tile(letter, inside, extents))
+        own[letter] = merged(cuts_by_letter[letter], least_tile(letter, inside, extents))
     return own
 
 
 @lru_cache(maxsize=4096)
-def together(points: Cuts, least: int) -> Cuts:
+def merged(points: Cuts, least: int) -> Cuts:
     """Some of `points`, so that no piece is under `least` (the extent itself is not) and the longest is as short as can be."""
     if min(b - a for a, b in pairwise(points)) >= least:
         return points
     short, enough = least - 1, points[-1]
     while enough - short > 1:
         middle = (short + enough) // 2
-        if _ends(points, least, middle)[0]:
+        if _mergeable(points, least, middle)[0]:
             enough = middle
         else:
             short = middle
-    ends, own = _ends(points, least, enough), [0]
+    mergeable, own = _mergeable(points, least, enough), [0]
     while own[-1] < len(points) - 1:
-        own.append(max(j for j in range(own[-1] + 1, len(points)) if ends[j] and least <= points[j] - points[own[-1]] <= enough))
+        own.append(max(j for j in range(own[-1] + 1, len(points)) if mergeable[j] and least <= points[j] - points[own[-1]] <= enough))
     return tuple(points[i] for i in own)
 
 
-def _ends(points: Cuts, least: int, most: int) -> list[bool]:
-    """By point: whether what follows it falls into pieces of `least` to `most`."""
+def _mergeable(points: Cuts, least: int, most: int) -> list[bool]:
+    """By point: whether what follows it can be merged into pieces of `least` to `most`."""
     n = len(points)
     found = [False] * (n - 1) + [True]
     near = far = n

@@ -16,7 +16,7 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import format_bytes
 from einpage.einsum_front.choose.best_first import coarsened, smallest_first
 from einpage.einsum_front.choose.coarsest_first import candidates
-from einpage.einsum_front.fuse.fuse import fuse, leaving
+from einpage.einsum_front.fuse.fuse import fuse, without_fusions
 from einpage.einsum_front.fuse.show import render, summary
 from einpage.einsum_front.graph.opgraph import OpGraph
 from einpage.einsum_front.graph.program import Program
@@ -58,7 +58,7 @@ def build_graph(
     Raises DoesNotFit where the smallest working set is larger than the budget, UsageError for an unknown output or fusion
     or an impossible split.
     """
-    opgraph = fuse(program, outputs, leaving(no_fuse))
+    opgraph = fuse(program, outputs, without_fusions(no_fuse))
     for choice in candidates(opgraph, dtype, budget_bytes, pieces):
         found = Built(opgraph, split(opgraph, choice.by_letter, dtype))
         if largest_footprint(found.graph)[1] <= budget_bytes:
@@ -73,7 +73,7 @@ def cut_graph(
     program: Program, dtype: DType, pieces: Mapping[Letter, int], outputs: Sequence[str] | None = None, no_fuse: Sequence[str] = ()
 ) -> Built:
     """As build_graph, with the letters of `pieces` split as they say and no other letter split. Raises UsageError as build_graph."""
-    opgraph = fuse(program, outputs, leaving(no_fuse))
+    opgraph = fuse(program, outputs, without_fusions(no_fuse))
     return Built(opgraph, split(opgraph, pieces, dtype))
 
 

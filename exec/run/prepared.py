@@ -19,7 +19,7 @@ from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import format_bytes, format_seconds
-from einpage.einsum_front.graph.packed import flat
+from einpage.einsum_front.graph.packed import packed
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, TensorId
 from einpage.exec.build.judged_plan import Planned, make_loop, make_plan
@@ -199,7 +199,7 @@ def plan_for(program: Program, machine: Machine, options: RunOptions, outputs: S
 
 def kept(planned: Planned) -> Planned:
     """`planned` with its graph as a run keeps it beside the weights: small."""
-    graph = flat(planned.graph)
+    graph = packed(planned.graph)
     return replace(planned, graph=graph, memgraph=replace(planned.memgraph, graph=graph))
 
 

@@ -48,7 +48,7 @@ def _graph_lines(graph: TaskGraph) -> Iterator[str]:
     yield f"ops {len(graph.ops)}"
     for op in graph.ops:
         given = "" if op.seconds is None else f" {op.seconds!r} seconds"
-        note = f"; {op.note}" if op.note else ""
+        note = f"; {op.description}" if op.description else ""
         yield f"  {op.id} {op.kind} {op.name} {op.flops} flops {op.bytes_touched} bytes{given}{note}"
     yield f"tensors {len(graph.tensors)}"
     for t in graph.tensors:

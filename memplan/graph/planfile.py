@@ -62,7 +62,7 @@ def save_plan(path: str | Path, memgraph: MemGraph, recipe: Mapping[str, Any]) -
         "recipe": recipe,
         "graph": {"name": graph.name, "dtype": graph.dtype.value, "split": graph.split, "outputs": graph.outputs},
         "values": [_value_out(v) for v in graph.values],
-        "ops": [[op.name, op.kind, op.flops, op.bytes_touched, op.note, op.seconds] for op in graph.ops],
+        "ops": [[op.name, op.kind, op.flops, op.bytes_touched, op.description, op.seconds] for op in graph.ops],
         "tensors": [[t.name, t.value, t.box.start, t.box.end, t.dtype.value, t.kind.value] for t in graph.tensors],
         "tasks": [
             [t.name, t.op, t.operands, t.result, t.inplace, t.flops, t.bytes_touched, t.workspace_bytes, t.gathers, t.seconds]
@@ -209,8 +209,8 @@ def _graph_in(raw: Mapping[str, Any]) -> TaskGraph:
         tensors=tensors,
         tasks=tuple(_task_in(i, row, len(tensors)) for i, row in enumerate(raw["tasks"])),
         ops=tuple(
-            Op(OpId(i), _str(name), _str(kind), _int(flops), Nbytes(_int(nbytes)), _str(note), _seconds(seconds))
-            for i, (name, kind, flops, nbytes, note, seconds) in enumerate(raw["ops"])
+            Op(OpId(i), _str(name), _str(kind), _int(flops), Nbytes(_int(nbytes)), _str(description), _seconds(seconds))
+            for i, (name, kind, flops, nbytes, description, seconds) in enumerate(raw["ops"])
         ),
         outputs=tuple((_str(name), _str(value)) for name, value in head["outputs"]),
     )

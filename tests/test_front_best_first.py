@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType
-from einpage.einsum_front.choose import best_first as finest
-from einpage.einsum_front.choose import lower_bound as floors
+from einpage.einsum_front.choose import best_first, lower_bound
 from einpage.einsum_front.choose.best_first import smallest_first
-from einpage.einsum_front.choose.working_set import Sizer
+from einpage.einsum_front.choose.working_set import WorkingSets
 from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.fuse.fuse import fuse
 from einpage.einsum_front.graph.opgraph import OpGraph
@@ -53,9 +52,9 @@ def check(program: Program, dtype: DType, outputs: list[str]) -> bool:
     splits = every_split(opgraph)
     if len(splits) > MOST_SPLITS:
         return False
-    sizer = Sizer(opgraph, dtype)
-    stated = [found.choice.largest_bytes for found in smallest_first(opgraph, dtype, most_boxes=1 << 40)]
-    assert stated == sorted(sizer.measure(pieces).largest_bytes for pieces in splits)
+    working_sets = WorkingSets(opgraph, dtype)
+    stated = [found.choice.largest_bytes for found in smallest_first(opgraph, dtype, most_ranges=1 << 40)]
+    assert stated == sorted(working_sets.measure(pieces).largest_bytes for pieces in splits)
     least = min(largest_footprint(split(opgraph, pieces, dtype))[1] for pieces in splits)
     assert smallest_printed(program, dtype, outputs) == least
     if least:
@@ -81,10 +80,10 @@ def test_no_split_needs_less_than_what_is_printed(name: str, dtype: DType) -> No
 
 
 def test_a_search_that_is_given_up_says_what_is_proven() -> None:
-    """Of a spec whose floors lie low: the smallest budget is between what it says that none is under and what it found, which works."""
+    """Of a spec whose lower bounds are low: the smallest budget lies between the bound that is stated and what was found, which works."""
     sizes = {"layers": 1, "vocab": 70, "model": 96, "heads": 3, "kv_heads": 3, "ffn": 200, "seq": 191}
     program = elaborate(load_document(SPECS / "llama.yaml"), sizes)
-    with patch.object(finest, "MOST_BOXES", 30), pytest.raises(DoesNotFit) as refused:
+    with patch.object(best_first, "MOST_RANGES", 30), pytest.raises(DoesNotFit) as refused:
         build_graph(program, DType.FP32, 0, ["logits"])
     misfit = refused.value.misfit
     assert misfit.smallest_budget is not None and misfit.at_least is not None
@@ -95,7 +94,7 @@ def test_a_search_that_is_given_up_says_what_is_proven() -> None:
 
 def check_made(text: str, grain: int) -> bool:
     program = elaborate(read_document(text, "made.yaml"))
-    with patch.object(tiling, "GRAIN", grain), patch.object(template, "GRAIN", grain), patch.object(floors, "GRAIN", grain):
+    with patch.object(tiling, "GRAIN", grain), patch.object(template, "GRAIN", grain), patch.object(lower_bound, "GRAIN", grain):
         return check(program, DType.FP32, [o.name for o in program.outputs])
 
 
@@ -118,8 +117,8 @@ LARGER: dict[str, tuple[str, DType, dict[str, int], str, int]] = {
 
 
 @pytest.mark.parametrize("name", LARGER)
-def test_what_halving_alone_misses(name: str) -> None:
-    """Specs of which the coarse-to-fine path ends above the smallest budget; it plans there, and not a byte below."""
+def test_what_coarsest_first_misses(name: str) -> None:
+    """Specs of which the coarse-to-fine descent ends above the smallest budget; it plans there, and not a byte below."""
     spec, dtype, sizes, output, least = LARGER[name]
     program = elaborate(load_document(SPECS / f"{spec}.yaml"), sizes)
     assert smallest_printed(program, dtype, [output]) == least

@@ -1,0 +1,79 @@
+"""One task of a template: the job of one tile, and which tiles of its operands it reads.
+
+In: a template, one of its tiles, and how the values in its slots are cut. Out: a TaskTemplate, in tile numbers and not in tensors, so that
+equal layers share it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.units import Nbytes
+from einpage.einsum_front.graph.job import AttentionJob, Box, ContractJob, GatherJob, Job, MapJob, Range, View
+from einpage.einsum_front.graph.opgraph import AttentionOp, ContractOp, FusedOp, GatherOp, MapOp
+from einpage.einsum_front.tile.flops import flops
+from einpage.einsum_front.tile.grid import Grid
+from einpage.einsum_front.tile.template import Template, Tile, in_place_slots
+from einpage.einsum_front.tile.tiling import Cuts, load_box
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTemplate:
+    """A task of a template: its job, and which tiles of which slots it reads."""
+
+    job: Job
+    reads: tuple[tuple[int, ...], ...]
+    """Per slot, tile numbers in the grid of the value in it."""
+    inplace: tuple[int, ...]
+    """Slots in whose (single) tile the result may be written."""
+    flops: int
+    bytes_touched: Nbytes
+    tile: Tile
+
+
+def task_template(
+    template: Template, tile: Tile, grids: tuple[Grid, ...], dtypes: tuple[DType, ...], cut: tuple[Cuts, ...], dtype: DType
+) -> TaskTemplate:
+    """The task of `template` that writes `tile`: `grids` and `dtypes` per slot, `cut` and `dtype` of the result."""
+    op, ranges = template.op, dict(tile.ranges)
+    numbers, touched = [], 0
+    for loads, shape, grid, slot_dtype in zip(template.loads, template.shapes, grids, dtypes, strict=True):
+        boxes = dict.fromkeys(load_box(load, ranges, shape) for load in loads)
+        numbers.append(tuple(sorted({n for box in boxes for n in grid.inside(box)})))
+        touched += sum(box.size for box in boxes) * slot_dtype.nbytes
+    views = [View(s, d, tuple(g.box(n) for n in ns)) for s, d, g, ns in zip(template.slots, dtypes, grids, numbers, strict=True)]
+    result = View("result", dtype, (tile.box,)) if tile.is_last else View("result", DType.FP32, (accumulator_box(op, tile.box),))
+    carry = None
+    if tile.chain_index > 0:
+        carry = len(views)
+        views.append(View("carry", DType.FP32, (accumulator_box(op, tile.box),)))
+        touched += views[-1].boxes[0].size * DType.FP32.nbytes
+    rows = tuple(Range(letter, a, b) for letter, (a, b) in tile.ranges)
+    job = _job(op, rows, tuple(views), result, carry, tile.is_last)
+    touched += result.boxes[0].size * result.dtype.nbytes
+    in_place = tuple(
+        i
+        for i, ok in enumerate(in_place_slots(template))
+        if ok and tile.is_last and dtypes[i] is dtype and grids[i].cuts == cut and len(numbers[i]) == 1 and not isinstance(op, GatherOp)
+    )
+    nbytes = result.boxes[0].size * result.dtype.nbytes if isinstance(op, GatherOp) else touched
+    return TaskTemplate(job, tuple(numbers), in_place, flops(op, ranges, at_least=False), Nbytes(nbytes), tile)
+
+
+def accumulator_box(op: FusedOp, box: Box) -> Box:
+    """The box of the fp32 accumulators of a tile: the contractions of the op stacked in front."""
+    assert isinstance(op, ContractOp)
+    return Box((0, *box.start), (len(op.contractions), *box.end))
+
+
+def _job(op: FusedOp, ranges: tuple[Range, ...], reads: tuple[View, ...], result: View, carry: int | None, last: bool) -> Job:
+    match op:
+        case MapOp():
+            return MapJob(ranges, reads, result, op.parts)
+        case ContractOp():
+            return ContractJob(ranges, reads, result, op.contractions, op.target, op.epilogue, carry, last)
+        case AttentionOp():
+            return AttentionJob(ranges, reads, result, op.q, op.k, op.score_letters, op.score, op.row, op.v, op.target, op.epilogue)
+        case GatherOp():
+            return GatherJob(ranges, reads, result, op.target, op.load)
