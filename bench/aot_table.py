@@ -18,7 +18,7 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.fuse.fuse import fuse
 from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob
-from einpage.einsum_front.spec.document import load_document
+from einpage.einsum_front.spec.reader import load_document
 from einpage.einsum_front.tile.split import split
 from einpage.kernels.launch.usage import Resources, resources
 from einpage.kernels.on_triton.contract import product_of

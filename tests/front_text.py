@@ -9,7 +9,7 @@ import pytest
 from einpage.einsum_front.base.errors import SpecError
 from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.graph.program import Program
-from einpage.einsum_front.spec.document import read_document
+from einpage.einsum_front.spec.reader import read_document
 
 PATH = "small.yaml"
 HEAD = """\

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.graph.program import Program
-from einpage.einsum_front.spec.document import load_document
+from einpage.einsum_front.spec.reader import load_document
 
 SPECS = Path(__file__).parents[1] / "specs"
 

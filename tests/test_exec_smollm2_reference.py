@@ -15,7 +15,7 @@ from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.elaborate.reference import evaluate
 from einpage.einsum_front.elaborate.tied_weights import tie
 from einpage.einsum_front.graph.program import Program
-from einpage.einsum_front.spec.document import load_document
+from einpage.einsum_front.spec.reader import load_document
 from einpage.exec.load.fill import read_weights
 from einpage.exec.load.inputs import TokenLists, bind_inputs, encode_prompts, token_sizes
 from einpage.exec.load.resolve import open_weights, present_names, resolve, spec_settings

@@ -18,7 +18,7 @@ from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.fuse.fuse import fuse
 from einpage.einsum_front.graph.opgraph import OpGraph
 from einpage.einsum_front.graph.program import Program
-from einpage.einsum_front.spec.document import load_document, read_document
+from einpage.einsum_front.spec.reader import load_document, read_document
 from einpage.einsum_front.tile import template, tiling
 from einpage.einsum_front.tile.split import split
 from einpage.einsum_front.tile.tiling import most_pieces, tiling_of

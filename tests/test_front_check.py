@@ -6,7 +6,7 @@ import pytest
 
 from einpage.einsum_front.algebra.expr import Binary, Name, Num, text, walk
 from einpage.einsum_front.elaborate.elaborate import elaborate
-from einpage.einsum_front.spec.document import read_document
+from einpage.einsum_front.spec.reader import read_document
 from front_text import HEAD, PATH, failure, place, program, spec
 
 Y = "y[b,s,m] = x0[b,s,m]"

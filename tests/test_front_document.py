@@ -11,25 +11,26 @@ from jsonschema import Draft202012Validator
 from einpage.einsum_front.algebra.expr import Load
 from einpage.einsum_front.base.errors import SpecError, UsageError
 from einpage.einsum_front.elaborate.elaborate import elaborate
-from einpage.einsum_front.spec.document import Document, Repeat, load_document, read_document
+from einpage.einsum_front.spec.document import Document, Repeat
 from einpage.einsum_front.spec.parse import Statement
+from einpage.einsum_front.spec.reader import load_document, read_document
 from einpage.einsum_front.spec.source import SourceFile
-from einpage.einsum_front.spec.yamltree import Mapping, Scalar, parse_yaml
+from einpage.einsum_front.spec.yamltree import YamlMapping, YamlScalar, parse_yaml
 from front_text import HEAD, PATH, failure, place, program, spec
 
 SPECS = Path(__file__).parent.parent / "specs"
 Y = "y[b,s,m] = x0[b,s,m]"
 
 
-def tree(text: str) -> Mapping:
+def tree(text: str) -> YamlMapping:
     found = parse_yaml(SourceFile(PATH, tuple(text.split("\n"))), text)
-    assert isinstance(found, Mapping)
+    assert isinstance(found, YamlMapping)
     return found
 
 
 def test_places_of_folded_and_quoted_text() -> None:
     root = tree("a: 'it''s x'\nb: one\n   two\n\n   three\nc: |\n  lit\n  two\nd: \"q\\\"r s\"\n")
-    scalars = {k: v.snippet for k, v in root.items.items() if isinstance(v, Scalar)}
+    scalars = {k: v.snippet for k, v in root.items.items() if isinstance(v, YamlScalar)}
     assert scalars["a"].text == "it's x"
     assert scalars["a"].place(5) == (1, 11)
     assert scalars["b"].text == "one two\nthree"
@@ -41,7 +42,7 @@ def test_places_of_folded_and_quoted_text() -> None:
 
 def test_yaml_scalars_are_what_people_mean() -> None:
     root = tree("{a: 1e-5, b: yes, c: 'no', d: 2026-11-01, e: 1:30, f: 012, g: ~, h: true, i: 1_000}")
-    values = {k: v.value for k, v in root.items.items() if isinstance(v, Scalar)}
+    values = {k: v.value for k, v in root.items.items() if isinstance(v, YamlScalar)}
     assert values == {"a": 1e-5, "b": "yes", "c": "no", "d": "2026-11-01", "e": "1:30", "f": 12, "g": None, "h": True, "i": 1000}
 
 

@@ -11,7 +11,7 @@ from einpage.einsum_front.elaborate import elaborate
 from einpage.einsum_front.elaborate import resolve as check
 from einpage.einsum_front.elaborate.tied_weights import tie
 from einpage.einsum_front.graph.program import Program
-from einpage.einsum_front.spec.document import load_document, read_document
+from einpage.einsum_front.spec.reader import load_document, read_document
 from front_text import HEAD, PATH, failure, place, program, spec
 
 SPECS = Path(__file__).parent.parent / "specs"

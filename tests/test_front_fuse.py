@@ -18,7 +18,7 @@ from einpage.einsum_front.fuse.fuse import FuseOptions, fuse
 from einpage.einsum_front.fuse.inline import MOST_NODES
 from einpage.einsum_front.graph.opgraph import KIND_WORD, OpGraph, expressions
 from einpage.einsum_front.graph.program import Program
-from einpage.einsum_front.spec.document import read_document
+from einpage.einsum_front.spec.reader import read_document
 from einpage.einsum_front.tile import template, tiling
 from einpage.einsum_front.tile.split import split
 from einpage.einsum_front.tile.tiling import most_pieces, tiling_of

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from einpage.einsum_front.base.errors import SpecError
 from einpage.einsum_front.elaborate.elaborate import elaborate
-from einpage.einsum_front.spec.document import read_document
+from einpage.einsum_front.spec.reader import read_document
 from front_text import HEAD, PATH, spec
 
 SPECS = Path(__file__).parent.parent / "specs"

@@ -17,7 +17,7 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.elaborate.reference import evaluate
 from einpage.einsum_front.fuse.fuse import FuseOptions, fuse
-from einpage.einsum_front.spec.document import read_document
+from einpage.einsum_front.spec.reader import read_document
 from einpage.einsum_front.tile import template, tiling
 from einpage.einsum_front.tile.split import split
 from einpage.einsum_front.tile.tiling import most_pieces, tiling_of

@@ -13,8 +13,8 @@ from einpage.einsum_front.algebra import arithmetic as fold
 from einpage.einsum_front.base.errors import SpecError, UsageError
 from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.graph.program import Program
-from einpage.einsum_front.spec.document import load_document, read_document
 from einpage.einsum_front.spec.parse import parse_expression
+from einpage.einsum_front.spec.reader import load_document, read_document
 from einpage.einsum_front.spec.sizes import Evaluator
 from einpage.einsum_front.spec.source import SourceFile
 from front_text import HEAD, PATH, failure, place, program, spec

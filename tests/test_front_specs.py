@@ -18,7 +18,7 @@ from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.elaborate.reference import evaluate
 from einpage.einsum_front.elaborate.tied_weights import tie
 from einpage.einsum_front.graph.program import Program
-from einpage.einsum_front.spec.document import read_document
+from einpage.einsum_front.spec.reader import read_document
 
 SPECS = Path(__file__).parent.parent / "specs"
 TOLERANCE = 1e-5

@@ -19,7 +19,7 @@ from einpage.einsum_front.elaborate.reference import evaluate
 from einpage.einsum_front.fuse.fuse import FuseOptions, fuse
 from einpage.einsum_front.graph.job import AttentionJob
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph
-from einpage.einsum_front.spec.document import load_document
+from einpage.einsum_front.spec.reader import load_document
 from einpage.einsum_front.tile.split import split
 from einpage.einsum_front.tile.tiling import GRAIN, Cuts, cuts, merged, most_pieces, tiling_of
 from einpage.exec.build.task_graph import build_graph

@@ -19,7 +19,7 @@ from einpage.einsum_front.fuse.fuse import fuse
 from einpage.einsum_front.graph.job import AttentionJob
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.graph.taskgraph import TaskGraph
-from einpage.einsum_front.spec.document import read_document
+from einpage.einsum_front.spec.reader import read_document
 from einpage.einsum_front.tile import template, tiling
 from einpage.einsum_front.tile.split import split
 from einpage.einsum_front.tile.tiling import most_pieces, tiling_of

@@ -24,7 +24,7 @@ from einpage.einsum_front.elaborate.partial_definitions import Pending
 from einpage.einsum_front.elaborate.resolve import Known, Names, resolve
 from einpage.einsum_front.graph.job import Part
 from einpage.einsum_front.graph.program import Definition, Output, Program, Weight
-from einpage.einsum_front.spec.document import Document, Item, OutputEntry, Repeat
+from einpage.einsum_front.spec.document import BodyItem, Document, OutputEntry, Repeat
 from einpage.einsum_front.spec.parse import Statement
 from einpage.einsum_front.spec.sizes import Evaluator, override, whole
 
@@ -89,7 +89,7 @@ class _Elaborator:
             ignore=document.ignore,
         )
 
-    def _body_of(self, body: tuple[Item, ...], loop: tuple[int, ...]) -> Iterator[Weight]:
+    def _body_of(self, body: tuple[BodyItem, ...], loop: tuple[int, ...]) -> Iterator[Weight]:
         """Run the statements in order; gives the weights that repeats declare."""
         for item in body:
             if isinstance(item, Repeat):
@@ -293,7 +293,7 @@ def _renamed(e: Expr, unique_by_word: Mapping[str, str]) -> Expr:
             return rebuild(e, lambda child: _renamed(child, unique_by_word))
 
 
-def _statements(body: tuple[Item, ...]) -> Iterator[Statement]:
+def _statements(body: tuple[BodyItem, ...]) -> Iterator[Statement]:
     for item in body:
         if isinstance(item, Repeat):
             yield from _statements(item.body)

@@ -1,4 +1,4 @@
-"""Text to tokens, one at a time: a mistake far into a huge text costs nothing when an earlier one stops the parser."""
+"""Text to tokens, one at a time: what follows the first mistake in a huge text is never read."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from einpage.einsum_front.spec.source import Snippet
 
 
 class TokenKind(Enum):
+    """Sorts of tokens; the value is what a message calls one."""
+
     NUMBER = "a number"
     WORD = "a name"
     SYMBOL = "a symbol"
@@ -19,6 +21,8 @@ class TokenKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
+    """A word, number or symbol and its place."""
+
     kind: TokenKind
     text: str
     start: int
@@ -26,6 +30,7 @@ class Token:
 
     @property
     def end(self) -> int:
+        """Offset of the character after it."""
         return self.start + len(self.text)
 
     def shown(self) -> str:

@@ -21,6 +21,7 @@ from einpage.einsum_front.spec.source import Snippet
 MAX_DEPTH = 64
 """Levels of an expression's tree, brackets and chains (`a + b + …`) alike."""
 REDUCTIONS = {r.value: r for r in Reduction}
+"""By the word of the language."""
 RESERVED = frozenset((*FUNCTIONS, *REDUCTIONS, "pi", "inf", "nan", "and", "or", "not"))
 """Words that cannot name a size, an axis or a value."""
 
@@ -103,6 +104,7 @@ class _Parser:
         self._nesting = 0
 
     def statement(self) -> Statement:
+        """`target = expression` or `+=`, to the end of the text."""
         start = self._token
         if start.kind is not TokenKind.WORD:
             self._fail(start, f"a statement starts with a name, found {start.shown()}", expected="`target[indices] = expression`")
@@ -122,6 +124,7 @@ class _Parser:
         return Statement(name, indices, adds, expr, span, self._snippet)
 
     def expression(self) -> tuple[Expr, int]:
+        """The longest expression from here on."""
         self._nesting += 1
         if self._nesting > MAX_DEPTH:
             self._too_deep(self._token)
@@ -130,6 +133,7 @@ class _Parser:
         return found
 
     def expect_end(self) -> None:
+        """Raises SpecError where a token is left."""
         token = self._token
         if token.kind is TokenKind.END:
             return

@@ -1,7 +1,7 @@
 """Sizes, scalars and axes: named numbers defined by expressions over each other.
 
-In: the entries of a spec and `--set` overrides. Out: a number for every name. The definitions form a DAG, walked on
-demand; a circle is reported as the circle. Sizes and axes are whole and at least 1; scalars are any finite number.
+In: the entries of a spec and `--set` overrides. Out: a number for every name. The definitions form a DAG, evaluated on
+demand; a cycle is an error that lists it. Sizes and axes are whole and at least 1; scalars are any finite number.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from einpage.einsum_front.algebra import arithmetic as fold
+from einpage.einsum_front.algebra import arithmetic
 from einpage.einsum_front.algebra.expr import Binary, Call, Expr, Name, Num, Unary, text
 from einpage.einsum_front.base.errors import Span, UsageError, did_you_mean, listing
 from einpage.einsum_front.spec.parse import RESERVED, parse_expression
 from einpage.einsum_front.spec.source import Snippet, SourceFile
 
 LARGEST_SIZE = 1 << 40
-_CURE_BY_FAULT = {"division by zero": "give the divisor a number that is not 0"}
+"""A size or an axis beyond this is a mistake."""
+_CURE_BY_MESSAGE = {"division by zero": "give the divisor a number that is not 0"}
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A name and the expression that defines it. Equality ignores where it stands."""
+    """A name and the expression that defines it. Equality ignores its place."""
 
     name: str
     expr: Expr
@@ -47,67 +48,67 @@ def override(entries: Iterable[Entry], settings: Mapping[str, int | float | str]
 
 
 class Evaluator:
-    """Numbers by name, each evaluated once, when first asked for."""
+    """Numbers by name, each evaluated once, on demand."""
 
-    def __init__(self, entries: Mapping[str, Entry], known: Mapping[str, fold.Number] | None = None) -> None:
+    def __init__(self, entries: Mapping[str, Entry], known: Mapping[str, arithmetic.Number] | None = None) -> None:
         self._entries = entries
-        self._value_by_name: dict[str, fold.Number] = dict(known or {})
+        self._value_by_name: dict[str, arithmetic.Number] = dict(known or {})
         self._known = frozenset(self._value_by_name)
-        self._open: list[str] = []
+        self._in_progress: list[str] = []
 
-    def value(self, name: str) -> fold.Number:
+    def value(self, name: str) -> arithmetic.Number:
         """The number called `name`, one of the entries or of the known. Raises SpecError."""
         if name in self._value_by_name:
             return self._value_by_name[name]
         entry = self._entries[name]
-        if name in self._open:
-            circle = " → ".join((*self._open[self._open.index(name) :], name))
-            raise entry.source.error(entry.span, f"defined in a circle: {circle}", cure="give one of them a number")
-        self._open.append(name)
-        if len(self._open) > 100:
+        if name in self._in_progress:
+            cycle = " → ".join((*self._in_progress[self._in_progress.index(name) :], name))
+            raise entry.source.error(entry.span, f"defined in a circle: {cycle}", cure="give one of them a number")
+        self._in_progress.append(name)
+        if len(self._in_progress) > 100:
             raise entry.source.error(entry.span, "a chain of more than 100 definitions", cure="give one of them a number")
         number = self.number(entry.expr, entry.source, exact=entry.whole)
         found = whole(number, f"`{name}`", entry) if entry.whole else finite(number, f"`{name}`", entry)
-        self._open.pop()
+        self._in_progress.pop()
         self._value_by_name[name] = found
         return found
 
-    def number(self, e: Expr, source: SourceFile, exact: bool = False) -> fold.Number:
-        """The value of an expression over these names; `exact` refuses a `//` that leaves something over. Raises SpecError."""
+    def number(self, e: Expr, source: SourceFile, exact: bool = False) -> arithmetic.Number:
+        """The value of an expression over these names; `exact` refuses a `//` that leaves a remainder. Raises SpecError."""
         match e:
             case Num():
                 return e.value
             case Name():
                 return self._name(e, source)
             case Unary():
-                return fold.unary(e.op, self.number(e.x, source, exact))
+                return arithmetic.unary(e.op, self.number(e.x, source, exact))
             case Binary():
                 x, y = self.number(e.x, source, exact), self.number(e.y, source, exact)
                 try:
-                    found = fold.binary(e.op, x, y)
-                    left = fold.binary("%", x, y) if exact and e.op == "//" else 0
-                except fold.BadNumber as bad:
-                    raise source.error(e.span, str(bad), cure=_CURE_BY_FAULT.get(str(bad))) from None
-                if left:
+                    found = arithmetic.binary(e.op, x, y)
+                    remainder = arithmetic.binary("%", x, y) if exact and e.op == "//" else 0
+                except arithmetic.BadNumber as bad:
+                    raise source.error(e.span, str(bad), cure=_CURE_BY_MESSAGE.get(str(bad))) from None
+                if remainder:
                     a, b = text(e.x), text(e.y)
-                    message = f"{x} // {y} leaves {left}: a size of {found} would not be the whole of it"
+                    message = f"{x} // {y} leaves {remainder}: a size of {found} would not be the whole of it"
                     cure = f"choose numbers that divide; where rounding down is meant, write ({a} - {a} % {b}) // {b}"
                     raise source.error(e.span, message, expected="no remainder", cure=cure)
                 return found
             case Call():
                 args = tuple(self.number(a, source, exact) for a in e.args)
                 try:
-                    return fold.call(e.fn, args)
-                except fold.BadNumber as bad:
+                    return arithmetic.call(e.fn, args)
+                except arithmetic.BadNumber as bad:
                     raise source.error(e.span, str(bad)) from None
             case _:
                 raise source.error(e.span, "a number is made of sizes and scalars only", expected="no value with indices here")
 
-    def _name(self, e: Name, source: SourceFile) -> fold.Number:
+    def _name(self, e: Name, source: SourceFile) -> arithmetic.Number:
         if e.word in self._entries or e.word in self._value_by_name:
             return self.value(e.word)
-        if e.word in fold.CONSTANTS:
-            return fold.CONSTANTS[e.word]
+        if e.word in arithmetic.CONSTANTS:
+            return arithmetic.CONSTANTS[e.word]
         if e.word == "nan":
             raise source.error(e.span, "`nan` is not a number", expected="a finite number", cure="write the number that is meant")
         known = (*self._entries, *sorted(self._known))
@@ -119,7 +120,7 @@ class Evaluator:
         )
 
 
-def whole(value: fold.Number, what: str, entry: Entry, least: int = 1) -> int:
+def whole(value: arithmetic.Number, what: str, entry: Entry, least: int = 1) -> int:
     """`value` as the int it is. Raises SpecError where it is not whole, below `least` or absurdly large."""
     expected = f"a whole number, at least {least}"
     if not math.isfinite(value) or value != int(value):
@@ -132,7 +133,7 @@ def whole(value: fold.Number, what: str, entry: Entry, least: int = 1) -> int:
     return int(value)
 
 
-def finite(value: fold.Number, what: str, entry: Entry) -> fold.Number:
+def finite(value: arithmetic.Number, what: str, entry: Entry) -> arithmetic.Number:
     """`value`, where it is finite. Raises SpecError."""
     if not math.isfinite(value):
         raise entry.source.error(entry.span, f"{what} is {value}", expected="a finite number")

@@ -1,7 +1,7 @@
-"""Where text stands in a file: what every error message needs.
+"""Places of text in a file: what every error message needs.
 
 A SourceFile is a path and its lines. A Snippet is a piece of text taken from it (a YAML scalar, a `--set` argument)
-that can say for each of its characters where it stands in the file, also when YAML folded or quoted it.
+that knows the place in the file of each of its characters, also where YAML folded or quoted it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from einpage.einsum_front.base.errors import Span, SpecError
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
+    """A file's path and its lines."""
+
     path: str
     """As the user wrote it."""
     lines: tuple[str, ...]
@@ -28,7 +30,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class Snippet:
-    """Text with places. Offsets are 0-based characters of `text`."""
+    """Text whose characters have places. Offsets are 0-based characters of `text`."""
 
     text: str
     source: SourceFile
@@ -53,7 +55,7 @@ class Snippet:
         return line, column + 1
 
     def span(self, start: int, end: int) -> Span:
-        """The span of text[start:end], as much of it as stands on the line where it starts."""
+        """The span of text[start:end], as far as the end of the line it starts on."""
         line, column = self.place(start)
         last_line, last_column = self.place(max(start, end - 1))
         length = last_column - column + 1 if last_line == line else len(self.source.lines[line - 1]) - column + 1
@@ -65,6 +67,7 @@ class Snippet:
         return Snippet(self.text[start:end], self.source, line, column, self.places[start:end])
 
     def whole(self) -> Span:
+        """The span of all of it."""
         return self.span(0, len(self.text))
 
     def fail(self, start: int, end: int, message: str, *, expected: str | None = None, cure: str | None = None) -> NoReturn:

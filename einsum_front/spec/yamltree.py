@@ -1,6 +1,6 @@
 """YAML text to a tree in which every node knows its place. Nothing is constructed: no tags, no anchors, no Python objects.
 
-In: a file's text. Out: a Node of mappings, sequences and scalars. Refused with place and cure: what is not YAML, tags,
+In: a file's text. Out: a YamlNode of mappings, sequences and scalars. Refused with place and cure: what is not YAML, tags,
 anchors, a key given twice, more than one document, nesting, lines and files far beyond any spec. The tree is made from the
 parser's events, one at a time, so that none of these costs more than the text before it.
 """
@@ -18,20 +18,25 @@ from einpage.einsum_front.base.errors import Span
 from einpage.einsum_front.spec.source import Snippet, SourceFile
 
 MAX_CHARACTERS = 1 << 20
+"""Of a spec."""
 MAX_LINE = 1 << 14
+"""Characters of a line."""
 MAX_DEPTH = 32
+"""Levels of mappings and lists."""
 
-Plain: TypeAlias = "bool | int | float | str | list[Plain] | dict[str, Plain] | None"
+JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
 
-Mark: TypeAlias = "yaml.error.Mark | yaml._yaml.Mark"
+YamlMark: TypeAlias = "yaml.error.Mark | yaml._yaml.Mark"
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _INT = re.compile(r"[-+]?[0-9][0-9_]*")
 _FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?")
-_WORDS: dict[str, bool | None] = {"": None, "~": None, "null": None, "true": True, "false": False}
+_CONSTANTS: dict[str, bool | None] = {"": None, "~": None, "null": None, "true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True)
-class Scalar:
+class YamlScalar:
+    """A word, a number, a truth value, or nothing."""
+
     snippet: Snippet
     """The text, whatever YAML takes it for."""
     value: bool | int | float | str | None
@@ -40,22 +45,26 @@ class Scalar:
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence:
-    items: tuple[Node, ...]
+class YamlSequence:
+    """A list."""
+
+    items: tuple[YamlNode, ...]
     span: Span
 
 
 @dataclass(frozen=True, slots=True)
-class Mapping:
-    items: dict[str, Node]
+class YamlMapping:
+    """Values by key, and where each key stands."""
+
+    items: dict[str, YamlNode]
     key_spans: dict[str, Span]
     span: Span
 
 
-Node: TypeAlias = "Scalar | Sequence | Mapping"
+YamlNode: TypeAlias = "YamlScalar | YamlSequence | YamlMapping"
 
 
-def parse_yaml(source: SourceFile, text: str) -> Node | None:
+def parse_yaml(source: SourceFile, text: str) -> YamlNode | None:
     """The tree of `text`; None for a file that holds nothing. Raises SpecError."""
     _refuse_huge(source, text)
     try:
@@ -71,15 +80,15 @@ def parse_yaml(source: SourceFile, text: str) -> Node | None:
         raise source.error(Span(1, 1), f"not YAML: {' '.join(str(e).split())[:200]}") from None
 
 
-def plain(node: Node) -> Plain:
-    """The tree as plain Python data, for a JSON Schema."""
+def json_value(node: YamlNode) -> JsonValue:
+    """The tree as plain data without places, for a JSON Schema."""
     match node:
-        case Scalar():
+        case YamlScalar():
             return node.value
-        case Sequence():
-            return [plain(item) for item in node.items]
-        case Mapping():
-            return {key: plain(item) for key, item in node.items.items()}
+        case YamlSequence():
+            return [json_value(item) for item in node.items]
+        case YamlMapping():
+            return {key: json_value(item) for key, item in node.items.items()}
 
 
 def _refuse_huge(source: SourceFile, text: str) -> None:
@@ -97,12 +106,15 @@ def _refuse_huge(source: SourceFile, text: str) -> None:
 
 
 class _Composer:
+    """The parser's events, read once, into nodes."""
+
     def __init__(self, source: SourceFile, text: str) -> None:
         self._source = source
         self._text = text
         self._events: Iterator[yaml.Event] = iter(yaml.parse(text, Loader=_Loader))
 
-    def document(self) -> Node | None:
+    def document(self) -> YamlNode | None:
+        """The only document of the text; None where it has none. Raises SpecError."""
         next(self._events)  # the stream's start
         if isinstance(next(self._events), yaml.StreamEndEvent):
             return None
@@ -113,7 +125,7 @@ class _Composer:
             raise self._source.error(_span(following), "a second YAML document", expected="one document a file")
         return root
 
-    def _node(self, event: yaml.Event, depth: int) -> Node:
+    def _node(self, event: yaml.Event, depth: int) -> YamlNode:
         span = _span(event)
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
             raise self._source.error(span, "anchors (`&name`, `*name`) are not allowed", cure="write the value out")
@@ -124,20 +136,20 @@ class _Composer:
         if depth > MAX_DEPTH:
             raise self._source.error(span, "YAML nested too deeply", expected=f"at most {MAX_DEPTH} levels")
         if isinstance(event, yaml.ScalarEvent):
-            return Scalar(self._snippet(event), _value(event), span)
+            return YamlScalar(self._snippet(event), _value(event), span)
         if isinstance(event, yaml.MappingStartEvent):
             return self._mapping(span, depth)
-        items: list[Node] = []
+        items: list[YamlNode] = []
         while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
             items.append(self._node(event, depth + 1))
-        return Sequence(tuple(items), span)
+        return YamlSequence(tuple(items), span)
 
-    def _mapping(self, span: Span, depth: int) -> Mapping:
-        items: dict[str, Node] = {}
+    def _mapping(self, span: Span, depth: int) -> YamlMapping:
+        items: dict[str, YamlNode] = {}
         key_spans: dict[str, Span] = {}
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             key = self._node(event, depth + 1)
-            if not isinstance(key, Scalar):
+            if not isinstance(key, YamlScalar):
                 cure = "a statement that starts with a bracket, or holds `: `, must stand in quotes"
                 raise self._source.error(key.span, "a key must be a word", cure=cure)
             word = key.snippet.text
@@ -148,7 +160,7 @@ class _Composer:
                 )
             items[word] = self._node(next(self._events), depth + 1)
             key_spans[word] = key.span
-        return Mapping(items, key_spans, span)
+        return YamlMapping(items, key_spans, span)
 
     def _snippet(self, event: yaml.ScalarEvent) -> Snippet:
         start, end = _marks(event)
@@ -178,7 +190,7 @@ def _align(value: str, raw: str, line: int, column: int) -> tuple[tuple[int, int
     return tuple(places)
 
 
-def _marks(event: yaml.Event) -> tuple[Mark, Mark]:
+def _marks(event: yaml.Event) -> tuple[YamlMark, YamlMark]:
     assert event.start_mark is not None and event.end_mark is not None, "the parser marks every event"
     return event.start_mark, event.end_mark
 
@@ -190,12 +202,12 @@ def _span(event: yaml.Event) -> Span:
 
 
 def _value(event: yaml.ScalarEvent) -> bool | int | float | str | None:
-    """A quoted scalar is text; a bare one is a number, a truth value or nothing where it looks like one, else text."""
+    """A quoted scalar is text; an unquoted one is a number, a truth value or nothing where it looks like one, else text."""
     text: str = event.value
     if event.style:
         return text
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
+    if text.lower() in _CONSTANTS:
+        return _CONSTANTS[text.lower()]
     if len(text) < 64 and _INT.fullmatch(text):
         return int(text.replace("_", ""))
     return float(text.replace("_", "")) if len(text) < 64 and _FLOAT.fullmatch(text) else text
