@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -24,7 +24,17 @@ from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.problem import problem_of
 from einpage.memplan.problem.slots import Slots, slots_of
-from einpage.memplan.residency.policies import Keep, Room, bytes_kept, evened, nearest, pin_evenly, pin_first, rounded, stream_all
+from einpage.memplan.residency.policies import (
+    Headroom,
+    ResidentIntervals,
+    evened,
+    nearest,
+    pin_evenly,
+    pin_first,
+    resident_bytes,
+    rounded,
+    stream_all,
+)
 from einpage.memplan.schedule import relocate as wish
 from einpage.memplan.schedule import search as decide
 from einpage.memplan.schedule.allocate import WISHES, settled
@@ -37,7 +47,8 @@ from einpage.memplan.schedule.timetable import Timetable, timetable
 from plan_problems import in_arena
 from strategies import a_machine, machines, random_graph, task_graphs
 
-POLICIES: tuple[Callable[[Accesses, Room], Keep], ...] = (
+IntervalPolicy: TypeAlias = Callable[[Accesses, Headroom], ResidentIntervals]
+POLICIES: tuple[IntervalPolicy, ...] = (
     nearest, stream_all, pin_first, pin_evenly, lambda a, room: rounded(a, room, np.linspace(0, 1, len(a.tensor))),
     lambda a, room: evened(a, room, np.linspace(0, 1, len(a.tensor))),
 )  # fmt: skip
@@ -59,10 +70,10 @@ def moved(memgraph: MemGraph) -> int:
 
 
 @given(task_graphs(), st.integers(0, 20_000), st.sampled_from(POLICIES))
-def test_what_stays_fits(graph: TaskGraph, extra: int, policy: Callable[[Accesses, Room], Keep]) -> None:
+def test_what_stays_fits(graph: TaskGraph, extra: int, policy: IntervalPolicy) -> None:
     a = slots_for(graph, a_machine()).accesses
     room = budget_of(graph, extra) - a.footprint
-    assert bool((bytes_kept(a, policy(a, room)) <= room).all())
+    assert bool((resident_bytes(a, policy(a, room)) <= room).all())
 
 
 @given(task_graphs(), st.integers(0, 20_000))
@@ -72,7 +83,7 @@ def test_stream_all_keeps_nothing_the_host_has(graph: TaskGraph, extra: int) -> 
 
 
 @pytest.mark.parametrize("policy", [pin_first, pin_evenly])
-def test_a_pin_is_for_good(policy: Callable[[Accesses, Room], Keep]) -> None:
+def test_a_pin_is_for_good(policy: IntervalPolicy) -> None:
     """Of a tensor of the host all intervals stay or none; and with room for everything all do."""
     some = 0
     for seed in range(200):
@@ -80,9 +91,9 @@ def test_a_pin_is_for_good(policy: Callable[[Accesses, Room], Keep]) -> None:
         if slots is None:
             continue
         a = slots.accesses
-        keep = policy(a, budget_of(slots.problem.graph, 4096) - a.footprint)
+        resident = policy(a, budget_of(slots.problem.graph, 4096) - a.footprint)
         for t in set(a.tensor[a.clean[a.tensor]].tolist()):
-            mine = keep[a.tensor == t]
+            mine = resident[a.tensor == t]
             assert mine.all() or not mine.any()
             some += bool(mine.any())
         assert policy(a, np.full(a.slots, 1 << 40)).all()
@@ -97,7 +108,7 @@ def everywhere(blocks: Blocks) -> Stays:
 
 @given(task_graphs(), machines(), st.integers(0, 20_000), st.sampled_from(POLICIES), st.sampled_from([1, 256]), st.integers(0, 4096))
 def test_every_timetable_becomes_a_right_plan(
-    graph: TaskGraph, machine: Machine, extra: int, policy: Callable[[Accesses, Room], Keep], alignment: int, slack: int
+    graph: TaskGraph, machine: Machine, extra: int, policy: IntervalPolicy, alignment: int, slack: int
 ) -> None:
     """In an arena with places for all; its bytes are the timetable's."""
     slots = slots_for(graph, machine, alignment)
@@ -116,20 +127,26 @@ def test_every_timetable_becomes_a_right_plan(
     task_graphs(), machines(), st.integers(0, 20_000), st.sampled_from(POLICIES), st.sampled_from([1, 256]), st.booleans(), st.booleans()
 )
 def test_every_cut_becomes_a_right_plan(
-    graph: TaskGraph, machine: Machine, extra: int, policy: Callable[[Accesses, Room], Keep], alignment: int, placed: bool, drives: bool
+    graph: TaskGraph,
+    machine: Machine,
+    extra: int,
+    policy: IntervalPolicy,
+    alignment: int,
+    placed: bool,
+    drives: bool,
 ) -> None:
     """In the arena itself, from the places that `place` finds or from none at all. Nothing stays that did not."""
     slots = slots_for(graph, machine, alignment)
     capacity = budget_of(graph, extra, alignment)
-    keep = policy(slots.accesses, capacity - slots.accesses.footprint)
-    blocks = blocks_of(slots, timetable(slots, capacity, keep))
+    resident = policy(slots.accesses, capacity - slots.accesses.footprint)
+    blocks = blocks_of(slots, timetable(slots, capacity, resident))
     offsets = place(blocks.blocks, capacity, effort=0.02) if placed else (None,) * len(blocks.blocks)
-    found = cut(slots, blocks, offsets, keep, capacity, drives)
+    found = cut(slots, blocks, offsets, resident, capacity, drives)
     if found is None:
         assert placed is False or None in offsets
         return
-    assert not (found.keep & ~keep).any()
-    table = timetable(slots, capacity, found.keep)
+    assert not (found.resident & ~resident).any()
+    table = timetable(slots, capacity, found.resident)
     blocks = blocks_of(slots, table)
     memgraph = assemble(in_arena(slots, capacity), table, blocks, seated(slots, blocks, within(blocks, found.offset_by_key), capacity))
     assert judge(memgraph) is None
@@ -202,11 +219,11 @@ def test_nothing_is_placed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of ways with the same timetable one is placed; slack that changes none is no other way."""
     placed: list[tuple[bytes, Timetable]] = []
 
-    def seen(slots: Slots, keep: Keep, table: Timetable, *more: Any, exact: bool = False) -> Iterator[MemGraph]:
+    def seen(slots: Slots, resident: ResidentIntervals, table: Timetable, *more: Any, exact: bool = False) -> Iterator[MemGraph]:
         if not exact:
-            assert not [t for k, t in placed if k == keep.tobytes() and t.steps == table.steps]
-            placed.append((keep.tobytes(), table))
-        return settled(slots, keep, table, *more, exact=exact)
+            assert not [t for k, t in placed if k == resident.tobytes() and t.steps == table.steps]
+            placed.append((resident.tobytes(), table))
+        return settled(slots, resident, table, *more, exact=exact)
 
     monkeypatch.setattr(decide, "settled", seen)
     monkeypatch.setattr(decide, "steadied", lambda slots, best: best)
@@ -230,9 +247,9 @@ def test_the_same_wish_makes_one_plan() -> None:
         slots, capacity = slots_of(problem_of(graph, a_machine(), 0, alignment=1)), budget_of(graph, 0, 1)
         if slots is None:
             continue
-        keep = nearest(slots.accesses, capacity - slots.accesses.footprint)
-        table = timetable(slots, capacity, keep)
-        once, twice = (list(settled(in_arena(slots, capacity), keep, table, 0, WISHES[:1] * n)) for n in (1, 2))
+        resident = nearest(slots.accesses, capacity - slots.accesses.footprint)
+        table = timetable(slots, capacity, resident)
+        once, twice = (list(settled(in_arena(slots, capacity), resident, table, 0, WISHES[:1] * n)) for n in (1, 2))
         assert len(once) == len(twice)
         cuts += any(moved(it) > table.moved_bytes for it in once)
     assert cuts >= 3, cuts
@@ -253,10 +270,10 @@ def test_a_steadied_plan_costs_nothing_and_loses_less() -> None:
         slots, capacity = slots_of(problem_of(graph, a_machine(), 0)), budget_of(graph, 1024)
         if slots is None:
             continue
-        keep = stream_all(slots.accesses, capacity - slots.accesses.footprint)
-        table = timetable(slots, capacity, keep)
-        for before in settled(in_arena(slots, capacity), keep, table, 0):
-            after = steadied(in_arena(slots, capacity), Decided(before, Way(0, table.moved_bytes, keep))).memgraph
+        resident = stream_all(slots.accesses, capacity - slots.accesses.footprint)
+        table = timetable(slots, capacity, resident)
+        for before in settled(in_arena(slots, capacity), resident, table, 0):
+            after = steadied(in_arena(slots, capacity), Decided(before, Way(0, table.moved_bytes, resident))).memgraph
             assert judge(after) is None
             assert simulate(after, a_machine()).makespan_s <= simulate(before, a_machine()).makespan_s
             assert moved(after) <= moved(before)
@@ -275,12 +292,12 @@ def test_the_host_gets_first_what_leaves_first() -> None:
         if slots is None:
             continue
         a, capacity = slots.accesses, budget_of(graph, 0)
-        keep = nearest(a, capacity - a.footprint)
+        resident = nearest(a, capacity - a.footprint)
         leaves = a.last_at.tolist()
-        for j in reversed(np.flatnonzero(~keep).tolist()):
+        for j in reversed(np.flatnonzero(~resident).tolist()):
             leaves[a.tensor[j]] = int(a.start[j])
         there = np.maximum(a.made_at, 0).tolist()
-        issued = [(k, t) for k, step in enumerate(timetable(slots, capacity, keep).steps) for t in step.stores]
+        issued = [(k, t) for k, step in enumerate(timetable(slots, capacity, resident).steps) for t in step.stores]
         for i, (k, t) in enumerate(issued):
             later = [u for _, u in issued[i + 1 :] if there[u] <= k]
             assert there[t] <= k <= leaves[t]

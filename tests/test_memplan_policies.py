@@ -20,7 +20,7 @@ from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.problem import problem_of
 from einpage.memplan.problem.slots import Slots, slots_of
-from einpage.memplan.residency.policies import Keep
+from einpage.memplan.residency.policies import ResidentIntervals
 from einpage.memplan.residency.resident_sets import Start
 from einpage.memplan.schedule.static_plans import KEEP_BY_POLICY, STATIC, Policy, most_bytes, static_plans
 from einpage.memplan.schedule.timetable import timetable
@@ -41,10 +41,10 @@ def moved(memgraph: MemGraph) -> int:
     return moved_bytes(memgraph, Queue.H2D) + moved_bytes(memgraph, Queue.D2H)
 
 
-def bytes_of(a: Accesses, keep: Keep) -> int:
-    """What crosses the links under `keep`, counted tensor by tensor."""
-    total = int(a.nbytes[a.loaded].sum() + a.nbytes[a.unread].sum() + a.nbytes[a.output].sum() + a.nbytes[a.tensor[~keep]].sum())
-    return total + sum(int(a.nbytes[t]) for t in set(a.tensor[~keep].tolist()) if a.dirty[t])
+def bytes_of(a: Accesses, resident: ResidentIntervals) -> int:
+    """What crosses the links under `resident`, counted tensor by tensor."""
+    total = int(a.nbytes[a.loaded].sum() + a.nbytes[a.unread].sum() + a.nbytes[a.output].sum() + a.nbytes[a.tensor[~resident]].sum())
+    return total + sum(int(a.nbytes[t]) for t in set(a.tensor[~resident].tolist()) if a.dirty[t])
 
 
 def loop(tensors: list[int], passes: int, between: int = 10) -> Accesses:
@@ -68,9 +68,9 @@ def test_no_policy_moves_more_than_it_states(graph: TaskGraph, extra: int, polic
     a = slots.accesses
     capacity = (largest_footprint(graph, alignment)[1] + extra) // alignment * alignment
     room = capacity - a.footprint
-    keep = KEEP_BY_POLICY[policy](a, room)
-    assert bytes_of(a, keep) <= most_bytes(policy, a, room)
-    assert timetable(slots, capacity, keep).moved_bytes <= bytes_of(a, keep)
+    resident = KEEP_BY_POLICY[policy](a, room)
+    assert bytes_of(a, resident) <= most_bytes(policy, a, room)
+    assert timetable(slots, capacity, resident).moved_bytes <= bytes_of(a, resident)
 
 
 @given(st.lists(st.integers(1, 100), min_size=2, max_size=8), st.integers(1, 4), st.integers(0, 500), st.sampled_from(NAMED))

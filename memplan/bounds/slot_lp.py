@@ -52,15 +52,15 @@ class Links:
     """Per copy of a whole tensor, on both."""
 
 
-def time_bound(a: Accesses, capacity: int, links: Links, time_limit_s: float | None = None, thrift: float = 0.0) -> TimeBound:
+def time_bound(a: Accesses, capacity: int, links: Links, time_limit_s: float | None = None, byte_weight: float = 0.0) -> TimeBound:
     """Solve the slot LP. `capacity` is at least every footprint. Raises lp.Unsolved; ImportError without scipy.
 
-    Many solutions take the same time. With `thrift` a byte that moves costs this share of its time on the link besides, so that those
+    Many solutions take the same time. With `byte_weight` a byte that moves costs this share of its time on the link besides, so that those
     that move less come first; `seconds` is then no bound.
     """
     assert a.slots > 0, "an order without tasks takes no time"
     assert capacity >= int(a.footprint.max()), f"{capacity} bytes are less than the largest footprint"
-    p = _Programme(a, capacity, links, thrift)
+    p = _Programme(a, capacity, links, byte_weight)
     found = p.lp.solve(time_limit_s)
     written = np.zeros(len(a.nbytes))
     written[p.spillable] = np.clip(found.values[p.w], 0, 1)
@@ -76,7 +76,7 @@ def time_bound(a: Accesses, capacity: int, links: Links, time_limit_s: float | N
 class _Programme:
     """The columns and rows. Bytes in `unit` bytes; time in what H2D takes for one unit, `second` seconds: so B_in is 1, B_out is `out`."""
 
-    def __init__(self, a: Accesses, capacity: int, links: Links, thrift: float) -> None:
+    def __init__(self, a: Accesses, capacity: int, links: Links, byte_weight: float) -> None:
         self.a, self.lp = a, Lp()
         self.unit = capacity / UNITS
         self.second = self.unit / links.h2d_bytes_per_s
@@ -87,8 +87,8 @@ class _Programme:
         self.nbytes = a.nbytes / self.unit
         self.size = self.nbytes[a.tensor]
         self.slots = np.arange(a.slots)
-        self.x = self.lp.add(np.ones(len(a.tensor)), cost=-thrift * self.size)
-        self.spillable, self.w = add_written(self.lp, a, self.x, thrift * self.nbytes)
+        self.x = self.lp.add(np.ones(len(a.tensor)), cost=-byte_weight * self.size)
+        self.spillable, self.w = add_written(self.lp, a, self.x, byte_weight * self.nbytes)
         self.stall = self.lp.add(np.full(a.slots, self._one_by_one()), cost=1.0)
         self.tail = self.lp.add(self._one_by_one(), cost=1.0)
         self.ahead = self._loads()

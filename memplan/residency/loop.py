@@ -1,7 +1,7 @@
-"""A loop is a plan without its residents, and the residents: so every way there is to plan makes loops too.
+"""A loop is a plan without its residents, and the residents: whatever plans a graph plans its loops too.
 
-In: a Problem and Residents that stay for good. `without` takes them out of what tasks read; that problem is planned in the arena below
-them; `with_residents` puts them back at the arena's top. They are never moved or freed, so they add no node and no edge.
+In: a Problem and Residents that are never freed. `without` takes them out of what tasks read; that problem is planned in the arena below
+them; `with_residents` puts them back at the arena's top. They are never moved either, so they add no node and no edge.
 
     bytes   |  [ w1 ][ w3 ][ w6 ]   residents, the same before and after    |
             |  ---------------------------------------------------------    |
@@ -23,11 +23,11 @@ from einpage.memplan.residency.resident_sets import Residents
 
 
 def without(problem: Problem, residents: Residents) -> Problem:
-    """`problem` with tasks that do not read `residents` on the device, in the bytes of the arena below them. What its tasks compute is
-    not what they did, only what they move."""
-    there = frozenset(residents.tensors)
+    """`problem` with tasks that do not read `residents` on the device, in the bytes of the arena below them. Its tasks move what they did,
+    and no longer compute what they did."""
+    resident = frozenset(residents.tensors)
     tasks = (
-        task if task.gathers else replace(task, operands=tuple(tuple(t for t in operand if t not in there) for operand in task.operands))
+        task if task.gathers else replace(task, operands=tuple(tuple(t for t in operand if t not in resident) for operand in task.operands))
         for task in problem.graph.tasks
     )
     below = problem.capacity - sum(problem.sizes[t] for t in residents.tensors)
@@ -37,17 +37,17 @@ def without(problem: Problem, residents: Residents) -> Problem:
 def with_residents(plan: MemGraph, problem: Problem, residents: Residents) -> MemGraph:
     """The plan of `problem` that `plan`, one of `without(problem, residents)`, and `residents` make together: a loop."""
     graph, top = problem.graph, problem.capacity
-    settled: list[Residency] = []
+    at_top: list[Residency] = []
     for t in residents.tensors:
         top = Nbytes(top - problem.sizes[t])
-        number = ResidencyId(len(plan.residencies) + len(settled))
-        settled.append(Residency(number, t, DEVICE, (Extent(Offset(top), graph.tensors[t].nbytes),)))
-    residency_by_tensor = {r.tensor: r.id for r in settled}
+        number = ResidencyId(len(plan.residencies) + len(at_top))
+        at_top.append(Residency(number, t, DEVICE, (Extent(Offset(top), graph.tensors[t].nbytes),)))
+    residency_by_tensor = {r.tensor: r.id for r in at_top}
     return replace(
         plan,
         graph=graph,
         budget_bytes=problem.budget_bytes,
-        residencies=Residencies.of((*plan.residencies, *settled)),
+        residencies=Residencies.of((*plan.residencies, *at_top)),
         nodes=Nodes.of(tuple(_reading(node, graph, residency_by_tensor) for node in plan.nodes)),
         start=(*plan.start, *residency_by_tensor.values()),
         end=(*plan.end, *residency_by_tensor.values()),

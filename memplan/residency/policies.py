@@ -1,61 +1,73 @@
-"""Which tensors stay between two uses: policies, each a pure function to one truth an interval.
+"""Which intervals between two uses of a tensor are resident: policies, each a pure function to one truth an interval.
 
-In: Accesses as the arena sees them, and the room that what stays may take at every slot. Out: Keep, which always fits that room.
-`most_bytes` in policies.py says what the named ones move at most.
+In: Accesses as the arena sees them, and the headroom that resident intervals may take at every slot. Out: ResidentIntervals, which always
+fit that headroom. `most_bytes` in schedule/static_plans.py says what the named ones move at most.
 
-    stream all    nothing with a copy on the host stays          (what per-layer streaming does)
-    pin first     the tensors first used stay for good            (a static split: the head of the model on the device)
-    pin evenly    every so many bytes one tensor stays for good   (the same share, spread: the link never idles)
-    .. and near   what room is left goes to the intervals with the fewest slots
-    nearest       the interval with the fewest slots stays first  (Belady's rule, offline)
-    rounded       the largest shares of a linear programme, or of prices.py, first
-    evened        tensors with all or nothing of it first; of the others every so many bytes of shares one tensor, as it fits
+    stream all    nothing with a copy on the host is resident     (what per-layer streaming does)
+    pin first     the tensors first used are resident throughout  (a static split: the head of the model on the device)
+    pin evenly    every so many bytes one tensor is pinned        (the same share, spread: the link never idles)
+    and nearest   the headroom that is left goes to the intervals with the fewest slots
+    nearest       the interval with the fewest slots first        (Belady 1966, over intervals of many sizes)
+    rounded       the largest shares of a linear programme, or of shadow_prices.py, first
+    evened        tensors of which all or nothing is resident first; of the others every so many bytes of shares one tensor, as it fits
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from einpage.einsum_front.base.columns import Bools, Floats, Int64s
 from einpage.memplan.problem.accesses import Accesses
 
-Room = NDArray[np.int64]
+Headroom: TypeAlias = Int64s
 """[slot] bytes that intervals over the slot may take together."""
+ResidentIntervals: TypeAlias = Bools
+"""[interval] whether the tensor is on the device over all of it."""
 LEAST_SHARE = 1e-6
 """Shares below this are a solver's noise."""
 SURE = 0.98
-"""From this share on, an interval stays, and below 1 - this it goes, whatever is spread evenly."""
+"""From this share on, an interval is resident, and below 1 - this it is not, whatever is spread evenly."""
 
 
-def rounded(a: Accesses, room: Room, share: NDArray[np.float64]) -> Keep:
-    """The intervals with the largest `share` [interval] first, the shorter of equals; those of no share stay out."""
+def resident_bytes(a: Accesses, resident: ResidentIntervals) -> Int64s:
+    """[slot] bytes of the resident intervals over it."""
+    size, change = a.nbytes[a.tensor[resident]], np.zeros(a.slots + 1, np.int64)
+    np.add.at(change, a.start[resident] + 1, size)
+    np.add.at(change, a.end[resident], -size)
+    total: Int64s = np.cumsum(change)[: a.slots]
+    return total
+
+
+def rounded(a: Accesses, headroom: Headroom, share: Floats) -> ResidentIntervals:
+    """The intervals with the largest `share` [interval] first, the shorter of equals; those of no share are left out."""
     order = np.lexsort((a.end - a.start, -np.round(share, 6)))
-    return _filled(a, room, order[share[order] > LEAST_SHARE].tolist())
+    return _filled(a, headroom, order[share[order] > LEAST_SHARE].tolist())
 
 
-def evened(a: Accesses, room: Room, share: NDArray[np.float64]) -> Keep:
+def evened(a: Accesses, headroom: Headroom, share: Floats) -> ResidentIntervals:
     """The intervals of share SURE first; then tensors by their first use, each whenever a share of the bytes passed is due: the link
     is as busy everywhere."""
     sure = np.flatnonzero(share > SURE)
-    keep = _filled(a, room, sure[np.argsort(-share[sure], kind="stable")].tolist())
+    resident = _filled(a, headroom, sure[np.argsort(-share[sure], kind="stable")].tolist())
     by_tensor: dict[int, list[int]] = {}
-    for j in np.flatnonzero((share > 1 - SURE) & ~keep).tolist():
+    for j in np.flatnonzero((share > 1 - SURE) & ~resident).tolist():
         by_tensor.setdefault(int(a.tensor[j]), []).append(j)
     due, even = 0.0, []
-    for t, mine in by_tensor.items():
+    for t, intervals in by_tensor.items():
         size = int(a.nbytes[t])
-        due += size * float(share[mine].mean())
+        due += size * float(share[intervals].mean())
         if due >= size / 2:
             due -= size
-            even += mine
-    return keep | _filled(a, room - bytes_kept(a, keep), even)
+            even += intervals
+    return resident | _filled(a, headroom - resident_bytes(a, resident), even)
 
 
-def nearest(a: Accesses, room: Room) -> Keep:
+def nearest(a: Accesses, headroom: Headroom) -> ResidentIntervals:
     """The fewest slots per byte that would move again first; a dirty tensor's first interval counts its copy to the host too."""
-    return _filled(a, room, _nearest_first(a))
+    return _filled(a, headroom, _nearest_first(a))
 
 
 def _nearest_first(a: Accesses) -> list[int]:
@@ -64,27 +76,27 @@ def _nearest_first(a: Accesses) -> list[int]:
     return order
 
 
-def and_nearest(a: Accesses, room: Room, keep: Keep) -> Keep:
-    """`keep`, and as `nearest` what fits beside it."""
-    return keep | _filled(a, room - bytes_kept(a, keep), [j for j in _nearest_first(a) if not keep[j]])
+def and_nearest(a: Accesses, headroom: Headroom, resident: ResidentIntervals) -> ResidentIntervals:
+    """`resident`, and as `nearest` what fits beside it."""
+    return resident | _filled(a, headroom - resident_bytes(a, resident), [j for j in _nearest_first(a) if not resident[j]])
 
 
-def stream_all(a: Accesses, room: Room) -> Keep:
-    """Of what the host has, nothing stays; what tasks made stays as far as there is room."""
-    return _made_first(a, room, ())
+def stream_all(a: Accesses, headroom: Headroom) -> ResidentIntervals:
+    """Nothing of which the host has a copy; results of tasks as far as there is headroom."""
+    return _results_first(a, headroom, ())
 
 
-def pin_first(a: Accesses, room: Room) -> Keep:
-    """Tensors of the host in the order of their first use stay for good, while there is room; what tasks made goes before them."""
-    return _made_first(a, room, _by_first_use(a))
+def pin_first(a: Accesses, headroom: Headroom) -> ResidentIntervals:
+    """Results of tasks, and then the host's tensors in the order of their first use, each throughout, while there is headroom."""
+    return _results_first(a, headroom, _by_first_use(a))
 
 
-def pin_evenly(a: Accesses, room: Room) -> Keep:
+def pin_evenly(a: Accesses, headroom: Headroom) -> ResidentIntervals:
     """As many bytes as `pin_first`, evenly over the order of first use: a tensor is pinned whenever a share of the bytes passed is due."""
     tensors = _by_first_use(a)
-    pinned = pin_first(a, room)
+    first = pin_first(a, headroom)
     bytes_of = {t: int(a.nbytes[t]) for t in tensors}
-    chosen = {int(t) for t in a.tensor[pinned & a.clean[a.tensor]]}
+    chosen = {int(t) for t in a.tensor[first & a.clean[a.tensor]]}
     share = sum(bytes_of[t] for t in chosen) / max(1, sum(bytes_of.values()))
     due, even = 0.0, []
     for t in tensors:
@@ -92,7 +104,7 @@ def pin_evenly(a: Accesses, room: Room) -> Keep:
         if due >= bytes_of[t] / 2:
             due -= bytes_of[t]
             even.append(t)
-    return _made_first(a, room, even)
+    return _results_first(a, headroom, even)
 
 
 def _by_first_use(a: Accesses) -> list[int]:
@@ -100,43 +112,30 @@ def _by_first_use(a: Accesses) -> list[int]:
     return [t for t in dict.fromkeys(a.tensor[np.argsort(a.start, kind="stable")].tolist()) if a.clean[t]]
 
 
-def _made_first(a: Accesses, room: Room, pins: Iterable[int]) -> Keep:
-    """What tasks made, the shortest intervals first; then the tensors `pins`, each with all its intervals or with none."""
-    made = np.flatnonzero(~a.clean[a.tensor])
-    keep = _filled(a, room, made[np.argsort((a.end - a.start)[made], kind="stable")].tolist())
-    left = room - bytes_kept(a, keep)
+def _results_first(a: Accesses, headroom: Headroom, pins: Iterable[int]) -> ResidentIntervals:
+    """Results of tasks, the shortest intervals first; then the tensors `pins`, each with all its intervals or with none."""
+    results = np.flatnonzero(~a.clean[a.tensor])
+    resident = _filled(a, headroom, results[np.argsort((a.end - a.start)[results], kind="stable")].tolist())
+    left = headroom - resident_bytes(a, resident)
     by_tensor: dict[int, list[int]] = {}
     for j, t in enumerate(a.tensor.tolist()):
         by_tensor.setdefault(t, []).append(j)
     for t in pins:
-        mine, size = by_tensor[t], int(a.nbytes[t])
-        if all(left[a.start[j] + 1 : a.end[j]].min() >= size for j in mine):
-            for j in mine:
+        intervals, size = by_tensor[t], int(a.nbytes[t])
+        if all(left[a.start[j] + 1 : a.end[j]].min() >= size for j in intervals):
+            for j in intervals:
                 left[a.start[j] + 1 : a.end[j]] -= size
-            keep[mine] = True
-    return keep
+            resident[intervals] = True
+    return resident
 
 
-def _filled(a: Accesses, room: Room, order: Iterable[int]) -> Keep:
-    """Every interval of `order` that fits what those before it left."""
-    left, keep = room.copy(), np.zeros(len(a.tensor), bool)
-    begin, end, size = a.start.tolist(), a.end.tolist(), a.nbytes[a.tensor].tolist()
+def _filled(a: Accesses, headroom: Headroom, order: Iterable[int]) -> ResidentIntervals:
+    """Greedily every interval of `order` that fits what those before it left."""
+    left, resident = headroom.copy(), np.zeros(len(a.tensor), bool)
+    start, end, size = a.start.tolist(), a.end.tolist(), a.nbytes[a.tensor].tolist()
     for j in order:
-        over = left[begin[j] + 1 : end[j]]
+        over = left[start[j] + 1 : end[j]]
         if over.min() >= size[j]:
             over -= size[j]
-            keep[j] = True
-    return keep
-
-
-Keep = NDArray[np.bool_]
-"""[interval] whether the tensor stays on the device."""
-
-
-def bytes_kept(a: Accesses, keep: Keep) -> NDArray[np.int64]:
-    """[slot] bytes of what stays over the slot."""
-    size, change = a.nbytes[a.tensor[keep]], np.zeros(a.slots + 1, np.int64)
-    np.add.at(change, a.start[keep] + 1, size)
-    np.add.at(change, a.end[keep], -size)
-    kept: NDArray[np.int64] = np.cumsum(change)[: a.slots]
-    return kept
+            resident[j] = True
+    return resident

@@ -1,15 +1,15 @@
-"""Who is on the device before the first task: sets of weights, for a warm start and for a loop.
+"""Which weights are on the device before the first task: sets of them, for a warm start and for a loop.
 
-In: a Problem. Out: Residents, a few that differ in what they leave for tensors that come
-and go; whoever plans tries them and keeps the fastest plan. A resident keeps its bytes until its last use (a warm start) or for good
-(a loop). Invariant: at every step the residents that the task does not read and the task's footprint fit the arena together, so a plan
-exists. They lie at the arena's top, the last to go topmost, so that what is left of the arena is one piece at all times:
+In: a Problem. Out: Residents, a few sets that differ in what they leave to other tensors; whoever plans tries them and takes the fastest
+plan. A resident has its bytes until its last use (a warm start) or throughout (a loop). Invariant: at every step the residents that the
+task does not read and the task's footprint fit the arena together, so a plan exists. They lie at the arena's top, the last to be freed
+topmost, so that what is left of the arena is one piece at all times:
 
-    bytes   warm: the head first, and its room goes to the tail      loop: every so often one that streams
+    bytes   warm: the head of the model, then its bytes are free     loop: every so often a weight that streams
      |  [ w3         ]                                                |  [ w1                 ]
      |  [ w2      ][ w5 ]                                             |  [ w3                 ]
      |  [ w1  ][ w4     ]                                             |  [w2]  [w4]  [w5]  [w2
-     +--- room for what comes and goes ---> steps                     +------------------------> steps
+     +--- left to other tensors ---> steps                            +------------------------> steps
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from einpage.einsum_front.base.columns import Bools, Int64s
 from einpage.einsum_front.graph.taskgraph import Kind, TensorId
 from einpage.memplan.problem.footprint import footprint, last_use_by_tensor
 from einpage.memplan.problem.machine import task_seconds
 from einpage.memplan.problem.problem import Problem
 
-Ints = NDArray[np.int64]
-Chosen = NDArray[np.bool_]
-"""[candidate] whether it is resident."""
+ResidentWeights: TypeAlias = Bools
+"""[weight] whether it is resident, of those that may be."""
 
 RESERVES = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.2)
-"""Shares of the arena that residents leave free besides what tasks need and what waits for later tasks."""
+"""Shares of the arena that residents leave free beyond what tasks need and what is in use between tasks."""
 MUCH = 0.25
-"""Where more than this share of the arena waits for later tasks, sets that leave no room for it are tried too."""
-ROUNDS = 24
-"""Halvings in search of the most that fits."""
+"""Where more than this share of the arena is in use between tasks, sets that leave no bytes for it are tried too."""
+BISECTIONS = 24
+"""In search of the most that fits."""
 TRIES = 256
 """How many that were left out are tried again one by one."""
 
@@ -57,7 +57,7 @@ class Residents:
     tensors: tuple[TensorId, ...]
     """From the arena's top downwards."""
     for_good: bool
-    """They stay to the end; if not, each goes after its last use."""
+    """They are resident to the end; if not, each is freed after its last use."""
 
 
 NOBODY = Residents((), False)
@@ -65,16 +65,16 @@ NOBODY = Residents((), False)
 
 def resident_sets(problem: Problem, start: Start) -> Iterator[Residents]:
     """Different sets worth planning with, at least one; those with the most bytes first, about."""
-    scene = _Scene(problem, start is Start.LOOP)
+    weights = _Weights(problem, start is Start.LOOP)
     seen: set[bytes] = set()
-    for chosen in _choices(scene):
-        if chosen.tobytes() not in seen:
-            seen.add(chosen.tobytes())
-            yield scene.residents(chosen)
+    for resident in _tried(weights):
+        if resident.tobytes() not in seen:
+            seen.add(resident.tobytes())
+            yield weights.residents(resident)
 
 
-class _Scene:
-    """Candidates (weights that some task reads and none may overwrite) and what each step needs. One entry a step or a candidate."""
+class _Weights:
+    """The weights that some task reads and none may overwrite, and what each step needs. One entry a step or a weight."""
 
     def __init__(self, problem: Problem, for_good: bool) -> None:
         graph, tasks = problem.graph, problem.tasks
@@ -82,7 +82,7 @@ class _Scene:
         last_use = last_use_by_tensor(graph)
         self.capacity, self.for_good = problem.capacity, for_good
         self.needs = np.array([footprint(graph, task, last_use, problem.alignment) for task in tasks], np.int64)
-        self.waiting = _waiting(problem)
+        self.pending = _pending(problem)
         seconds = [0.0 if task.gathers else task_seconds(problem.machine, graph, task) for task in tasks]
         self.elapsed = np.concatenate(([0.0], np.cumsum(seconds)))
         """[step] seconds of all tasks before it."""
@@ -93,7 +93,7 @@ class _Scene:
                 if graph.tensors[t].kind in (Kind.WEIGHT, Kind.CONSTANT) and t not in overwritten:
                     uses.append((step, number.setdefault(t, len(number))))
         self.tensors = list(number)
-        """[candidate] by first use."""
+        """[weight] by first use."""
         self.size = np.array([problem.sizes[t] for t in number], np.int64)
         self.use_step, self.use_of = np.array(uses, np.int64).reshape(-1, 2).T
         self.first = np.full(len(number), len(tasks), np.int64)
@@ -102,115 +102,117 @@ class _Scene:
         np.maximum.at(self.last, self.use_of, self.use_step)
 
     @cached_property
-    def uses_by_candidate(self) -> list[Ints]:
-        """[candidate] the steps that read it."""
+    def uses_by_weight(self) -> list[Int64s]:
+        """[weight] the steps that read it."""
         by = np.argsort(self.use_of, kind="stable")
         return np.split(self.use_step[by], np.cumsum(np.bincount(self.use_of, minlength=len(self.size)))[:-1])
 
-    def room(self, chosen: Chosen, leave: Ints) -> Ints:
-        """[step] what more may be resident, unread by the step; where negative, `chosen` does not fit."""
-        size = np.where(chosen, self.size, 0)
+    def headroom(self, resident: ResidentWeights, reserve: Int64s) -> Int64s:
+        """[step] bytes of more residents that the step does not read, with `reserve` [step] left free; where negative, `resident` does not
+        fit."""
+        size = np.where(resident, self.size, 0)
         steps = len(self.needs)
         if self.for_good:
             alive = np.full(steps, size.sum())
         else:
             alive = np.cumsum(np.bincount(self.last, size, steps)[::-1])[::-1].astype(np.int64)
         read = np.bincount(self.use_step, size[self.use_of], steps).astype(np.int64)
-        room: Ints = np.maximum(self.capacity - self.needs - leave, 0) - (alive - read)
-        return room
+        headroom: Int64s = np.maximum(self.capacity - self.needs - reserve, 0) - (alive - read)
+        return headroom
 
-    def fits(self, chosen: Chosen, leave: Ints) -> bool:
-        return bool(self.room(chosen, leave).min(initial=0) >= 0)
+    def fits(self, resident: ResidentWeights, reserve: Int64s) -> bool:
+        return bool(self.headroom(resident, reserve).min(initial=0) >= 0)
 
-    def residents(self, chosen: Chosen) -> Residents:
-        """The last to go first; of those that go together, the first in graph order."""
-        members = sorted(np.flatnonzero(chosen).tolist(), key=lambda i: (-self.last[i], self.tensors[i]))
+    def residents(self, resident: ResidentWeights) -> Residents:
+        """The last to be freed first; of those that are freed together, the first in graph order."""
+        members = sorted(np.flatnonzero(resident).tolist(), key=lambda i: (-self.last[i], self.tensors[i]))
         return Residents(tuple(self.tensors[i] for i in members), self.for_good)
 
 
-def _choices(scene: _Scene) -> Iterator[Chosen]:
-    for leave in _leaves(scene):
-        if not scene.for_good:
-            yield _filled(scene, _most(scene, leave, lambda part: _head(scene, part)), leave)
-        yield _filled(scene, _most(scene, leave, lambda part: _evenly(scene, part)), leave)
-    yield np.zeros(len(scene.size), bool)
+def _tried(weights: _Weights) -> Iterator[ResidentWeights]:
+    for reserve in _reserves(weights):
+        if not weights.for_good:
+            yield _filled(weights, _most(weights, reserve, lambda share: _head(weights, share)), reserve)
+        yield _filled(weights, _most(weights, reserve, lambda share: _evenly(weights, share)), reserve)
+    yield np.zeros(len(weights.size), bool)
 
 
-def _leaves(scene: _Scene) -> Iterator[Ints]:
-    """[step] bytes to leave free besides what tasks need: for what waits, unless that is so much that it had better go, and for loads."""
+def _reserves(weights: _Weights) -> Iterator[Int64s]:
+    """[step] bytes to leave free beyond what tasks need: for what is pending, unless that is so much that it had better be evicted, and for
+    loads."""
     for share in RESERVES:
-        yield scene.waiting + int(share * scene.capacity)
-    if scene.waiting.max(initial=0) > MUCH * scene.capacity:
+        yield weights.pending + int(share * weights.capacity)
+    if weights.pending.max(initial=0) > MUCH * weights.capacity:
         for share in RESERVES[::3]:
-            yield np.full(len(scene.needs), int(share * scene.capacity))
+            yield np.full(len(weights.needs), int(share * weights.capacity))
 
 
-def _most(scene: _Scene, leave: Ints, choose: Callable[[float], Chosen]) -> Chosen:
-    """What `choose` answers for the largest part of all bytes, 0 to 1, that fits."""
+def _most(weights: _Weights, reserve: Int64s, choose: Callable[[float], ResidentWeights]) -> ResidentWeights:
+    """What `choose` answers for the largest share of all bytes, 0 to 1, that fits."""
     best, fits, fails = choose(0.0), 0.0, 1.0
-    if scene.fits(whole := choose(1.0), leave):
+    if weights.fits(whole := choose(1.0), reserve):
         return whole
-    for _ in range(ROUNDS):
-        part = (fits + fails) / 2
-        if scene.fits(chosen := choose(part), leave):
-            best, fits = chosen, part
+    for _ in range(BISECTIONS):
+        share = (fits + fails) / 2
+        if weights.fits(resident := choose(share), reserve):
+            best, fits = resident, share
         else:
-            fails = part
+            fails = share
     return best
 
 
-def _head(scene: _Scene, part: float) -> Chosen:
+def _head(weights: _Weights, share: float) -> ResidentWeights:
     """The first bytes by first use."""
-    chosen: Chosen = np.cumsum(scene.size) <= part * scene.size.sum()
-    return chosen
+    resident: ResidentWeights = np.cumsum(weights.size) <= share * weights.size.sum()
+    return resident
 
 
-def _evenly(scene: _Scene, part: float) -> Chosen:
-    """All but what streams: a tensor streams when the link, were it to carry its share at an even rate, would have brought it by then."""
-    chosen = np.ones(len(scene.size), bool)
-    if part >= 1 or not len(chosen):
-        return chosen
-    total = float(scene.elapsed[-1])
-    due = (1 - part) * scene.size.sum() * (scene.elapsed[scene.first] / total if total else np.ones(len(chosen)))
-    came = 0.0
-    for i, (wanted, size) in enumerate(zip(due.tolist(), scene.size.tolist(), strict=True)):
-        if part <= 0 or came + size / 2 <= wanted:
-            chosen[i] = False
-            came += size
-    return chosen
+def _evenly(weights: _Weights, share: float) -> ResidentWeights:
+    """All but what streams: a weight streams when the link, were it to carry the rest at an even rate, would have loaded it by then."""
+    resident = np.ones(len(weights.size), bool)
+    if share >= 1 or not len(resident):
+        return resident
+    total = float(weights.elapsed[-1])
+    due = (1 - share) * weights.size.sum() * (weights.elapsed[weights.first] / total if total else np.ones(len(resident)))
+    streamed = 0.0
+    for i, (due_by_then, size) in enumerate(zip(due.tolist(), weights.size.tolist(), strict=True)):
+        if share <= 0 or streamed + size / 2 <= due_by_then:
+            resident[i] = False
+            streamed += size
+    return resident
 
 
-def _filled(scene: _Scene, chosen: Chosen, leave: Ints) -> Chosen:
-    """`chosen`, and of what was left out, the largest first, whatever fits beside it."""
-    chosen, room = chosen.copy(), scene.room(chosen, leave)
-    left = [i for i in np.argsort(-scene.size, kind="stable").tolist() if not chosen[i]]
-    for i in left[:TRIES]:
-        stop = len(room) if scene.for_good else int(scene.last[i]) + 1
-        after = room[:stop] - scene.size[i]
-        after[scene.uses_by_candidate[i]] += scene.size[i]
+def _filled(weights: _Weights, resident: ResidentWeights, reserve: Int64s) -> ResidentWeights:
+    """`resident`, and of what was left out, the largest first, whatever fits beside it."""
+    resident, headroom = resident.copy(), weights.headroom(resident, reserve)
+    left_out = [i for i in np.argsort(-weights.size, kind="stable").tolist() if not resident[i]]
+    for i in left_out[:TRIES]:
+        end = len(headroom) if weights.for_good else int(weights.last[i]) + 1
+        after = headroom[:end] - weights.size[i]
+        after[weights.uses_by_weight[i]] += weights.size[i]
         if after.min() >= 0:
-            room[:stop] = after
-            chosen[i] = True
-    return chosen
+            headroom[:end] = after
+            resident[i] = True
+    return resident
 
 
-def _waiting(problem: Problem) -> Ints:
-    """[step] bytes that tasks before it made and tasks after it read, and it does not."""
+def _pending(problem: Problem) -> Int64s:
+    """[step] bytes that tasks before it wrote and tasks after it read, and it does not."""
     tasks = problem.tasks
-    made: dict[TensorId, int] = {}
+    written: dict[TensorId, int] = {}
     change = np.zeros(len(tasks) + 1, np.int64)
     touched = np.zeros(len(tasks), np.int64)
     last: dict[TensorId, int] = {}
     for step, task in enumerate(tasks):
-        made[task.result] = step
+        written[task.result] = step
         for t in () if task.gathers else task.reads():
             last[t] = step
-    for t, begin in made.items():
-        end = last.get(t, begin)
-        change[begin] += problem.sizes[t]
+    for t, start in written.items():
+        end = last.get(t, start)
+        change[start] += problem.sizes[t]
         change[end + 1] -= problem.sizes[t]
     for step, task in enumerate(tasks):
-        mine = {task.result, *(() if task.gathers else task.reads())}
-        touched[step] = sum(problem.sizes[t] for t in mine if t in made)
-    waits: Ints = np.cumsum(change)[:-1] - touched
-    return waits
+        uses = {task.result, *(() if task.gathers else task.reads())}
+        touched[step] = sum(problem.sizes[t] for t in uses if t in written)
+    pending: Int64s = np.cumsum(change)[:-1] - touched
+    return pending

@@ -1,10 +1,11 @@
-"""What stays, traded for what moves fewer bytes: an interval comes in, whoever is in its way goes, and who fits then comes in too.
+"""Resident intervals improved by ruin and recreate (Schrimpf et al. 2000), around one interval at a time.
 
-In: Accesses, the room that what stays may take at every slot, a Keep within it, a judge of new ones. Out: a Keep within the room that
-moves no more. Ruin and recreate (Schrimpf and others 2000) around one interval at a time; kept is what saves bytes and is accepted.
-Policies choose by one figure an interval; a trade sees what it costs all others. Deterministic.
+In: Accesses, the headroom that resident intervals may take at every slot, ResidentIntervals within it, a judge of new ones. Out: resident
+intervals within the headroom that move no more bytes. An interval is made resident; those in its way are evicted (ruin), and evicted ones
+that fit then are made resident (recreate); the result is taken if it moves fewer bytes and the judge accepts it. Policies choose by one
+figure an interval; this sees what an interval costs all others. Deterministic.
 
-    w        ●────────────────●           room for one: w stays by its shares, but if it goes, u and v fit, which
+    w        ●────────────────●           headroom for one: w is resident by its share, but if it is evicted, u and v fit, which
     u, v     ●───────●  ●─────────●       together move more bytes than w
 """
 
@@ -16,70 +17,72 @@ from random import Random
 import numpy as np
 
 from einpage.memplan.problem.accesses import Accesses
-from einpage.memplan.residency.policies import Keep, Room, bytes_kept
+from einpage.memplan.residency.policies import Headroom, ResidentIntervals, resident_bytes
 
-TRADES, WORK = 1_600, 7_000_000
-"""Trades tried at most, and intervals glanced at over all of them."""
-TRIED = 1_500_000
-"""Intervals that were weighed, to go or to come in, over all trades: with the above ten seconds at most, as a rule two."""
-LOOKED_AT = 100
-"""Trades that are put before the judge, at most."""
-DARED = 3
-"""A trade is given up once it has cost this many times the interval that came in."""
+MOST_ITERATIONS, MOST_SCANNED = 1_600, 7_000_000
+"""Iterations at most, and intervals scanned over all of them."""
+MOST_WEIGHED = 1_500_000
+"""Intervals that were weighed, to evict or to make resident, over all iterations: with the above ten seconds at most, as a rule two."""
+MOST_JUDGED = 100
+"""Results that are put before the judge."""
+GIVEN_UP_LOSS = 3
+"""An iteration is given up once it has cost this many times the interval that it began with."""
 
 
-def traded(a: Accesses, room: Room, keep: Keep, accepts: Callable[[Keep], bool]) -> Keep:
-    """`keep` after all trades that moved fewer bytes each and that `accepts` took, in turn."""
-    if not len(keep):
-        return keep
-    trader, dice, looked_at = _Trader(a, room, keep), Random(0), 0
-    for _ in range(min(TRADES, WORK // len(keep))):
-        gone = np.flatnonzero(~trader.keep)
-        if not len(gone) or looked_at == LOOKED_AT or trader.tried > TRIED:
+def ruin_and_recreate(
+    a: Accesses, headroom: Headroom, resident: ResidentIntervals, accepts: Callable[[ResidentIntervals], bool]
+) -> ResidentIntervals:
+    """`resident` after all iterations that moved fewer bytes each and that `accepts` took, in turn."""
+    if not len(resident):
+        return resident
+    state, rng, judged = _State(a, headroom, resident), Random(0), 0
+    for _ in range(min(MOST_ITERATIONS, MOST_SCANNED // len(resident))):
+        evicted = np.flatnonzero(~state.resident)
+        if not len(evicted) or judged == MOST_JUDGED or state.weighed > MOST_WEIGHED:
             break
-        saved = trader.trade(int(gone[dice.randrange(len(gone))]), dice)
-        looked_at += saved > 0
-        if saved <= 0 or not accepts(trader.keep):
-            trader.undo()
-    return trader.keep
+        saved = state.iterate(int(evicted[rng.randrange(len(evicted))]), rng)
+        judged += saved > 0
+        if saved <= 0 or not accepts(state.resident):
+            state.undo()
+    return state.resident
 
 
-class _Trader:
-    def __init__(self, a: Accesses, room: Room, keep: Keep) -> None:
-        self.keep = keep.copy()
-        self.left = room - bytes_kept(a, keep)
+class _State:
+    def __init__(self, a: Accesses, headroom: Headroom, resident: ResidentIntervals) -> None:
+        self.resident = resident.copy()
+        self.left = headroom - resident_bytes(a, resident)
         """[slot]"""
-        self.begin, self.end = a.start + 1, a.end
-        """[interval] the slots that it stays over, half-open."""
+        self.start, self.end = a.start + 1, a.end
+        """[interval] the slots that it takes bytes of, half-open."""
         self.size = a.nbytes[a.tensor]
         self.nbytes: list[int] = self.size.tolist()
         self.tensor: list[int] = a.tensor.tolist()
         self.dirty: list[bool] = a.dirty.tolist()
-        self.absent: list[int] = np.bincount(a.tensor[~keep], minlength=len(a.nbytes)).tolist()
-        """[tensor] its intervals that do not stay: the first of a dirty tensor costs a copy to the host."""
+        self.evictions: list[int] = np.bincount(a.tensor[~resident], minlength=len(a.nbytes)).tolist()
+        """[tensor] its intervals that are not resident: the first of a dirty tensor costs a copy to the host."""
         self.changed: list[int] = []
-        self.tried = 0
+        self.weighed = 0
 
-    def trade(self, j: int, dice: Random) -> int:
-        """Have `j` stay; answers the bytes that this saves. Where that is 0 or less, `undo` is due."""
+    def iterate(self, j: int, rng: Random) -> int:
+        """Make `j` resident; answers the bytes that this saves. Where that is 0 or less, `undo` is due."""
         self.changed = []
-        start, stop = int(self.begin[j]), int(self.end[j])
+        start, end = int(self.start[j]), int(self.end[j])
         saved = self._flip(j)
-        least = -DARED * self.nbytes[j]
-        near = np.flatnonzero(self.keep & (self.size > 0) & (self.begin < stop) & (self.end > start))
-        while (left := self.left[start:stop]).min() < 0:
-            worst = start + int(left.argmin())
-            over = near[self.keep[near] & (self.begin[near] <= worst) & (worst < self.end[near]) & (near != j)]
+        least = -GIVEN_UP_LOSS * self.nbytes[j]
+        near = np.flatnonzero(self.resident & (self.size > 0) & (self.start < end) & (self.end > start))
+        while (left := self.left[start:end]).min() < 0:
+            fullest = start + int(left.argmin())
+            over = near[self.resident[near] & (self.start[near] <= fullest) & (fullest < self.end[near]) & (near != j)]
             if not len(over) or saved < least:
                 return 0
-            self.tried += len(over)
-            saved += self._flip(min(over.tolist(), key=lambda i: self._rate(i, start, stop) * (1 + dice.random())))
-        start, stop = int(self.begin[self.changed].min()), int(self.end[self.changed].max())
-        out = np.flatnonzero(~self.keep & (self.begin < stop) & (self.end > start))
-        self.tried += len(out)
-        slots = (self.end - self.begin).tolist()
-        for i in sorted(out.tolist(), key=lambda i: -self._bytes(i, 1) / slots[i] ** 0.5 * (0.5 + dice.random())):
-            if self.left[self.begin[i] : self.end[i]].min() >= self.nbytes[i]:
+            self.weighed += len(over)
+            saved += self._flip(min(over.tolist(), key=lambda i: self._cost(i, start, end) * (1 + rng.random())))
+        start, end = int(self.start[self.changed].min()), int(self.end[self.changed].max())
+        out = np.flatnonzero(~self.resident & (self.start < end) & (self.end > start))
+        self.weighed += len(out)
+        slots = (self.end - self.start).tolist()
+        for i in sorted(out.tolist(), key=lambda i: -self._bytes(i, 1) / slots[i] ** 0.5 * (0.5 + rng.random())):
+            if self.left[self.start[i] : self.end[i]].min() >= self.nbytes[i]:
                 saved += self._flip(i)
         return saved
 
@@ -88,27 +91,27 @@ class _Trader:
             self._flip(i)
         self.changed = []
 
-    def _bytes(self, i: int, absent: int) -> int:
-        """What `i` moves, where so many of its tensor's intervals do not stay, itself among them."""
+    def _bytes(self, i: int, evictions: int) -> int:
+        """What `i` moves, where so many of its tensor's intervals are not resident, itself among them."""
         t = self.tensor[i]
-        return self.nbytes[i] * (2 if self.dirty[t] and absent == 1 else 1)
+        return self.nbytes[i] * (2 if self.dirty[t] and evictions == 1 else 1)
 
-    def _rate(self, i: int, start: int, stop: int) -> float:
-        """What it costs to let `i` go, for each byte that it relieves."""
-        left = self.left[max(start, self.begin[i]) : min(stop, self.end[i])]
+    def _cost(self, i: int, start: int, end: int) -> float:
+        """Of evicting `i`, for each byte that it relieves."""
+        left = self.left[max(start, self.start[i]) : min(end, self.end[i])]
         relieved = int(np.clip(-left, 0, self.nbytes[i]).sum())
-        return self._bytes(i, self.absent[self.tensor[i]] + 1) / relieved
+        return self._bytes(i, self.evictions[self.tensor[i]] + 1) / relieved
 
     def _flip(self, i: int) -> int:
-        """Who stayed goes, and the reverse; answers the bytes that this saves."""
+        """Evict `i` or make it resident; answers the bytes that this saves."""
         t, size = self.tensor[i], self.nbytes[i]
-        comes = not self.keep[i]
-        if not comes:
-            self.absent[t] += 1
-        saved = self._bytes(i, self.absent[t])
-        if comes:
-            self.absent[t] -= 1
-        self.keep[i] = comes
-        self.left[self.begin[i] : self.end[i]] += -size if comes else size
+        enters = not self.resident[i]
+        if not enters:
+            self.evictions[t] += 1
+        saved = self._bytes(i, self.evictions[t])
+        if enters:
+            self.evictions[t] -= 1
+        self.resident[i] = enters
+        self.left[self.start[i] : self.end[i]] += -size if enters else size
         self.changed.append(i)
-        return saved if comes else -saved
+        return saved if enters else -saved

@@ -15,7 +15,7 @@ from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.packing.place import place
 from einpage.memplan.packing.rectangles import Rectangle
 from einpage.memplan.problem.slots import Slots
-from einpage.memplan.residency.policies import Keep
+from einpage.memplan.residency.policies import ResidentIntervals
 from einpage.memplan.schedule.emit import Blocks, assemble, blocks_of
 from einpage.memplan.schedule.relocate import modest, seated
 from einpage.memplan.schedule.split_ranges import Key, cut, within
@@ -38,9 +38,9 @@ LESS_EFFORT = 0.3
 
 
 def settled(
-    slots: Slots, keep: Keep, table: Timetable, slack_bytes: int, wishes: Sequence[Wish] = WISHES, exact: bool = False
+    slots: Slots, resident: ResidentIntervals, table: Timetable, slack_bytes: int, wishes: Sequence[Wish] = WISHES, exact: bool = False
 ) -> Iterator[MemGraph]:  # fmt: skip
-    """The plan in which just `keep` stays where all blocks find places; else one for each of `wishes` with which places are found, by
+    """The plan in which just `resident` stays where all blocks find places; else one for each of `wishes` with which places are found, by
     cutting what has none, until with one of them nothing has to be cut. Wishes that come to the same are tried once.
 
     `slack_bytes` is what `table` leaves free. `exact` looks longer for places for what blocks wish at most.
@@ -58,13 +58,13 @@ def settled(
             continue
         tried.append(blocks.blocks)
         offsets = place(blocks.blocks, capacity, exact=exact)
-        found = cut(slots, blocks, offsets, keep, capacity, drives=True) or cut(slots, blocks, offsets, keep, capacity)
+        found = cut(slots, blocks, offsets, resident, capacity, drives=True) or cut(slots, blocks, offsets, resident, capacity)
         if found is None:
             continue
-        if np.array_equal(found.keep, keep):
+        if np.array_equal(found.resident, resident):
             yield from _planned(slots, table, wished, found.offset_by_key)
             return
-        left = timetable(slots, capacity, found.keep, slack_bytes)
+        left = timetable(slots, capacity, found.resident, slack_bytes)
         yield from _planned(slots, left, blocks_of(slots, left), found.offset_by_key)
 
 

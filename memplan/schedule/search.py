@@ -4,7 +4,7 @@ In: a graph, a machine, a budget, an order, the plan to beat. Out: a plan whose 
 plan's; the same plan for the same input. A timetable costs a hundredth of a plan, so tables choose who is placed, and placed plans
 choose the answer.
 
-    effort 1    policies without a solver; the best but the fullest one traded and placed by exact search where places cost much
+    effort 1    policies without a solver; the best but the fullest one ruin_and_recreate and placed by exact search where places cost much
     effort 2    and shares from the slot LP, rounded, where scipy is there and the graph is small enough
     effort 3    and more of both, and more placed
 """
@@ -12,33 +12,24 @@ choose the answer.
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from einpage.memplan.bounds import lp
-from einpage.memplan.bounds.slot_lp import Links, time_bound
 from einpage.memplan.graph.memgraph import MemGraph, Queue
 from einpage.memplan.graph.simulate import QUEUES, moved_bytes, queue_numbers, simulate
 from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.slots import Slots
-from einpage.memplan.residency.policies import Keep, and_nearest, evened, nearest, pin_evenly, pin_first, rounded, stream_all
-from einpage.memplan.residency.ruin_recreate import traded
-from einpage.memplan.residency.shadow_prices import shares
+from einpage.memplan.residency.candidates import candidates
+from einpage.memplan.residency.policies import ResidentIntervals
+from einpage.memplan.residency.ruin_recreate import ruin_and_recreate
 from einpage.memplan.schedule.allocate import WISHES, Wish, settled
 from einpage.memplan.schedule.static_plans import STATIC, static_plans
 from einpage.memplan.schedule.timetable import Timetable, timetable
 
-MOST_SLOTS = {1: 20_000, 2: 4_000, 3: 15_000}
-"""By effort: the largest graph that policies (1) and the LP (2, 3) are tried on."""
-RESERVES = {
-    1: (0.0, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08),
-    2: (0.0, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.15),
-    3: (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2),
-}
-"""By effort: shares of the arena that what stays leaves free: for loads, and because a full arena may have no places for all."""
-THRIFTS = {2: (0.02,), 3: (0.02, 0.1, 0.3)}
+MOST_SLOTS = 20_000
+"""Slots of the largest graph that is searched at all."""
 SLACKS = (0.02, 0.05)
 """Shares of the arena that loads ahead of need leave free, tried beside 0: a fuller arena grants fewer wishes."""
 SLACKENED = 6
@@ -54,7 +45,8 @@ BYTES_COUNT = 1.0
 """What moving a byte counts beside time, in parts of its time on the link: a plan that moves much less may take a little longer, though
 never longer than the plans to beat."""
 LOOSE = 0.005
-"""The share of the arena that is free everywhere in the way that is traded (trade.py) and placed by exact search, which finds places
+"""The share of the arena that is free everywhere in the candidate that ruin and recreate improves and
+exact search places, which finds places
 too seldom in a fuller one."""
 MOST_TRADED = 2_500
 """Slots of the largest graph on which that is spent."""
@@ -69,11 +61,11 @@ SLOWER = 1.25
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Timed:
     reserve: float
     slack: float
     """Shares of the arena."""
-    keep: Keep = field(repr=False)
+    resident: ResidentIntervals = field(repr=False)
     table: Timetable = field(repr=False)
     score: float
 
@@ -85,7 +77,7 @@ class Way:
     slack_bytes: int
     unplaced_bytes: int
     """Over both links in its timetable, whose blocks had no places yet."""
-    keep: Keep = field(repr=False)
+    resident: ResidentIntervals = field(repr=False)
     exact: bool = False
     """Its blocks wished little, and places for them were searched for exactly."""
 
@@ -108,12 +100,12 @@ def better_plan(slots: Slots, effort: int, start: MemGraph, bound_s: float) -> D
 def _searched(slots: Slots, effort: int, start: MemGraph, bound_s: float) -> Decided:
     machine, least_bytes = slots.problem.machine, _least_bytes(slots)
     best, best_s = Decided(start), simulate(start, machine).makespan_s
-    if (best_s <= bound_s and _moved(start) <= least_bytes) or slots.accesses.slots > MOST_SLOTS[1]:
+    if (best_s <= bound_s and _moved(start) <= least_bytes) or slots.accesses.slots > MOST_SLOTS:
         return best
     for static in static_plans(slots, STATIC, best_s).values():
         seconds = simulate(static.memgraph, machine).makespan_s
         if seconds < best_s:
-            best, best_s = Decided(static.memgraph, Way(static.slack_bytes, _moved(static.memgraph), static.keep)), seconds
+            best, best_s = Decided(static.memgraph, Way(static.slack_bytes, _moved(static.memgraph), static.resident)), seconds
     if best_s <= GOOD_ENOUGH * bound_s and _moved(best.memgraph) <= GOOD_ENOUGH * least_bytes:
         return best
     capacity = slots.problem.capacity
@@ -123,7 +115,7 @@ def _searched(slots: Slots, effort: int, start: MemGraph, bound_s: float) -> Dec
     def settle(way: Way, table: Timetable, wishes: Sequence[Wish]) -> bool:
         """Place what `way` decides, keep the best; whether there was a plan at all."""
         nonlocal best, best_score
-        plans = list(settled(slots, way.keep, table, way.slack_bytes, wishes, exact=way.exact))
+        plans = list(settled(slots, way.resident, table, way.slack_bytes, wishes, exact=way.exact))
         for found in plans:
             seconds = simulate(found, machine).makespan_s
             score = _score(seconds, _moved(found), machine)
@@ -131,18 +123,18 @@ def _searched(slots: Slots, effort: int, start: MemGraph, bound_s: float) -> Dec
                 best, best_score = Decided(found, way), score
         return bool(plans)
 
-    candidates = _candidates(slots, capacity, effort)
-    for candidate in _shortlist(candidates, PLACED[effort]):
+    timed = _timed(slots, capacity, effort)
+    for candidate in _shortlist(timed, PLACED[effort]):
         if candidate.score >= WORTH * best_score or ENOUGH[effort] in (planned, failed):
             break
-        way = Way(int(candidate.slack * capacity), candidate.table.moved_bytes, candidate.keep)
+        way = Way(int(candidate.slack * capacity), candidate.table.moved_bytes, candidate.resident)
         became = settle(way, candidate.table, WISHES)
         planned, failed = planned + became, failed + (not became)
-    loose = [c for c in candidates if c.reserve >= LOOSE and not c.slack]
+    loose = [c for c in timed if c.reserve >= LOOSE and not c.slack]
     if loose and slots.accesses.slots <= MOST_TRADED:
         candidate = _traded(slots, capacity, min(loose, key=lambda c: c.score))
         if candidate.score < WORTH * best_score:
-            settle(Way(0, candidate.table.moved_bytes, candidate.keep, exact=True), candidate.table, MODEST)
+            settle(Way(0, candidate.table.moved_bytes, candidate.resident, exact=True), candidate.table, MODEST)
     return best
 
 
@@ -158,9 +150,9 @@ def steadied(slots: Slots, best: Decided) -> Decided:
     machine, way = slots.problem.machine, best.way
     capacity = slots.problem.capacity
     slow = replace(slots, accesses=replace(slots.accesses, seconds=SLOWER * slots.accesses.seconds))
-    table = timetable(slow, capacity, way.keep, way.slack_bytes)
+    table = timetable(slow, capacity, way.resident, way.slack_bytes)
     best_s, best_late_s, most = simulate(best.memgraph, machine).makespan_s, _late_s(best.memgraph, machine), _moved(best.memgraph)
-    for found in settled(slow, way.keep, table, way.slack_bytes):
+    for found in settled(slow, way.resident, table, way.slack_bytes):
         if simulate(found, machine).makespan_s <= best_s and _moved(found) <= most and (late_s := _late_s(found, machine)) < best_late_s:
             best, best_late_s = Decided(found, replace(way, unplaced_bytes=table.moved_bytes)), late_s
     return best
@@ -186,24 +178,24 @@ def _least_bytes(slots: Slots) -> int:
     return sum(slots.nbytes[t] for t in (*a.loaded.tolist(), *np.flatnonzero(a.output).tolist()))
 
 
-def _traded(slots: Slots, capacity: int, candidate: Candidate) -> Candidate:
+def _traded(slots: Slots, capacity: int, candidate: Timed) -> Timed:
     """`candidate` after all trades that move fewer bytes and make its score no worse."""
 
-    def accepts(keep: Keep) -> bool:
+    def accepts(resident: ResidentIntervals) -> bool:
         nonlocal candidate
-        table = timetable(slots, capacity, keep)
+        table = timetable(slots, capacity, resident)
         score = _score(table.seconds, table.moved_bytes, slots.problem.machine)
         if score > candidate.score:
             return False
-        candidate = replace(candidate, keep=keep.copy(), table=table, score=score)
+        candidate = replace(candidate, resident=resident.copy(), table=table, score=score)
         return True
 
     room = np.maximum(capacity - slots.accesses.footprint - int(candidate.reserve * capacity), 0)
-    traded(slots.accesses, room, candidate.keep, accepts)
+    ruin_and_recreate(slots.accesses, room, candidate.resident, accepts)
     return candidate
 
 
-def _shortlist(candidates: list[Candidate], each: int) -> list[Candidate]:
+def _shortlist(candidates: list[Timed], each: int) -> list[Timed]:
     """The best `each` of those that leave about the same room, the best of all first."""
     left = [each] * (len(ROOMS) + 1)
     chosen = []
@@ -215,45 +207,21 @@ def _shortlist(candidates: list[Candidate], each: int) -> list[Candidate]:
     return chosen
 
 
-def _candidates(slots: Slots, capacity: int, effort: int) -> list[Candidate]:
+def _timed(slots: Slots, capacity: int, effort: int) -> list[Timed]:
     """Timetables of all ways tried, each way once; the best with slack as well, where it makes a difference."""
-    ways = {keep.tobytes(): (reserve, keep) for reserve, keep in _keeps(slots, capacity, effort)}
+    ways = {c.resident.tobytes(): (c.reserve, c.resident) for c in candidates(slots, effort)}
 
-    def candidate(reserve: float, slack: float, keep: Keep) -> Candidate:
-        table = timetable(slots, capacity, keep, int(slack * capacity))
-        return Candidate(reserve, slack, keep, table, _score(table.seconds, table.moved_bytes, slots.problem.machine))
+    def candidate(reserve: float, slack: float, resident: ResidentIntervals) -> Timed:
+        table = timetable(slots, capacity, resident, int(slack * capacity))
+        return Timed(reserve, slack, resident, table, _score(table.seconds, table.moved_bytes, slots.problem.machine))
 
-    found = sorted((candidate(reserve, 0.0, keep) for reserve, keep in ways.values()), key=lambda c: c.score)
-    slackened: list[Candidate] = []
+    found = sorted((candidate(reserve, 0.0, resident) for reserve, resident in ways.values()), key=lambda c: c.score)
+    slackened: list[Timed] = []
     for c in found[:SLACKENED]:
         different = [c]
         for slack in SLACKS:
-            other = candidate(c.reserve, slack, c.keep)
+            other = candidate(c.reserve, slack, c.resident)
             if all(other.table.steps != it.table.steps for it in different):
                 different.append(other)
         slackened += different[1:]
     return found + slackened
-
-
-def _keeps(slots: Slots, capacity: int, effort: int) -> Iterator[tuple[float, Keep]]:
-    a, machine = slots.accesses, slots.problem.machine
-    room = capacity - a.footprint
-    rooms = [np.maximum(room - int(share * capacity), 0) for share in RESERVES[effort]]
-    for share, left, wished in zip(RESERVES[effort], rooms, shares(a, rooms), strict=True):
-        yield share, nearest(a, left)
-        for by_share in (rounded, evened):
-            yield share, and_nearest(a, left, by_share(a, left, wished))
-        for policy in (pin_evenly, pin_first):
-            pinned = policy(a, left)
-            yield share, pinned
-            yield share, and_nearest(a, left, pinned)
-    yield 1.0, stream_all(a, room)
-    if effort >= 2 and a.slots <= MOST_SLOTS[effort] and len(a.tensor) and lp.has_solver():
-        links = Links(machine.h2d_bytes_per_s, machine.d2h_bytes_per_s, machine.copy_latency_s)
-        for thrift in THRIFTS[effort]:
-            try:
-                found = time_bound(a, capacity, links, thrift=thrift)
-            except lp.Unsolved:
-                continue
-            for share in RESERVES[effort]:
-                yield share, rounded(a, np.maximum(room - int(share * capacity), 0), found.kept)

@@ -1,6 +1,6 @@
 """Places for all, by cutting stays: what finds no place stays shorter, or what lies in its way moves, comes later or stays shorter.
 
-In: the blocks of a timetable, places for most of them, what stays. Out: Keep without the intervals that were cut, and a place for every
+In: the blocks of a timetable, places for most of them, what stays. Out: resident intervals without those cut, and a place for every
 stay that is left. Each core without a place takes the offset that costs least in bytes that move again or come late; what it drives
 away looks for another hole, and costs more to drive away the next time. `within` says when each stay begins and ends at these places.
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from einpage.memplan.problem.accesses import Accesses
 from einpage.memplan.problem.slots import Slots
-from einpage.memplan.residency.policies import Keep
+from einpage.memplan.residency.policies import ResidentIntervals
 from einpage.memplan.schedule.emit import Blocks, Stays
 
 Ints = NDArray[np.int64]
@@ -61,19 +61,19 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    keep: Keep
+    resident: ResidentIntervals
     offset_by_key: dict[Key, int]
 
 
 def cut(
-    slots: Slots, blocks: Blocks, offsets: Sequence[int | None], keep: Keep, capacity: int, drives: bool = False
+    slots: Slots, blocks: Blocks, offsets: Sequence[int | None], resident: ResidentIntervals, capacity: int, drives: bool = False
 ) -> Cut | None:  # fmt: skip
     """Places for all; None where none were found. `drives`: what has no other hole may be driven away too, and look for a place in turn,
     which finds good places among many small cores and none among few large ones.
     """
     ground = _Ground(slots, capacity, DRIVING if drives else NEVER)
     homeless = []
-    for core, at in zip(_cores(slots.accesses, blocks, keep), offsets, strict=True):
+    for core, at in zip(_cores(slots.accesses, blocks, resident), offsets, strict=True):
         if at is None:
             homeless.append(core)
         else:
@@ -93,7 +93,7 @@ def cut(
         homeless += driven
     if homeless:
         return None
-    kept = keep.copy()
+    kept = resident.copy()
     kept[ground.cut] = False
     return Cut(kept, dict(ground.places()))
 
@@ -114,8 +114,8 @@ def within(blocks: Blocks, offset_by_key: dict[Key, int]) -> Stays:
     return Stays(tuple(start.tolist()), tuple(births.tolist()), tuple(deaths.tolist()))
 
 
-def _cores(a: Accesses, blocks: Blocks, keep: Keep) -> list[Core]:
-    kept = np.flatnonzero(keep)
+def _cores(a: Accesses, blocks: Blocks, resident: ResidentIntervals) -> list[Core]:
+    kept = np.flatnonzero(resident)
     by_tensor: dict[int, list[int]] = {}
     for j, t in zip(kept.tolist(), a.tensor[kept].tolist(), strict=True):
         by_tensor.setdefault(t, []).append(j)

@@ -1,6 +1,6 @@
 """Static plans by name: what per-layer streaming does, the head of the model pinned, the same share pinned evenly; and Belady's rule.
 
-In: Slots, a Policy. Out: StaticPlan, in which all that the policy keeps (keep.py) finds a place; or None where it does not: no
+In: Slots, a Policy. Out: StaticPlan, in which all that the policy keeps (policies.py) finds a place; or None where it does not: no
 other plan takes its place. A policy keeps a reserve free for what comes and goes: of a few, that with the fastest timetable among those
 with places for all. `most_bytes` says what it moves at most.
 """
@@ -18,7 +18,7 @@ import numpy as np
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.problem.accesses import Accesses
 from einpage.memplan.problem.slots import Slots
-from einpage.memplan.residency.policies import Keep, Room, bytes_kept, nearest, pin_evenly, pin_first, stream_all
+from einpage.memplan.residency.policies import Headroom, ResidentIntervals, nearest, pin_evenly, pin_first, resident_bytes, stream_all
 from einpage.memplan.schedule.allocate import settled
 from einpage.memplan.schedule.timetable import Timetable, timetable
 
@@ -34,7 +34,7 @@ class Policy(Enum):
 
 STATIC = (Policy.STREAM_ALL, Policy.PIN_FIRST, Policy.PIN_EVENLY)
 """What stays is settled before anything runs, tensor by tensor."""
-KEEP_BY_POLICY: dict[Policy, Callable[[Accesses, Room], Keep]] = {
+KEEP_BY_POLICY: dict[Policy, Callable[[Accesses, Headroom], ResidentIntervals]] = {
     Policy.STREAM_ALL: stream_all,
     Policy.PIN_FIRST: pin_first,
     Policy.PIN_EVENLY: pin_evenly,
@@ -49,14 +49,14 @@ class StaticPlan:
     memgraph: MemGraph
     reserve_bytes: int
     slack_bytes: int
-    keep: Keep = field(repr=False)
+    resident: ResidentIntervals = field(repr=False)
 
 
 class _Try(NamedTuple):
     seconds: float
     reserve_bytes: int
     slack_bytes: int
-    keep: Keep
+    resident: ResidentIntervals
     table: Timetable
 
 
@@ -69,31 +69,31 @@ def static_plans(slots: Slots, policies: Sequence[Policy], within_s: float = inf
     for policy in policies:
         tries = []
         for reserve, slack in ((int(r * capacity), int(s * capacity)) for r, s in RESERVES):
-            keep = KEEP_BY_POLICY[policy](a, np.maximum(capacity - a.footprint - reserve, 0))
-            key = keep.tobytes(), slack
+            resident = KEEP_BY_POLICY[policy](a, np.maximum(capacity - a.footprint - reserve, 0))
+            key = resident.tobytes(), slack
             if key not in table_by_keep:
-                table_by_keep[key] = timetable(slots, capacity, keep, slack)
-            tries.append(_Try(table_by_keep[key].seconds, reserve, slack, keep, table_by_keep[key]))
+                table_by_keep[key] = timetable(slots, capacity, resident, slack)
+            tries.append(_Try(table_by_keep[key].seconds, reserve, slack, resident, table_by_keep[key]))
         for it in sorted(tries, key=lambda t: t[:2]):
-            if _least_seconds(slots, it.keep) > within_s:
+            if _least_seconds(slots, it.resident) > within_s:
                 continue
-            key = it.keep.tobytes(), it.slack_bytes
+            key = it.resident.tobytes(), it.slack_bytes
             if key not in plan_by_keep:
-                plan_by_keep[key] = next(settled(slots, it.keep, it.table, it.slack_bytes, ()), None)
+                plan_by_keep[key] = next(settled(slots, it.resident, it.table, it.slack_bytes, ()), None)
             memgraph = plan_by_keep[key]
             if memgraph is not None:
-                found[policy] = StaticPlan(memgraph, it.reserve_bytes, it.slack_bytes, it.keep)
+                found[policy] = StaticPlan(memgraph, it.reserve_bytes, it.slack_bytes, it.resident)
                 break
     return found
 
 
-def _least_seconds(slots: Slots, keep: Keep) -> float:
-    """A lower bound on the makespan of any plan in which just `keep` stays: loads wait for one another, and so do tasks."""
+def _least_seconds(slots: Slots, resident: ResidentIntervals) -> float:
+    """A lower bound on the makespan of any plan in which just `resident` stays: loads wait for one another, and so do tasks."""
     a, load_s = slots.accesses, np.array(slots.load_s)
-    return max(float(load_s[a.loaded].sum() + load_s[a.tensor[~keep]].sum()), float(a.seconds.sum()))
+    return max(float(load_s[a.loaded].sum() + load_s[a.tensor[~resident]].sum()), float(a.seconds.sum()))
 
 
-def most_bytes(policy: Policy, a: Accesses, room: Room) -> int:
+def most_bytes(policy: Policy, a: Accesses, room: Headroom) -> int:
     """Aligned bytes over both links that `policy` moves at most, where what stays may take `room`; no other figure of the plan is asked.
 
     Everything that could move, but for what surely stays. Let `least` be the least room that all results of tasks would leave if they
@@ -112,7 +112,7 @@ def most_bytes(policy: Policy, a: Accesses, room: Room) -> int:
     of_host, of_results = int(bytes_of[clean].sum()), int(bytes_of[~clean].sum() + a.nbytes[np.unique(a.tensor[a.dirty[a.tensor]])].sum())
     if policy is Policy.NEAREST:
         return once + _less(of_host + of_results, a, np.ones(len(clean), bool), room, 1.0)
-    left = room - bytes_kept(a, ~clean)
+    left = room - resident_bytes(a, ~clean)
     if int(left.min(initial=0)) < 0:
         return once + of_host + _less(of_results, a, ~clean, room, 1.0)
     match policy:
@@ -124,9 +124,9 @@ def most_bytes(policy: Policy, a: Accesses, room: Room) -> int:
             return once + of_host
 
 
-def _less(all_bytes: int, a: Accesses, among: Keep, room: Room, largest: float) -> int:
+def _less(all_bytes: int, a: Accesses, among: ResidentIntervals, room: Headroom, largest: float) -> int:
     """`all_bytes` of the intervals `among`, less what stays by a policy that leaves out only what does not fit."""
-    if bool((bytes_kept(a, among) <= room).all()):
+    if bool((resident_bytes(a, among) <= room).all()):
         return 0
     size = int(a.nbytes[a.tensor[among]].max(initial=0))
     return all_bytes - max(0, int(room.min()) - int(largest * size))

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from einpage.memplan.problem.accesses import NEVER
 from einpage.memplan.problem.slots import Slots
-from einpage.memplan.residency.policies import Keep, bytes_kept
+from einpage.memplan.residency.policies import ResidentIntervals, resident_bytes
 
 
 class Load(NamedTuple):
@@ -55,21 +55,21 @@ class Timetable:
     """Over both links."""
 
 
-def timetable(slots: Slots, capacity: int, keep: Keep, slack_bytes: int = 0) -> Timetable:
-    """The timetable under `keep`, whose intervals must fit: at every slot, what stays and the footprint are at most `capacity` bytes.
+def timetable(slots: Slots, capacity: int, resident: ResidentIntervals, slack_bytes: int = 0) -> Timetable:
+    """The timetable under `resident`, whose intervals must fit: at every slot, what stays and the footprint are at most `capacity` bytes.
 
     Loads ahead of need leave `slack_bytes` free: a fuller arena is harder to place.
     """
-    return _Clock(slots, capacity, keep, slack_bytes).run()
+    return _Clock(slots, capacity, resident, slack_bytes).run()
 
 
 class _Clock:
-    def __init__(self, slots: Slots, capacity: int, keep: Keep, slack_bytes: int) -> None:
+    def __init__(self, slots: Slots, capacity: int, resident: ResidentIntervals, slack_bytes: int) -> None:
         a = slots.accesses
         self.a, self.slots, self.slack = a, slots, slack_bytes
         self.size: list[int] = a.nbytes.tolist()
         self.seconds: list[float] = a.seconds.tolist()
-        room = capacity - a.footprint - bytes_kept(a, keep)
+        room = capacity - a.footprint - resident_bytes(a, resident)
         assert int(room.min(initial=0)) >= 0, "what stays does not fit"
         self.room: list[int] = room.tolist()
         self.steps = [Step() for _ in range(a.slots)]
@@ -80,8 +80,8 @@ class _Clock:
         """[tensor] when the host has it."""
         self.gone_at = [0] * len(self.size)
         """[tensor] the first slot that may load it again."""
-        self.needs = self._needs(keep)
-        self.leaves, self.writes = self._departures(keep)
+        self.needs = self._needs(resident)
+        self.leaves, self.writes = self._departures(resident)
         self.due = [a.slots] * len(self.size)
         """[tensor] the first slot after which it leaves."""
         for k in reversed(range(a.slots)):
@@ -90,21 +90,21 @@ class _Clock:
         self.unwritten: list[tuple[int, int, float]] = []
         """A heap of (when due, tensor, when it was there): copies to the host not yet issued."""
 
-    def _needs(self, keep: Keep) -> list[list[int]]:
+    def _needs(self, resident: ResidentIntervals) -> list[list[int]]:
         """[slot] the tensors it needs loaded."""
         a = self.a
         needs: list[list[int]] = [[] for _ in range(a.slots)]
-        gone = np.flatnonzero(~keep)
+        gone = np.flatnonzero(~resident)
         for t, k in zip((*a.loaded.tolist(), *a.tensor[gone].tolist()), (*a.load_at.tolist(), *a.end[gone].tolist()), strict=True):
             needs[k].append(t)
         return needs
 
-    def _departures(self, keep: Keep) -> tuple[list[list[tuple[int, int]]], list[list[int]]]:
+    def _departures(self, resident: ResidentIntervals) -> tuple[list[list[tuple[int, int]]], list[list[int]]]:
         """[slot] who leaves once it has run, with the slot by which it has to be gone; and whose copy to the host may begin then: as
         soon as there is something to copy."""
         a = self.a
         leaves: list[list[tuple[int, int]]] = [[] for _ in range(a.slots)]
-        gone = np.flatnonzero(~keep)
+        gone = np.flatnonzero(~resident)
         for t, begin, end in zip(a.tensor[gone].tolist(), a.start[gone].tolist(), a.end[gone].tolist(), strict=True):
             leaves[begin].append((t, end))
         for t, last in enumerate(a.last_at.tolist()):

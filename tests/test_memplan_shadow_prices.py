@@ -1,4 +1,4 @@
-"""Shares found by prices: what they say where it is plain, and how near the interval LP what comes of them is."""
+"""Shares found by Lagrange multipliers: what they are where it is plain, and how near the interval LP what is rounded from them comes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from einpage.memplan.problem.accesses import Accesses, from_lists
 from einpage.memplan.problem.machine import links_only
 from einpage.memplan.problem.problem import problem_of
 from einpage.memplan.problem.slots import slots_of
-from einpage.memplan.residency.policies import Keep, Room, and_nearest, evened, nearest, rounded
+from einpage.memplan.residency.policies import Headroom, ResidentIntervals, and_nearest, evened, nearest, rounded
 from einpage.memplan.residency.shadow_prices import shares
 from strategies import a_machine, random_graph
 
@@ -32,24 +32,24 @@ def loop(tensors: int, passes: int) -> Accesses:
     )  # fmt: skip
 
 
-def moved(a: Accesses, keep: Keep) -> int:
+def moved(a: Accesses, resident: ResidentIntervals) -> int:
     """Bytes over both links."""
-    gone = ~keep
-    written = np.unique(a.tensor[gone & a.dirty[a.tensor]])
-    return int(a.compulsory_h2d + a.compulsory_d2h + a.nbytes[a.tensor[gone]].sum() + a.nbytes[written].sum())
+    evicted = ~resident
+    written = np.unique(a.tensor[evicted & a.dirty[a.tensor]])
+    return int(a.compulsory_h2d + a.compulsory_d2h + a.nbytes[a.tensor[evicted]].sum() + a.nbytes[written].sum())
 
 
-def test_a_loop_stays_in_as_many_askings_as_there_is_room() -> None:
-    """8 weights, 20 passes: of the 7 that are not in use 4 find room."""
+def test_the_shares_of_a_loop_are_the_headroom_s() -> None:
+    """8 weights, 20 passes: of the 7 that are not in use there is headroom for 4."""
     a = loop(8, 20)
-    room = np.full(a.slots, 40)
-    (share,) = shares(a, [room])
+    headroom = np.full(a.slots, 40)
+    (share,) = shares(a, [headroom])
     assert abs(share.mean() - 4 / 7) < 0.1
-    for way in (rounded, evened):
-        assert moved(a, and_nearest(a, room, way(a, room, share))) < 1.15 * bytes_bound(a, 50).total
+    for rounding in (rounded, evened):
+        assert moved(a, and_nearest(a, headroom, rounding(a, headroom, share))) < 1.15 * bytes_bound(a, 50).total
 
 
-def test_where_all_fits_all_stay_and_where_nothing_does_none() -> None:
+def test_where_all_fits_all_are_resident_and_where_nothing_does_none() -> None:
     a = loop(5, 3)
     everything, nothing = shares(a, [np.full(a.slots, 1000), np.zeros(a.slots, np.int64)])
     assert (everything == 1).all()
@@ -57,10 +57,13 @@ def test_where_all_fits_all_stay_and_where_nothing_does_none() -> None:
 
 
 def near_lp(a: Accesses, capacity: int) -> float:
-    """The fewer bytes of the two ways of rounding, as a multiple of the interval LP's."""
-    room: Room = capacity - a.footprint
-    (share,) = shares(a, [room])
-    return min(moved(a, and_nearest(a, room, way(a, room, share))) for way in (rounded, evened)) / bytes_bound(a, capacity).total
+    """The fewer bytes of the two roundings, as a multiple of the interval LP's."""
+    headroom: Headroom = capacity - a.footprint
+    (share,) = shares(a, [headroom])
+    return (
+        min(moved(a, and_nearest(a, headroom, rounding(a, headroom, share))) for rounding in (rounded, evened))
+        / bytes_bound(a, capacity).total
+    )
 
 
 def test_random_graphs_come_near_the_lp() -> None:

@@ -1,4 +1,4 @@
-"""Trades: what they promise of any graph, the drawing in the module, and how much they leave of what a policy loses."""
+"""Ruin and recreate: what holds for any graph, the drawing in the module, and how much is left of what a policy loses to the LP."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from einpage.memplan.problem.accesses import Accesses, from_lists
 from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.problem.problem import problem_of
 from einpage.memplan.problem.slots import slots_of
-from einpage.memplan.residency.policies import Keep, bytes_kept, nearest, rounded, stream_all
-from einpage.memplan.residency.ruin_recreate import traded
+from einpage.memplan.residency.policies import ResidentIntervals, nearest, resident_bytes, rounded, stream_all
+from einpage.memplan.residency.ruin_recreate import ruin_and_recreate
 from strategies import a_machine, task_graphs
 
 
-def moved(a: Accesses, keep: Keep) -> int:
-    """Bytes that cross the links because of what does not stay."""
-    gone = ~keep
-    written = np.unique(a.tensor[gone & a.dirty[a.tensor]])
-    return int(a.nbytes[a.tensor[gone]].sum() + a.nbytes[written].sum())
+def moved(a: Accesses, resident: ResidentIntervals) -> int:
+    """Bytes that cross the links because of intervals that are not resident."""
+    evicted = ~resident
+    written = np.unique(a.tensor[evicted & a.dirty[a.tensor]])
+    return int(a.nbytes[a.tensor[evicted]].sum() + a.nbytes[written].sum())
 
 
 def accesses_of(graph: TaskGraph) -> Accesses | None:
@@ -31,43 +31,43 @@ def accesses_of(graph: TaskGraph) -> Accesses | None:
 
 @given(task_graphs(), st.integers(0, 20_000), st.booleans(), st.integers(1, 4))
 @settings(max_examples=15)
-def test_a_trade_fits_and_moves_less(graph: TaskGraph, extra: int, streams: bool, every: int) -> None:
+def test_each_result_fits_and_moves_less(graph: TaskGraph, extra: int, streams: bool, every: int) -> None:
     """Each that the judge takes moves fewer bytes than the last it took; those it refuses leave no trace."""
     a = accesses_of(graph)
     if a is None:
         return
-    room = largest_footprint(graph)[1] + extra - a.footprint
-    keep = stream_all(a, room) if streams else nearest(a, room)
-    seen = [(moved(a, keep), keep)]
+    headroom = largest_footprint(graph)[1] + extra - a.footprint
+    resident = stream_all(a, headroom) if streams else nearest(a, headroom)
+    seen = [(moved(a, resident), resident)]
     asked = 0
 
-    def accepts(new: Keep) -> bool:
+    def accepts(new: ResidentIntervals) -> bool:
         nonlocal asked
         asked += 1
-        assert bool((bytes_kept(a, new) <= room).all())
+        assert bool((resident_bytes(a, new) <= headroom).all())
         assert moved(a, new) < seen[-1][0]
         if asked % every:
             return False
         seen.append((moved(a, new), new.copy()))
         return True
 
-    assert np.array_equal(traded(a, room, keep, accepts), seen[-1][1])
+    assert np.array_equal(ruin_and_recreate(a, headroom, resident, accepts), seen[-1][1])
 
 
 def test_two_that_move_more_together_take_the_place_of_one() -> None:
-    """The drawing in the module: w is read at 0 and 8, u at 1 and 4, v at 5 and 9; room for one."""
+    """The drawing in the module: w is read at 0 and 8, u at 1 and 4, v at 5 and 9; headroom for one."""
     reads = [(0,), (1,), (), (), (1,), (2,), (), (), (0,), (2,)]
     a = from_lists(
         reads=reads, writes=[()] * 10, seconds=[1.0] * 10, extra_bytes=[0] * 10, nbytes=[10] * 3, clean=[True] * 3, output=[False] * 3
     )
-    room, by_share = np.full(10, 10), np.where(a.tensor == 0, 1.0, 0.5)
-    keep = rounded(a, room, by_share)
-    assert a.tensor[keep].tolist() == [0]
-    assert sorted(a.tensor[traded(a, room, keep, lambda _: True)].tolist()) == [1, 2]
+    headroom, by_share = np.full(10, 10), np.where(a.tensor == 0, 1.0, 0.5)
+    resident = rounded(a, headroom, by_share)
+    assert a.tensor[resident].tolist() == [0]
+    assert sorted(a.tensor[ruin_and_recreate(a, headroom, resident, lambda _: True)].tolist()) == [1, 2]
 
 
-def test_trades_take_a_third_of_what_a_policy_loses() -> None:
-    """Loops over weights of many sizes: bytes above the interval LP's, which no plan beats, for the nearest first and after trades."""
+def test_a_third_of_what_a_policy_loses_is_won_back() -> None:
+    """Loops over weights of many sizes: bytes above the interval LP's, which no plan beats, for the nearest first and after it."""
     lost, left = 0.0, 0.0
     for seed in range(2):
         sizes = np.random.default_rng(seed).integers(5, 60, 15).tolist()
@@ -77,8 +77,8 @@ def test_trades_take_a_third_of_what_a_policy_loses() -> None:
             nbytes=sizes, clean=[True] * 15, output=[False] * 15,
         )  # fmt: skip
         capacity = sum(sizes) // 2
-        keep = nearest(a, capacity - a.footprint)
+        resident = nearest(a, capacity - a.footprint)
         least = bytes_bound(a, capacity).total - a.compulsory_h2d
-        lost += moved(a, keep) - least
-        left += moved(a, traded(a, capacity - a.footprint, keep, lambda _: True)) - least
+        lost += moved(a, resident) - least
+        left += moved(a, ruin_and_recreate(a, capacity - a.footprint, resident, lambda _: True)) - least
     assert 0 <= left < 0.67 * lost, (left, lost)
