@@ -1,4 +1,4 @@
-"""What the planner refuses, with everything a person needs to act on it."""
+"""The errors of the planner, with everything a person needs to act on them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Misfit:
     largest_hole: int
     budget: int
     pinned: tuple[tuple[str, int], ...]
-    """(tensor name, bytes) of what may not leave."""
+    """(tensor name, bytes) of what may not be evicted."""
     smallest_budget: int | None
     """The smallest budget that works, with the finest split where the split is free; None when it is the host that is full."""
     at_least: int | None = None
-    """No split works with less, where that is not the smallest budget itself: the search for a better one was given up."""
+    """A lower bound on the budget of every split, where it is not `smallest_budget` itself: the search for a smaller one was given up."""
 
 
 class DoesNotFit(EinpageError):

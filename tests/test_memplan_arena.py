@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from einpage.einsum_front.base.units import ALIGNMENT
-from einpage.memplan.graph.arena import FIT_BY_POLICY, VIRGIN, Arena, FitPolicy, Piece, best_fit, first_fit, worst_fit
+from einpage.memplan.graph.arena import FIT_BY_POLICY, NEVER_USED, Arena, FitPolicy, Piece, best_fit, first_fit, worst_fit
 
 BLOCKS = 24
 
@@ -21,7 +21,7 @@ class ArenaMachine(RuleBasedStateMachine):
         super().__init__()
         self.arena = Arena(BLOCKS * self.unit + self.unit // 2, self.unit)
         self.owner: dict[int, int | None] = dict.fromkeys(range(BLOCKS))
-        self.last: dict[int, int] = dict.fromkeys(range(BLOCKS), VIRGIN)
+        self.last: dict[int, int] = dict.fromkeys(range(BLOCKS), NEVER_USED)
         self.live: dict[int, list[Piece]] = {}
         self.node = 0
         self.top = 0
@@ -50,7 +50,7 @@ class ArenaMachine(RuleBasedStateMachine):
             FitPolicy.WORST: lambda: max(fitting),
         }[policy]()
         assert start == expected[1] * self.unit
-        pieces = self.arena.take(start, blocks * self.unit, owner=self.node)
+        pieces = self.arena.allocate(start, blocks * self.unit, owner=self.node)
         mine = range(start // self.unit, start // self.unit + blocks)
         assert [b for a, z, _ in pieces for b in range(a // self.unit, z // self.unit)] == list(mine)
         assert [n for a, z, n in pieces for _ in range(a // self.unit, z // self.unit)] == [self.last[b] for b in mine]
@@ -77,7 +77,7 @@ class ArenaMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
         start = data.draw(st.sampled_from(sorted(self.live)))
-        self.arena.give_back(self.live[start])
+        self.arena.undo(self.live[start])
         for b in self.blocks_of(start):
             self.owner[b] = None
         del self.live[start]
@@ -117,10 +117,10 @@ def test_a_segment_remembers_everyone_who_had_its_bytes() -> None:
     arena = Arena(2048)
     x = arena.find(256)
     assert x == 0
-    arena.take(x, 256, owner=3)
-    arena.take(256, 256, owner=4)
+    arena.allocate(x, 256, owner=3)
+    arena.allocate(256, 256, owner=4)
     arena.release(256, node=7)
-    assert arena.take(256, 512, owner=5) == [(256, 512, 7), (512, 768, VIRGIN)]
+    assert arena.allocate(256, 512, owner=5) == [(256, 512, 7), (512, 768, NEVER_USED)]
 
 
 def test_an_arena_below_the_alignment_is_empty() -> None:
@@ -130,7 +130,7 @@ def test_an_arena_below_the_alignment_is_empty() -> None:
 
 def test_taking_more_than_a_hole_has_is_our_bug() -> None:
     with pytest.raises(AssertionError, match="fewer than 512 bytes"):
-        Arena(256).take(0, 512, owner=0)
+        Arena(256).allocate(0, 512, owner=0)
 
 
 @pytest.mark.parametrize(("fit", "answer"), [(best_fit, 4096), (first_fit, 1024), (worst_fit, 8192)])

@@ -1,4 +1,4 @@
-"""The row that leaves, found by columns of int64 or of Python's ints, is what a plain sweep over the arena finds: at every call."""
+"""The window that is evicted, found by columns of int64 or of Python's ints, is what a plain sweep over the arena finds: at every call."""
 
 from __future__ import annotations
 
@@ -15,54 +15,54 @@ from einpage.memplan.graph.recorder import NO_RESIDENCY
 from einpage.memplan.horizons import memory, victim
 from einpage.memplan.horizons.malloc import Allocator
 from einpage.memplan.horizons.memory import NOWHERE, Reservation
-from einpage.memplan.horizons.victim import FEW, LARGE, VictimPolicy, load
+from einpage.memplan.horizons.victim import FEW, LARGE, VictimPolicy, traffic
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.footprint import largest_footprint
 from strategies import a_machine, random_graph
 
 
-def plain_row(self: Allocator, it: Reservation, nbytes: int, horizon: int) -> list[tuple[int, int, int | None]]:
-    """The neighbours that may leave, of at least `nbytes`, whose prices sum to least: the leftmost of equals, none at its ends needless."""
+def plain_window(self: Allocator, reservation: Reservation, nbytes: int, horizon: int) -> list[tuple[int, int, int | None]]:
+    """The evictable neighbours, of at least `nbytes`, whose prices sum to least: the leftmost of equals, the shortest of those."""
     memory = self.memory
     price_by_tensor = {}
-    for t in range(len(memory.at)):
-        use = None if memory.at[t] == NOWHERE or memory.pins[t] else memory.reuse.next_use(t)
+    for t in range(len(memory.offset)):
+        use = None if memory.offset[t] == NOWHERE or memory.pins[t] else memory.reuse.next_use(t)
         if use is not None and use > horizon:
-            loads = np.array([load(memory.size[t], memory.host.copy[t] == NO_RESIDENCY)], object)
-            price_by_tensor[t] = int(self.price(loads, np.array([use - it.step]))[0])
+            traffics = np.array([traffic(memory.size[t], memory.host.copy[t] == NO_RESIDENCY)], object)
+            price_by_tensor[t] = int(self.price(traffics, np.array([use - reservation.step]))[0])
     segments = list(memory.device.segments())
     best: tuple[int, int, list[tuple[int, int, int | None]]] | None = None
     for first in range(len(segments)):
         total = 0
-        for n, (_, stop, owner) in enumerate(segments[first:], 1):
+        for n, (_, end, owner) in enumerate(segments[first:], 1):
             if owner is not None and owner not in price_by_tensor:
                 break
             total += 0 if owner is None else price_by_tensor[owner]
-            if stop - segments[first][0] >= nbytes:
-                if best is None or (total, stop) <= best[:2]:
-                    best = total, stop, segments[first : first + n]
+            if end - segments[first][0] >= nbytes:
+                if best is None or (total, end) <= best[:2]:
+                    best = total, end, segments[first : first + n]
                 break
     return best[2] if best else []
 
 
 @pytest.mark.parametrize(("large", "few"), [(0, FEW), (LARGE, FEW), (LARGE, 0)])
-def test_the_row_that_leaves_is_what_a_plain_sweep_finds(large: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_window_that_is_evicted_is_what_a_plain_sweep_finds(large: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random graphs, aligned or not, in arenas from tight to roomy."""
     monkeypatch.setattr(memory, "LARGE", large)
     monkeypatch.setattr(victim, "FEW", few)
-    search = Allocator._loose_row
+    search = Allocator._evictable_window
     calls = nothing = 0
 
-    def both(self: Allocator, it: Reservation, nbytes: int, horizon: int) -> range | None:
+    def both(self: Allocator, reservation: Reservation, nbytes: int, horizon: int) -> range | None:
         nonlocal calls, nothing
-        swept = plain_row(self, it, nbytes, horizon)
-        found = search(self, it, nbytes, horizon)
+        swept = plain_window(self, reservation, nbytes, horizon)
+        found = search(self, reservation, nbytes, horizon)
         segments = list(self.memory.device.segments())
         assert [segments[i] for i in found or ()] == swept
         calls, nothing = calls + 1, nothing + (found is None)
         return found
 
-    monkeypatch.setattr(Allocator, "_loose_row", both)
+    monkeypatch.setattr(Allocator, "_evictable_window", both)
     for seed in range(40):
         graph = random_graph(seed, most_ops=14, largest_extent=30, most_pieces=5)
         alignment = (ALIGNMENT, 1)[seed % 2]
@@ -88,7 +88,7 @@ def of_units(graph: TaskGraph) -> TaskGraph:
 
 def test_an_arena_of_petabytes_has_the_plan_of_a_small_one() -> None:
     """Prices of that many bytes fit no int64."""
-    left = 0
+    offloads = 0
     for seed in range(20):
         graph = random_graph(seed, most_ops=14)
         budget = largest_footprint(graph, 1)[1]
@@ -96,5 +96,5 @@ def test_an_arena_of_petabytes_has_the_plan_of_a_small_one() -> None:
         large = plan(of_units(graph), a_machine(host_bytes=2**80), budget * UNIT, PlanOptions(alignment=UNIT))
         places = [(r.tensor, r.place, r.extents[0].offset * UNIT) for r in small.residencies]
         assert [(r.tensor, r.place, r.extents[0].offset) for r in large.residencies] == places
-        left += sum(small.queue(NodeId(n)) is Queue.D2H for n in range(len(small.nodes)))
-    assert left > 100
+        offloads += sum(small.queue(NodeId(n)) is Queue.D2H for n in range(len(small.nodes)))
+    assert offloads > 100

@@ -22,7 +22,7 @@ from einpage.memplan.horizons.horizons import Horizons
 from einpage.memplan.horizons.malloc import Allocator
 from einpage.memplan.horizons.memory import NO_STEP
 from einpage.memplan.horizons.reuse import Step
-from einpage.memplan.horizons.victim import FAR, HOLE_LOAD, VictimPolicy, load
+from einpage.memplan.horizons.victim import FAR, HOLE_TRAFFIC, VictimPolicy, traffic
 from einpage.memplan.judge.reason import Reason
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import PlanOptions, plan
@@ -39,7 +39,7 @@ all_options = st.builds(
     fit=st.sampled_from(FitPolicy),
     prefetch=st.booleans(),
     evict_ahead=st.booleans(),
-    ahead_bytes=st.none() | st.integers(0, 8192).map(Nbytes),
+    prefetch_bytes=st.none() | st.integers(0, 8192).map(Nbytes),
     alignment=alignments,
     seed=st.integers(0, 1000),
 )
@@ -105,9 +105,9 @@ def test_a_plan_keeps_its_alignment(graph: TaskGraph, options: PlanOptions, data
     memgraph = plan(graph, a_machine(), data.draw(budgets(graph, options.alignment)), options)
     assert memgraph.alignment == options.alignment
     assert all(e.offset % options.alignment == 0 for r in memgraph.residencies for e in r.extents)
-    staying = sum(aligned(t.nbytes, options.alignment) for t in graph.tensors if t.kind in HOST_AT_START or t.kind is Kind.OUTPUT)
+    permanent = sum(aligned(t.nbytes, options.alignment) for t in graph.tensors if t.kind in HOST_AT_START or t.kind is Kind.OUTPUT)
     spilled = set(moves(memgraph, Queue.D2H)) - {t.name for t in graph.tensors if t.kind is Kind.OUTPUT}
-    assert memgraph.host_bytes >= staying and (memgraph.host_bytes == staying) == (not spilled)
+    assert memgraph.host_bytes >= permanent and (memgraph.host_bytes == permanent) == (not spilled)
 
 
 @given(task_graphs(), all_options, st.data())
@@ -124,8 +124,8 @@ def test_with_room_for_all_only_what_must_moves(graph: TaskGraph, options: PlanO
     sizes = [*(t.nbytes for t in graph.tensors), *(t.workspace_bytes for t in graph.tasks)]
     memgraph = plan(graph, a_machine(), sum(aligned(nbytes, options.alignment) for nbytes in sizes), options)
     read = {graph.tensors[t].name for task in graph.tasks if not task.gathers for t in task.reads()}
-    masters = {t.name for t in graph.tensors if t.kind in HOST_AT_START}
-    assert sorted(moves(memgraph, Queue.H2D)) == sorted(read & masters)
+    on_host = {t.name for t in graph.tensors if t.kind in HOST_AT_START}
+    assert sorted(moves(memgraph, Queue.H2D)) == sorted(read & on_host)
     assert sorted(moves(memgraph, Queue.D2H)) == sorted(t.name for t in graph.tensors if t.kind is Kind.OUTPUT)
 
 
@@ -140,8 +140,8 @@ def test_the_same_input_gives_the_same_plan(graph: TaskGraph, options: PlanOptio
 
 @given(task_graphs(), all_options, st.data())
 def test_a_full_host_is_refused_and_never_overrun(graph: TaskGraph, options: PlanOptions, data: st.DataObject) -> None:
-    staying = sum(aligned(t.nbytes, options.alignment) for t in graph.tensors if t.kind in HOST_AT_START or t.kind is Kind.OUTPUT)
-    machine = a_machine(host_bytes=staying + data.draw(st.integers(0, 4096)))
+    permanent = sum(aligned(t.nbytes, options.alignment) for t in graph.tensors if t.kind in HOST_AT_START or t.kind is Kind.OUTPUT)
+    machine = a_machine(host_bytes=permanent + data.draw(st.integers(0, 4096)))
     try:
         memgraph = plan(graph, machine, data.draw(budgets(graph, options.alignment)), options)
     except DoesNotFit as refused:
@@ -160,22 +160,22 @@ def test_the_simulation_counts_what_it_may_evict(graph: TaskGraph, options: Plan
     memory = horizons.memory
     for step, task in enumerate(horizons.order):
         horizons.allocate(Step(step), task)
-        loose = [t.id for t in graph.tensors if memory.at[t.id] >= 0 and not memory.pins[t.id]]
-        assert memory.loose_bytes == sum(memory.size[t] for t in loose)
-        until = {t.id: memory.loose_until[t.id] for t in graph.tensors if memory.loose_until[t.id] != NO_STEP}
-        assert until == {t: memory.reuse.next_use(t) for t in loose}
-        assert all(memory.loose_load[t] == load(memory.size[t], memory.host.copy[t] == NO_RESIDENCY) for t in loose)
-        assert (memory.loose_until[HOLE], memory.loose_load[HOLE]) == (FAR, HOLE_LOAD)
-        assert horizons.ahead_bytes == sum(it.ahead_bytes for it in horizons.between)
-        assert not any(memory.reuse.is_dead(t) for t in loose)
-        if horizons.between[-1].runs_at_once or options.prefetch is False:
+        evictable = [t.id for t in graph.tensors if memory.offset[t.id] >= 0 and not memory.pins[t.id]]
+        assert memory.evictable_bytes == sum(memory.size[t] for t in evictable)
+        until = {t.id: memory.evictable_until[t.id] for t in graph.tensors if memory.evictable_until[t.id] != NO_STEP}
+        assert until == {t: memory.reuse.next_use(t) for t in evictable}
+        assert all(memory.evictable_traffic[t] == traffic(memory.size[t], memory.host.copy[t] == NO_RESIDENCY) for t in evictable)
+        assert (memory.evictable_until[HOLE], memory.evictable_traffic[HOLE]) == (FAR, HOLE_TRAFFIC)
+        assert horizons.prefetched_bytes == sum(task.prefetched_bytes for task in horizons.in_flight)
+        assert not any(memory.reuse.is_dead(t) for t in evictable)
+        if horizons.in_flight[-1].runs_at_once or options.prefetch is False:
             horizons.execute_one()
 
 
 def test_random_graphs_reach_every_routine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without this, the properties above might never meet fragmentation or an early takeover."""
+    """Without this, the properties above might never meet fragmentation or a donation before the last use."""
     calls: Counter[str] = Counter()
-    for name in ("sim_malloc", "sim_malloc_offload", "sim_malloc_force_reload", "_take_early"):
+    for name in ("sim_malloc", "sim_malloc_offload", "sim_malloc_force_reload", "_donate_early"):
         routine = getattr(Allocator, name)
 
         def counted(*args: object, name: str = name, routine: object = routine, **words: object) -> object:
@@ -189,7 +189,7 @@ def test_random_graphs_reach_every_routine(monkeypatch: pytest.MonkeyPatch) -> N
         graph = random_graph(seed)
         options = PlanOptions(order=OrderPolicy.RANDOM, fit=list(FitPolicy)[seed % 3], seed=seed)
         assert judge(plan(graph, a_machine(), largest_footprint(graph)[1], options)) is None
-    assert set(calls) == {"sim_malloc", "sim_malloc_offload", "sim_malloc_force_reload", "_take_early"}
+    assert set(calls) == {"sim_malloc", "sim_malloc_offload", "sim_malloc_force_reload", "_donate_early"}
     assert min(calls.values()) > 0
 
 
@@ -203,7 +203,7 @@ def streamed(weights: int) -> TaskGraph:
     return made(sizes, [(f"x{i + 1}", [f"x{i}", f"w{i}"], [], 0) for i in range(weights)])
 
 
-def test_prefetch_brings_the_next_weight_in_before_the_task_before_runs() -> None:
+def test_prefetch_loads_the_next_weight_before_the_task_before_runs() -> None:
     graph = streamed(4)
     ahead = plan(graph, a_machine(), 5 * 1024)
     in_step = plan(graph, a_machine(), 5 * 1024, PlanOptions(prefetch=False))
@@ -212,16 +212,16 @@ def test_prefetch_brings_the_next_weight_in_before_the_task_before_runs() -> Non
     assert judge(ahead) is None and judge(in_step) is None
 
 
-def kept(again: int) -> TaskGraph:
-    """A weight `k` that the first task reads and, besides, the task at step `again`; every task needs a weight of its own too."""
+def read_again(again: int) -> TaskGraph:
+    """A weight `k` that the first task and the task at step `again` read; every task reads a weight of its own too."""
     sizes = {"k": (1024, W), "x0": (1024, Kind.INPUT)} | {f"w{i}": (1024, W) for i in range(9)}
     sizes |= {f"x{i}": (1024, OUT if i == 9 else A) for i in range(1, 10)}
     return made(sizes, [(f"x{i + 1}", [f"x{i}", f"w{i}"] + ["k"] * (i in (0, again)), [f"x{i}"] * (i > 0), 0) for i in range(9)])
 
 
-def test_evict_ahead_makes_room_for_a_reload_while_tasks_run() -> None:
-    graph = kept(again=8)
-    eager = PlanOptions(ahead_bytes=Nbytes(4096))
+def test_evict_ahead_frees_bytes_for_a_reload_while_tasks_run() -> None:
+    graph = read_again(again=8)
+    eager = PlanOptions(prefetch_bytes=Nbytes(4096))
     waiting, early = (plan(graph, a_machine(), 4 * 1024, o) for o in (replace(eager, evict_ahead=False), eager))
     assert judge(waiting) is None and judge(early) is None
     assert moves(waiting, Queue.H2D).count("k") == 1
@@ -229,22 +229,22 @@ def test_evict_ahead_makes_room_for_a_reload_while_tasks_run() -> None:
     assert position(early, "x5") - position(early, "w4") > position(waiting, "x5") - position(waiting, "w4")
 
 
-def test_evict_ahead_lets_nothing_leave_that_is_needed_soon() -> None:
-    eager = PlanOptions(ahead_bytes=Nbytes(4096))
-    assert moves(plan(kept(again=4), a_machine(), 4 * 1024, eager), Queue.H2D).count("k") == 1
-    assert moves(plan(kept(again=8), a_machine(), 4 * 1024, replace(eager, ahead_bytes=Nbytes(0))), Queue.H2D).count("k") == 1
+def test_evict_ahead_evicts_nothing_that_is_needed_soon() -> None:
+    eager = PlanOptions(prefetch_bytes=Nbytes(4096))
+    assert moves(plan(read_again(again=4), a_machine(), 4 * 1024, eager), Queue.H2D).count("k") == 1
+    assert moves(plan(read_again(again=8), a_machine(), 4 * 1024, replace(eager, prefetch_bytes=Nbytes(0))), Queue.H2D).count("k") == 1
 
 
 def test_evict_ahead_serves_reloads_only() -> None:
-    """For a result it pays to wait: the next task to run frees bytes, and no link is idle for want of them."""
+    """For a result it pays to wait: the next task to run frees bytes, and no link is idle meanwhile."""
     sizes = {"k": (1024, W)} | {f"x{i}": (1024, OUT if i == 9 else A) for i in range(1, 10)}
     tasks: list[tuple[str, list[str], list[str], int]]
     tasks = [(f"x{i + 1}", [f"x{i}"] * (i > 0) + ["k"] * (i in (0, 8)), [], 0) for i in range(9)]
     graph = made(sizes, tasks)
-    assert moves(plan(graph, a_machine(), 4 * 1024, PlanOptions(ahead_bytes=Nbytes(4096))), Queue.H2D) == ["k"]
+    assert moves(plan(graph, a_machine(), 4 * 1024, PlanOptions(prefetch_bytes=Nbytes(4096))), Queue.H2D) == ["k"]
 
 
-def test_the_farthest_next_use_leaves_first() -> None:
+def test_the_farthest_next_use_is_evicted_first() -> None:
     """Both weights are clean and of one size; x is wanted where they are."""
     sizes = {"near": (1024, W), "far": (1024, W), "a": (1024, A), "b": (1024, A), "c": (1024, A), "y": (1024, OUT)}
     graph = made(sizes, [("a", ["far", "near"], [], 0), ("b", ["a"], [], 1024), ("c", ["b", "near"], [], 0), ("y", ["c", "far"], [], 0)])

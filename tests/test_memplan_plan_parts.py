@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from einpage.einsum_front.base.units import ALIGNMENT, aligned
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, TaskGraph
 from einpage.memplan.errors import DoesNotFit
-from einpage.memplan.graph.host_slots import Host
+from einpage.memplan.graph.host_slots import HostSlots
 from einpage.memplan.graph.memgraph import HOST, EdgeKind
 from einpage.memplan.graph.recorder import AT_START, EdgeList, Recorder
 from einpage.memplan.horizons import victim
@@ -20,14 +20,14 @@ from einpage.memplan.horizons.reuse import Reuse, Step
 from einpage.memplan.horizons.victim import (
     FAR,
     FEW,
-    HOLE_LOAD,
+    HOLE_TRAFFIC,
     LARGE,
     Price,
     VictimPolicy,
     cheapest_window,
     farthest,
-    load,
     price_of,
+    traffic,
     weighted,
 )
 from einpage.memplan.problem.order import as_written, random_topological
@@ -46,12 +46,12 @@ def test_the_cheapest_window_is_what_brute_force_finds(tiling: list[tuple[int, i
     leftmost = min(possible, key=lambda ab: (sum(prices[slice(*ab)]), ab[1], -ab[0]), default=None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(victim, "FEW", few)
-        may = np.array([i for i, p in enumerate(prices) if p != PINNED], np.int64)
-        assert cheapest_window(np.cumsum([0, *sizes]), may, np.array(prices, dtype)[may], wanted) == leftmost
+        candidates = np.array([i for i, p in enumerate(prices) if p != PINNED], np.int64)
+        assert cheapest_window(np.cumsum([0, *sizes]), candidates, np.array(prices, dtype)[candidates], wanted) == leftmost
 
 
 def one(price: Price, nbytes: int, distance: int, dirty: bool) -> int:
-    return int(price(np.array([load(nbytes, dirty)]), np.array([distance]))[0])
+    return int(price(np.array([traffic(nbytes, dirty)]), np.array([distance]))[0])
 
 
 @pytest.mark.parametrize("price", [weighted, farthest])
@@ -67,12 +67,12 @@ def test_weighted_prefers_clean_and_small() -> None:
 
 def test_prices_of_an_arena_that_is_not_large_are_exact() -> None:
     """What costs most: as many bytes as there are, dirty, wanted at once."""
-    assert one(weighted, LARGE - 1, 1, True) == int(weighted(np.array([load(LARGE - 1, True)], object), np.array([1]))[0]) > LARGE
+    assert one(weighted, LARGE - 1, 1, True) == int(weighted(np.array([traffic(LARGE - 1, True)], object), np.array([1]))[0]) > LARGE
 
 
 @pytest.mark.parametrize("price", [*map(partial(price_of, seed=0), VictimPolicy)])
 def test_a_hole_has_no_price(price: Price) -> None:
-    assert price(np.array([HOLE_LOAD, load(1, False)]), np.array([FAR, 1 << 40])).tolist()[0] == 0
+    assert price(np.array([HOLE_TRAFFIC, traffic(1, False)]), np.array([FAR, 1 << 40])).tolist()[0] == 0
     assert one(price, 1, 1 << 40, False) > 0
 
 
@@ -151,34 +151,34 @@ def test_an_edge_that_points_backwards_is_our_bug() -> None:
         edges.finish()
 
 
-def _host(host_bytes: int, unit: int = ALIGNMENT) -> tuple[Host, Recorder, TaskGraph]:
+def _host(host_bytes: int, unit: int = ALIGNMENT) -> tuple[HostSlots, Recorder, TaskGraph]:
     graph = random_graph(3, most_ops=6)
     recorder = Recorder(graph)
-    return Host(problem_of(graph, a_machine(host_bytes=host_bytes), 0, alignment=unit), recorder), recorder, graph
+    return HostSlots(problem_of(graph, a_machine(host_bytes=host_bytes), 0, alignment=unit), recorder), recorder, graph
 
 
-def _staying_bytes(graph: TaskGraph, unit: int = ALIGNMENT) -> int:
+def _permanent_bytes(graph: TaskGraph, unit: int = ALIGNMENT) -> int:
     return sum(aligned(t.nbytes, unit) for t in graph.tensors if t.kind in HOST_AT_START or t.kind is Kind.OUTPUT)
 
 
 def test_the_host_refuses_what_it_cannot_hold_at_the_start() -> None:
     graph = random_graph(3, most_ops=6)
-    staying = _staying_bytes(graph)
-    host, *_ = _host(staying)
-    assert host.nbytes == staying
+    permanent = _permanent_bytes(graph)
+    host, *_ = _host(permanent)
+    assert host.nbytes == permanent
     with pytest.raises(DoesNotFit) as refused:
-        _host(staying - 1)
+        _host(permanent - 1)
     misfit = refused.value.misfit
-    assert (misfit.place, misfit.budget, misfit.smallest_budget) == ("host", staying - 1, None)
+    assert (misfit.place, misfit.budget, misfit.smallest_budget) == ("host", permanent - 1, None)
     assert misfit.wanted > misfit.free
 
 
 @pytest.mark.parametrize("unit", [ALIGNMENT, 1])
-def test_a_spill_slot_is_used_again_and_a_full_host_says_who_is_there(unit: int) -> None:
+def test_a_spill_slot_is_used_again_and_a_full_host_names_what_fills_it(unit: int) -> None:
     graph = random_graph(3, most_ops=6)
     a, b = [t.id for t in graph.tensors if t.kind is Kind.ACTIVATION][:2]
-    room = max(aligned(graph.tensors[t].nbytes, unit) for t in (a, b))
-    host, recorder, graph = _host(_staying_bytes(graph, unit) + room, unit)
+    largest = max(aligned(graph.tensors[t].nbytes, unit) for t in (a, b))
+    host, recorder, graph = _host(_permanent_bytes(graph, unit) + largest, unit)
     from_a, from_b = (recorder.residency(t, HOST, 0, AT_START) for t in (a, b))
     host.spill(a, from_a, "t")
     host.spill(a, from_a, "t")

@@ -1,11 +1,11 @@
-"""One arena as an ordered tiling of segments: live ones, and holes that remember who used their bytes last.
+"""One arena as an ordered tiling of segments: live ones, and holes that remember the last users of their bytes.
 
 In: requests for bytes. Out: offsets, and the nodes that must have run before those bytes may be written again. Invariant: live
 segments and holes tile [0, capacity) without overlap, no two holes touch, and every boundary is a multiple of the alignment.
 
     offset  0      256     768            1536      2048
             | x 3   | hole: 256..512 after node 7    |
-            |       |       512..768 never used      |   -> take(256, 512) answers the pieces (256,512,7) (512,768,-1)
+            |       |       512..768 never used      |   -> allocate(256, 512) answers the pieces (256,512,7) (512,768,-1)
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import TypeAlias
 
 from einpage.einsum_front.base.units import ALIGNMENT
 
-VIRGIN = -1
-"""Stands for a node where bytes were never used."""
-MOST = (1 << 63) - 1
-"""An arena has no more bytes: an offset is an int64."""
+NEVER_USED = -1
+"""Stands for the last user of bytes that had none."""
+MOST_BYTES = (1 << 63) - 1
+"""No arena is larger: an offset is an int64."""
 HOLE = -2
-"""Stands for an owner where there is none; owners are larger."""
+"""Stands for the owner of a hole; owners are larger."""
 
 Piece: TypeAlias = tuple[int, int, int]
-"""(start, stop, node): free bytes and the node that used them last."""
+"""(start, end, node): free bytes and the node that used them last."""
 Segment: TypeAlias = tuple[int, int, int | None]
-"""(start, stop, owner); the owner of a hole is None."""
+"""(start, end, owner); the owner of a hole is None."""
 Hole: TypeAlias = tuple[int, int]
 """(nbytes, start): holes sort by size, then by offset."""
 Fit: TypeAlias = Callable[[Sequence[Hole], int], int | None]
@@ -61,74 +61,74 @@ FIT_BY_POLICY: dict[FitPolicy, Fit] = {FitPolicy.BEST: best_fit, FitPolicy.FIRST
 
 
 class Arena:
-    """`capacity` bytes, or MOST, rounded down to `alignment`. All sizes handed in are multiples of it, and positive."""
+    """`capacity` bytes, or MOST_BYTES, rounded down to `alignment`. All sizes given are multiples of it, and positive."""
 
     __slots__ = ("_holes", "_pieces", "bounds", "capacity", "free_bytes", "high_water", "owners")
 
     def __init__(self, capacity: int, alignment: int = ALIGNMENT) -> None:
-        self.capacity = min(max(capacity, 0), MOST) // alignment * alignment
+        self.capacity = min(max(capacity, 0), MOST_BYTES) // alignment * alignment
         self.free_bytes = self.capacity
         self.high_water = 0
         """The largest offset ever in use."""
         self.bounds = array("q", [0, self.capacity] if self.capacity else [0])
         """[segment] where it starts, by offset; then the capacity."""
         self.owners = array("q", [HOLE] if self.capacity else [])
-        """[segment] whose it is, or HOLE."""
+        """[segment] a tensor, or HOLE."""
         self._pieces: dict[int, list[Piece]] = {}
         """start of a hole → its pieces, by offset"""
         self._holes: list[Hole] = []
         if self.capacity:
-            self._add_hole([(0, self.capacity, VIRGIN)])
+            self._add_hole([(0, self.capacity, NEVER_USED)])
 
     def find(self, nbytes: int, fit: Fit = best_fit) -> int | None:
         """Where a hole of at least `nbytes` starts."""
         return fit(self._holes, nbytes)
 
-    def take(self, start: int, nbytes: int, owner: int) -> list[Piece]:
+    def allocate(self, start: int, nbytes: int, owner: int) -> list[Piece]:
         """Make the first `nbytes` of the hole at `start` a live segment; answers the pieces it was made of."""
         pieces = self._remove_hole(start)
-        stop = start + nbytes
+        end = start + nbytes
         n = 0
-        while n < len(pieces) and pieces[n][1] <= stop:
+        while n < len(pieces) and pieces[n][1] <= end:
             n += 1
-        taken, rest = pieces[:n], pieces[n:]
+        allocated, rest = pieces[:n], pieces[n:]
         i = self._index(start)
         if rest:
-            if rest[0][0] < stop:
+            if rest[0][0] < end:
                 a, b, node = rest[0]
-                taken.append((a, stop, node))
-                rest[0] = (stop, b, node)
+                allocated.append((a, end, node))
+                rest[0] = (end, b, node)
             self._add_hole(rest)
-            self._split(i, stop)
-        assert taken[-1][1] == stop, f"the hole at {start} has fewer than {nbytes} bytes"
+            self._split(i, end)
+        assert allocated[-1][1] == end, f"the hole at {start} has fewer than {nbytes} bytes"
         self.owners[i] = owner
         self.free_bytes -= nbytes
-        self.high_water = max(self.high_water, stop)
-        return taken
+        self.high_water = max(self.high_water, end)
+        return allocated
 
-    def take_at(self, start: int, nbytes: int, owner: int) -> list[Piece]:
-        """As `take`, anywhere inside a hole."""
+    def allocate_at(self, start: int, nbytes: int, owner: int) -> list[Piece]:
+        """As `allocate`, anywhere inside a hole."""
         hole = self.hole_at(start)
         if hole < start:
             pieces = self._remove_hole(hole)
             self._add_hole([(a, min(b, start), node) for a, b, node in pieces if a < start])
             self._add_hole([(max(a, start), b, node) for a, b, node in pieces if b > start])
             self._split(self._index(hole), start)
-        return self.take(start, nbytes, owner)
+        return self.allocate(start, nbytes, owner)
 
     def release(self, start: int, node: int) -> None:
-        """End the live segment at `start`; whoever takes these bytes next comes after `node`."""
-        self.give_back([(start, self.bounds[self._index(start) + 1], node)])
+        """End the live segment at `start`; whoever is allocated these bytes next comes after `node`."""
+        self.undo([(start, self.bounds[self._index(start) + 1], node)])
 
-    def give_back(self, pieces: list[Piece]) -> None:
-        """Undo the `take` that answered these pieces: as if its bytes had never been asked for."""
-        start, stop = pieces[0][0], pieces[-1][1]
+    def undo(self, pieces: list[Piece]) -> None:
+        """Undo the `allocate` that answered these pieces: as if its bytes had never been asked for."""
+        start, end = pieces[0][0], pieces[-1][1]
         i = self._index(start)
-        assert self.bounds[i + 1] == stop and self.owners[i] != HOLE, f"no segment from {start} to {stop}"
+        assert self.bounds[i + 1] == end and self.owners[i] != HOLE, f"no segment from {start} to {end}"
         self.owners[i] = HOLE
-        self.free_bytes += stop - start
-        if stop in self._pieces:
-            pieces = pieces + self._remove_hole(stop)
+        self.free_bytes += end - start
+        if end in self._pieces:
+            pieces = pieces + self._remove_hole(end)
             self._join(i + 1)
         if i and self.owners[i - 1] == HOLE:
             pieces = self._remove_hole(self.bounds[i - 1]) + pieces

@@ -1,7 +1,7 @@
 """A MemGraph as text: for golden tests, bug reports, and reading.
 
 In: a MemGraph. Out: lines. Equal plans give equal text and different plans different text: it holds every offset, node, edge and list.
-A node's edges stand behind it, `<-` data and `<~` memory:
+A node's incoming edges follow it, `<-` data and `<~` memory:
 
     8 move host->device r6 -> r9 e <- 3 <~ 2
 """
@@ -106,7 +106,7 @@ def _edges_by_target(plan: MemGraph) -> list[str]:
 
 
 def describe(memgraph: MemGraph, node: NodeId) -> str:
-    """A node in a few words: `compute h.4[0:64]`, `reload w1[0:64]`."""
+    """A node in short: `compute h.4[0:64]`, `reload w1[0:64]`."""
     graph, residencies = memgraph.graph, memgraph.residencies
     match memgraph.nodes[node]:
         case Compute(task, _, _, _):

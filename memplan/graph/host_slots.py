@@ -1,9 +1,9 @@
-"""The host's side of the simulation: masters, output slots and spill slots in one arena with planned offsets.
+"""The host's side of the simulation: inputs, output slots and spill slots in one arena with planned offsets.
 
 In: tensors that have to be on the host. Out: Moves in the Recorder. Invariant: a tensor is written to the host at most once, and never if
-it has a master there; a copy stays until the tensor is dead.
+the host has a copy from the start; a copy is valid until the tensor is dead.
 
-    0        masters         outputs          spill slots, used again and again       host_bytes
+    0     from the start     outputs          spill slots, used again and again       host_bytes
     | weights and inputs | out.0 | out.1 | h.3 | q.7 |  hole  | h.9 |      never used          |
 """
 
@@ -23,21 +23,21 @@ MOST_NAMED = 8
 """How many spilled tensors an error lists."""
 
 
-class Host:
+class HostSlots:
     """`copy[t]` is the residency of tensor t on the host, or NO_RESIDENCY."""
 
     def __init__(self, problem: Problem, recorder: Recorder) -> None:
         graph, sizes = problem.graph, problem.sizes
         self.graph, self.sizes, self.recorder, self.total = graph, sizes, recorder, problem.machine.host_bytes
         self.copy = [NO_RESIDENCY] * len(graph.tensors)
-        self._stays = [t.kind in HOST_AT_START or t.kind is Kind.OUTPUT for t in graph.tensors]
+        self._is_permanent = [t.kind in HOST_AT_START or t.kind is Kind.OUTPUT for t in graph.tensors]
         self._slot_at: dict[TensorId, int] = {}
         top = 0
         for t in graph.tensors:
             if t.kind in HOST_AT_START:
                 self.copy[t.id] = recorder.residency(t.id, HOST, top)
                 top += sizes[t.id]
-        masters = top
+        present = top
         self.start = tuple(r for r in self.copy if r != NO_RESIDENCY)
         for t in graph.tensors:
             if t.kind is Kind.OUTPUT:
@@ -46,7 +46,7 @@ class Host:
         self.outputs = tuple(self._slot_at)
         self._base = top
         if top > self.total:
-            self._refuse_start(masters, top)
+            self._refuse_start(present, top)
         self._spills = Arena(self.total - top, problem.alignment)
 
     @property
@@ -65,13 +65,13 @@ class Host:
         start = self._spills.find(self.sizes[t])
         if start is None:
             self._refuse_spill(t, task)
-        after = self._spills.take(start, self.sizes[t], t)
+        after = self._spills.allocate(start, self.sizes[t], t)
         self._slot_at[t] = start
         self.copy[t] = self.recorder.move(source, HOST, self._base + start, after)
 
     def drop(self, t: TensorId) -> None:
-        """`t` is dead: its spill slot, if it has one, may be used again. Masters and outputs stay."""
-        if self._stays[t] or self.copy[t] == NO_RESIDENCY:
+        """`t` is dead: its spill slot, if it has one, may be used again. Other copies are permanent."""
+        if self._is_permanent[t] or self.copy[t] == NO_RESIDENCY:
             return
         self._spills.release(self._slot_at[t], self.recorder.free(self.copy[t]))
         self.copy[t] = NO_RESIDENCY
@@ -80,14 +80,14 @@ class Host:
         """Whether no spill slot is in use."""
         return self._spills.free_bytes == self._spills.capacity
 
-    def _refuse_start(self, masters: int, top: int) -> NoReturn:
-        placed = masters if masters <= self.total else 0
-        pinned = (("weights and inputs", masters),) if placed else ()
+    def _refuse_start(self, present: int, top: int) -> NoReturn:
+        placed = present if present <= self.total else 0
+        pinned = (("weights and inputs", present),) if placed else ()
         free = self.total - placed
         raise DoesNotFit(Misfit("(before the first)", "host", top - placed, free, free, self.total, pinned, None))
 
     def _refuse_spill(self, t: TensorId, task: str) -> NoReturn:
-        spilled = sorted(((start - stop, owner) for start, stop, owner in self._spills.segments() if owner is not None))
+        spilled = sorted(((start - end, owner) for start, end, owner in self._spills.segments() if owner is not None))
         named = tuple((self.graph.tensors[owner].name, -negative) for negative, owner in spilled[:MOST_NAMED])
         pinned = (("weights, inputs and outputs", self._base), *named)
         raise DoesNotFit(

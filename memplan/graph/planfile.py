@@ -1,8 +1,8 @@
-"""A plan in a file: saved, verified, diffed and run again, perhaps on another machine.
+"""A plan in a file: to be saved, verified, diffed and run again, perhaps on another machine.
 
 In: a MemGraph and the recipe it was made by (the caller's own words: spec, settings, dtype …). Out: JSON, one section a line, and back.
 The file holds everything but the tasks' jobs, which follow from the recipe: a graph read back has `job=None`. Writing is atomic. Reading
-checks form and references and refuses what is not a plan; whether the plan is *right* is for the judge to say.
+checks types and references and refuses what is not a plan; whether the plan is *right* is decided by the judge.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ VERSION = 3
 
 @dataclass(frozen=True, slots=True)
 class SavedPlan:
+    """What a plan file holds."""
+
     memgraph: MemGraph
     recipe: Mapping[str, Any]
     """As given to save_plan."""
@@ -129,7 +131,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def _section(where: str, name: str) -> Iterator[None]:
-    """What goes wrong inside is a damaged file, not a bug of ours."""
+    """An error inside means a damaged file, not a bug of ours."""
     try:
         yield
     except (AssertionError, AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
@@ -225,8 +227,8 @@ def _value_in(row: Sequence[Any]) -> Value:
 
 
 def _tensor_in(i: int, row: Sequence[Any]) -> Tensor:
-    name, value, start, stop, dtype, kind = row
-    return Tensor(TensorId(i), _str(name), _str(value), Box(_ints(start), _ints(stop)), DType(dtype), Kind(kind))
+    name, value, start, end, dtype, kind = row
+    return Tensor(TensorId(i), _str(name), _str(value), Box(_ints(start), _ints(end)), DType(dtype), Kind(kind))
 
 
 def _task_in(i: int, row: Sequence[Any], tensors: int) -> Task:

@@ -6,8 +6,8 @@ nodes one after the other, or each queue first in first out, can never deadlock.
     DATA    creator → reader;  last readers (or the creator, if nobody read) → Free
     MEMORY  whoever used these bytes last → the node that writes them next
 
-Edges come in any order of targets, with duplicates, and leave as Edges sorted by (target, source), each pair once; DATA wins over MEMORY,
-for it says more. One pair is one 64-bit key, so sorting and removing duplicates are numpy's work: 0.1 µs an edge.
+Edges are recorded in any order of targets, with duplicates, and returned sorted by (target, source), each pair once; DATA wins over
+MEMORY, since it says more. A pair is one 64-bit key, so numpy sorts and removes duplicates: 0.1 µs an edge.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ from einpage.memplan.graph.memgraph import EdgeKind, Edges, NodeId, Place, Resid
 from einpage.memplan.graph.packed import NodeList, ResidencyList
 
 AT_START = NodeId(-1)
-"""Stands for the creator of what is there before the first node."""
+"""Stands for the creator of what is present before the first node."""
 NO_RESIDENCY = ResidencyId(-1)
+"""Stands for a residency."""
 
 
 class Recorder:
+    """Each method appends a node, the residency it creates and the edges that it implies."""
+
     __slots__ = ("_creator", "_nbytes", "_readers", "edges", "nodes", "residencies")
 
     def __init__(self, graph: TaskGraph) -> None:
@@ -38,13 +41,13 @@ class Recorder:
         self._readers: list[list[NodeId]] = []
 
     def residency(self, t: TensorId, place: Place, offset: int, creator: NodeId = AT_START) -> ResidencyId:
-        """A new residency; without a creator it is there at the start."""
+        """A new residency; without a creator it is present at the start."""
         self._creator.append(creator)
         self._readers.append([])
         return self.residencies.append_one(t, place, offset, self._nbytes[t])
 
     def move(self, source: ResidencyId, place: Place, offset: int, after: Iterable[Piece]) -> ResidencyId:
-        """Copy `source` to bytes that the pieces `after` describe; answers the copy."""
+        """Copy `source` to bytes whose last users the pieces `after` name; answers the copy."""
         node = NodeId(len(self.nodes))
         target = self.residency(TensorId(self.residencies.tensor[source]), place, offset, node)
         self.nodes.move(source, target)
@@ -73,15 +76,15 @@ class Recorder:
         place: Place,
         offset: int,
         after: Iterable[Piece],
-        taken: ResidencyId | None,
+        donated: ResidencyId | None,
         workspace: tuple[int, int] | None,
     ) -> tuple[NodeId, ResidencyId]:
-        """Run a task into `t`, over the bytes of the operand `taken` if there is one; `workspace` is (offset, bytes)."""
+        """Run a task into `t`, in place of the operand `donated` if there is one; `workspace` is (offset, bytes)."""
         node = NodeId(len(self.nodes))
         created = self.residency(t, place, offset, node)
         self.nodes.compute(task, operands, created, workspace)
-        if taken is not None:
-            for other in self._readers[taken]:
+        if donated is not None:
+            for other in self._readers[donated]:
                 self.edges.memory(other, node)
         for operand in operands:
             for r in operand:
@@ -110,16 +113,11 @@ class Recorder:
 
 
 _NODE_BITS = 31
-
-
-_DATA = int(EdgeKind.DATA)
-
-
-_MEMORY = int(EdgeKind.MEMORY)
+_DATA, _MEMORY = int(EdgeKind.DATA), int(EdgeKind.MEMORY)
 
 
 class EdgeList:
-    """Grows by `data` and `memory`, then becomes Edges. Sources below 0 (nobody used these bytes before) are left out."""
+    """Grows by `data` and `memory`, then becomes Edges. Sources below 0 (bytes never used before) are left out."""
 
     __slots__ = ("_key",)
 

@@ -1,11 +1,11 @@
 """The online planner: an execution is simulated with two positions in one order of tasks.
 
-In: a Problem, and who is resident throughout. Out: a MemGraph, the same bytes for the same input.
+In: a Problem, and the tensors resident from the start. Out: a MemGraph, the same bytes for the same input.
 
     tasks   0   1   2   3   4   5   6   7
                     ▲           ▲
         execution horizon   allocation horizon: bytes are reserved and reloads started up to here
-        tasks up to here have run; the dead are freed; what lies between is pinned
+        tasks up to here have run, the dead are freed; what the tasks in flight, between the two, touch is pinned
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ class HorizonOptions:
     """Each can be switched alone; every combination gives a correct plan."""
 
     victim: VictimPolicy = VictimPolicy.WEIGHTED
-    """Who leaves first when bytes are wanted."""
+    """Which tensors are evicted first when bytes are needed."""
     fit: FitPolicy = FitPolicy.BEST
     """Which hole is used."""
     prefetch: bool = True
-    """The allocation horizon runs ahead; without it each task's reloads start when the task before has run."""
+    """The allocation horizon runs ahead; without it a task's reloads start when the task before has run."""
     evict_ahead: bool = True
-    """Tensors needed farther away leave for a reload before the horizons meet, when little has been brought in ahead."""
-    ahead_bytes: Nbytes | None = None
-    """What `evict_ahead` keeps brought in ahead; None: a sixteenth of the budget."""
+    """A reload evicts tensors of farther next use before the horizons meet, while little has been prefetched."""
+    prefetch_bytes: Nbytes | None = None
+    """How much is prefetched by evicting ahead; None: a sixteenth of the budget."""
     seed: int = 0
     """Used by RANDOM policies only."""
 
 
 def plan_by_horizons(problem: Problem, options: HorizonOptions, residents: Residents = NOBODY) -> MemGraph:
     """The plan that the two horizons make. Raises DoesNotFit where the host is full; every task has to fit the arena."""
-    with collector_at_rest():
+    with garbage_collection_paused():
         horizons = Horizons(problem, options, residents)
         horizons.run()
     memory, recorder = horizons.memory, horizons.recorder
@@ -67,8 +67,8 @@ def plan_by_horizons(problem: Problem, options: HorizonOptions, residents: Resid
 
 
 @contextmanager
-def collector_at_rest() -> Iterator[None]:
-    """No search for cycles of garbage: the horizons make none, and each search looks at all objects of the graph."""
+def garbage_collection_paused() -> Iterator[None]:
+    """No search for garbage cycles: the horizons make none, and each search visits all objects of the graph."""
     ran = gc.isenabled()
     gc.disable()
     try:
@@ -79,7 +79,7 @@ def collector_at_rest() -> Iterator[None]:
 
 
 class Horizons:
-    """The two positions. Tasks in `between` have been promised their bytes and have not run."""
+    """The two positions; the tasks between them are in flight: they have reserved their bytes and have not run."""
 
     def __init__(self, problem: Problem, options: HorizonOptions, residents: Residents = NOBODY) -> None:
         self.order: Sequence[Task] = problem.tasks
@@ -87,47 +87,48 @@ class Horizons:
         self.recorder = Recorder(problem.graph)
         self.memory = Memory(problem, Reuse(problem.graph, problem.order), self.recorder, residents)
         self.malloc = Allocator(self.memory, FIT_BY_POLICY[options.fit], price_of(options.victim, options.seed))
-        self.between: deque[Reservation] = deque()
-        self.ahead_bytes = 0
-        """Bytes brought in for tasks in `between`."""
-        self.ahead_wanted = problem.budget_bytes // 16 if options.ahead_bytes is None else options.ahead_bytes
+        self.in_flight: deque[Reservation] = deque()
+        self.prefetched_bytes = 0
+        """Bytes loaded for tasks in flight."""
+        self.prefetch_target = problem.budget_bytes // 16 if options.prefetch_bytes is None else options.prefetch_bytes
 
     def run(self) -> None:
         for step, task in enumerate(self.order):
             self.allocate(Step(step), task)
-            if self.between[-1].runs_at_once or not self.options.prefetch:
+            if self.in_flight[-1].runs_at_once or not self.options.prefetch:
                 self.execute_one()
-        while self.between:
+        while self.in_flight:
             self.execute_one()
 
     def allocate(self, step: Step, task: Task) -> None:
         """The allocation horizon passes `task`."""
-        it = self.memory.reserve(step, task)
-        for want in self.memory.wants(it):
-            if not self.find_bytes(it, want):
-                self.malloc.sim_malloc_force_reload(it)
+        reservation = self.memory.admit(step, task)
+        for needed in self.memory.needs(reservation):
+            if not self.find_bytes(reservation, needed):
+                self.malloc.sim_malloc_force_reload(reservation)
                 break
-        self.between.append(it)
-        self.ahead_bytes += it.ahead_bytes
+        self.in_flight.append(reservation)
+        self.prefetched_bytes += reservation.prefetched_bytes
 
-    def find_bytes(self, it: Reservation, want: TensorId) -> bool:
-        """Find bytes: at once, by evicting ahead, by waiting, by evicting. False: the task's own operands are in the way."""
-        if self.malloc.sim_malloc(it, want):
+    def find_bytes(self, reservation: Reservation, needed: TensorId) -> bool:
+        """Find bytes: at once, by evicting ahead, by executing, by evicting. False: the task's own operands are in the way."""
+        if self.malloc.sim_malloc(reservation, needed):
             return True
-        if self.evicts_ahead_for(it, want) and self.malloc.sim_malloc_offload(it, want, farther_than=len(self.between)):
+        if self.evicts_ahead(reservation, needed) and self.malloc.sim_malloc_offload(reservation, needed, farther_than=len(self.in_flight)):
             return True
-        while self.between:
+        while self.in_flight:
             self.execute_one()
-            if self.malloc.sim_malloc(it, want):
+            if self.malloc.sim_malloc(reservation, needed):
                 return True
-        return self.malloc.sim_malloc_offload(it, want)
+        return self.malloc.sim_malloc_offload(reservation, needed)
 
-    def evicts_ahead_for(self, it: Reservation, want: TensorId) -> bool:
-        """Whether others should leave before the horizons meet: for a reload, where little has been brought in ahead."""
-        return self.options.evict_ahead and self.ahead_bytes + it.ahead_bytes < self.ahead_wanted and want in it.reads
+    def evicts_ahead(self, reservation: Reservation, needed: TensorId) -> bool:
+        """Whether to evict before the horizons meet: for a reload, while little has been prefetched."""
+        prefetched = self.prefetched_bytes + reservation.prefetched_bytes
+        return self.options.evict_ahead and prefetched < self.prefetch_target and needed in reservation.reads
 
     def execute_one(self) -> None:
         """The execution horizon passes one task."""
-        it = self.between.popleft()
-        self.memory.execute(it)
-        self.ahead_bytes -= it.ahead_bytes
+        reservation = self.in_flight.popleft()
+        self.memory.execute(reservation)
+        self.prefetched_bytes -= reservation.prefetched_bytes

@@ -1,7 +1,7 @@
-"""Reuse distances along one order of tasks: when each tensor is needed on the device next.
+"""Reuse distances along one order of tasks: the next step that needs each tensor on the device.
 
 In: a TaskGraph and an order. Out: for each tensor the steps (positions in the order) that read it, in one flat list with a cursor a
-tensor. The cursor moves as the execution horizon passes a step, so each question costs O(1). Gathers read on the host: they do not count.
+tensor. The cursor moves as the execution horizon passes a step, so each query costs O(1). Gathers read on the host: they do not count.
 """
 
 from __future__ import annotations

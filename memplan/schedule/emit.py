@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from einpage.einsum_front.graph.taskgraph import TensorId
 from einpage.memplan.graph.arena import Arena
-from einpage.memplan.graph.host_slots import Host
+from einpage.memplan.graph.host_slots import HostSlots
 from einpage.memplan.graph.memgraph import DEVICE, MemGraph, ResidencyId
 from einpage.memplan.graph.recorder import NO_RESIDENCY, Recorder
 from einpage.memplan.packing.rectangles import Rectangle
@@ -99,7 +99,7 @@ class _Assembly:
         self.blocks, self.stays = blocks, stays
         self.block_by_key = {key: b for b, key in enumerate(blocks.keys)}
         self.recorder = Recorder(self.graph)
-        self.host = Host(self.problem, self.recorder)
+        self.host = HostSlots(self.problem, self.recorder)
         self.device = Arena(self.problem.capacity, self.problem.alignment)
         self.size = slots.accesses.nbytes.tolist()
         self.on_device = [NO_RESIDENCY] * len(self.graph.tensors)
@@ -165,7 +165,7 @@ class _Assembly:
     def load(self, load: Load) -> None:
         t = TensorId(load.tensor)
         start = self.offset(t, 3 * load.need)
-        after = self.device.take_at(start, self.size[t], t)
+        after = self.device.allocate_at(start, self.size[t], t)
         source, task = self.host.copy[t], self.slots.gather_by_result.get(t)
         if source != NO_RESIDENCY:
             self.on_device[t] = self.recorder.move(source, DEVICE, start, after)
@@ -180,11 +180,11 @@ class _Assembly:
         start = self.at[taken] if taken != NEVER else self.offset(task.result, 3 * k + 1)
         operands = tuple(tuple(self.on_device[t] for t in operand) for operand in task.operands)
         over: ResidencyId | None = None if taken == NEVER else self.on_device[taken]
-        after = [] if taken != NEVER else self.device.take_at(start, self.size[task.result], task.result)
+        after = [] if taken != NEVER else self.device.allocate_at(start, self.size[task.result], task.result)
         workspace = None
         if self.slots.workspace[k]:
             scratch = self.offset(WORKSPACE, 3 * k + 1)
-            after = after + self.device.take_at(scratch, self.slots.workspace[k], WORKSPACE)
+            after = after + self.device.allocate_at(scratch, self.slots.workspace[k], WORKSPACE)
             workspace = (scratch, task.workspace_bytes)
         node, created = self.recorder.compute(task.id, operands, task.result, DEVICE, start, after, over, workspace)
         if taken != NEVER:
