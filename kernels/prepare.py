@@ -14,11 +14,11 @@ from typing import Protocol, assert_never
 from torch import Tensor
 
 from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob
+from einpage.kernels.instructions.torch_kernel import Operands, Program
 from einpage.kernels.on_torch.attention import attention_program
 from einpage.kernels.on_torch.contract import contract_program
 from einpage.kernels.on_torch.host_gather import HostGather, prepare_gather
 from einpage.kernels.on_torch.map import map_program
-from einpage.kernels.tape.torch_kernel import Operands, Program
 
 
 class Backend(Enum):

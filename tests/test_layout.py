@@ -26,7 +26,7 @@ MAX_LINES = 400
 WINGS: dict[str, tuple[str, ...]] = {
     "einsum_front": ("base", "algebra", "graph", "spec", "elaborate", "fuse", "tile", "choose"),
     "memplan": ("problem", "graph", "judge", "packing", "bounds", "residency", "horizons", "schedule"),
-    "kernels": ("layout", "tape", "on_torch", "tiles", "writer", "on_triton", "launch"),
+    "kernels": ("layout", "instructions", "on_torch", "tiles", "writer", "on_triton", "launch"),
     "exec": ("system", "load", "device", "dispatch", "picture", "build", "measure", "run", "command"),
 }
 """Each folder's wings from the ground up: a wing imports itself and the wings before it. Its errors lie below all wings, its other files
@@ -38,7 +38,7 @@ FACE: dict[str, tuple[str, ...]] = {
         *("packing.pack", "packing.csv_file", "residency.resident_sets", "schedule.static_plans"),
     ),
     "kernels": (
-        *("errors", "prepare", "layout.window", "tape.torch_kernel", "on_torch.host_gather"),
+        *("errors", "prepare", "layout.window", "instructions.torch_kernel", "on_torch.host_gather"),
         *("tiles.target", "tiles.tiles"),
     ),
     "exec": (),
@@ -275,7 +275,7 @@ def relink(root: Path) -> None:
 CHECKS: dict[str, tuple[Callable[[Path], list[str]], Callable[[Path], object]]] = {
     "links": (link_faults, relink),
     "no_init": (init_faults, lambda root: plant(root, "kernels/__init__.py", "")),
-    "no_init_wing": (init_faults, lambda root: plant(root, "kernels/tape/__init__.py", "")),
+    "no_init_wing": (init_faults, lambda root: plant(root, "kernels/instructions/__init__.py", "")),
     "wing_up": (wing_faults, lambda root: plant(root, "memplan/graph/b.py", "from einpage.memplan.judge.a import a\n")),
     "wing_up_whole": (wing_faults, lambda root: plant(root, "memplan/graph/b.py", "def f():\n    import einpage.memplan.judge.a\n")),
     "wing_up_to_root": (wing_faults, lambda root: plant(root, "memplan/graph/b.py", "from einpage.memplan.plan import a\n")),
@@ -284,8 +284,8 @@ CHECKS: dict[str, tuple[Callable[[Path], list[str]], Callable[[Path], object]]] 
     "face_up": (face_faults, lambda root: plant(root, "memplan/graph/b.py", "from einpage.exec.device.a import a\n")),
     "face_passed_by": (face_faults, lambda root: plant(root, "exec/run/b.py", "from einpage.memplan.judge.a import a\n")),
     "face_front": (face_faults, lambda root: plant(root, "exec/run/b.py", "def f():\n    import einpage.einsum_front.tile.split\n")),
-    "face_graph": (face_faults, lambda root: plant(root, "kernels/tape/b.py", "from einpage.einsum_front.graph import taskgraph\n")),
-    "bare": (bare_faults, lambda root: plant(root, "exec/run/b.py", "from kernels.tape.a import a\n")),
+    "face_graph": (face_faults, lambda root: plant(root, "kernels/instructions/b.py", "from einpage.einsum_front.graph import taskgraph\n")),
+    "bare": (bare_faults, lambda root: plant(root, "exec/run/b.py", "from kernels.instructions.a import a\n")),
     "bare_relative": (bare_faults, lambda root: plant(root, "exec/run/b.py", "from ..device import a\n")),
     "crowd": (crowd_faults, lambda root: [plant(root, f"exec/{name}.py", "") for name in "abcd"]),
     "crowd_wings": (crowd_faults, lambda root: [plant(root, f"exec/w{number}/a.py", "") for number in range(9)]),
@@ -311,7 +311,7 @@ def small_tree(tmp_path: Path) -> Path:
         "einsum_front/graph/a.py",
         "einsum_front/graph/taskgraph.py",
         "memplan/judge/a.py",
-        "kernels/tape/a.py",
+        "kernels/instructions/a.py",
         "exec/device/a.py",
     ):
         plant(tmp_path, path, "import os\n")

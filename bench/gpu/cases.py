@@ -22,8 +22,8 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import Box, Contraction, ContractJob, Job, Range, View
 from einpage.exec.build.model import open_model
 from einpage.exec.build.task_graph import build_graph
+from einpage.kernels.instructions.torch_kernel import Operands
 from einpage.kernels.layout.window import TORCH_DTYPE
-from einpage.kernels.tape.torch_kernel import Operands
 
 Calls = dict[str, Callable[[], object]]
 

@@ -21,8 +21,8 @@ from einpage.einsum_front.graph.job import Job
 from einpage.einsum_front.graph.taskgraph import TaskId
 from einpage.exec.device.arena import Arena, HostArena, residency_view
 from einpage.exec.device.device import nothing
+from einpage.kernels.instructions.torch_kernel import Program
 from einpage.kernels.prepare import Backend, Kernel, prepare
-from einpage.kernels.tape.torch_kernel import Program
 from einpage.memplan.graph.memgraph import DEVICE, Compute, Extent, Free, HostGather, MemGraph, Move, NodeId, Offset, Place, PlaceKind
 from einpage.memplan.graph.packed import Nodes, Residencies
 

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from einpage.einsum_front.algebra.expr import Expr
 from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob, View
+from einpage.kernels.instructions.index_check import IndexCheck, index_checks
+from einpage.kernels.instructions.torch_kernel import Operands
 from einpage.kernels.launch.build import build
 from einpage.kernels.layout.window import TORCH_DTYPE
 from einpage.kernels.on_torch.host_gather import HostGather, prepare_gather
 from einpage.kernels.on_triton.attention import attention_launches
 from einpage.kernels.on_triton.contract import contract_launches
 from einpage.kernels.on_triton.map import map_launches
-from einpage.kernels.tape.index_check import IndexCheck, index_checks
-from einpage.kernels.tape.torch_kernel import Operands
 from einpage.kernels.tiles.target import Target, here
 from einpage.kernels.writer.launch import Descriptor, Launch
 

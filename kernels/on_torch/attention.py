@@ -16,16 +16,16 @@ from math import prod
 from einpage.einsum_front.algebra.expr import Acc, Letter, Load, loads
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import AttentionJob
+from einpage.kernels.instructions.bind import bind
+from einpage.kernels.instructions.calls import softmax_parts
+from einpage.kernels.instructions.compile import compile_epilogue
+from einpage.kernels.instructions.torch_kernel import Program
 from einpage.kernels.layout.affine import Affine
 from einpage.kernels.layout.blocks import SCRATCH_BYTES, Region, extents, fit, regions, whole
 from einpage.kernels.layout.mask import emptied
 from einpage.kernels.layout.window import Memory, Op, Tile, cuts, tile_of
 from einpage.kernels.on_torch.contract import factor
-from einpage.kernels.on_torch.gemm import Factor, Letters, Scratch, fold, group, lies_well, multiply, separate_batch
-from einpage.kernels.tape.bind import bind
-from einpage.kernels.tape.calls import softmax_parts
-from einpage.kernels.tape.compile import compile_epilogue
-from einpage.kernels.tape.torch_kernel import Program
+from einpage.kernels.on_torch.matrix import Factor, Letters, Scratch, fold, group, lies_well, multiply, separate_batch
 
 KEY_STEP = 64
 """How finely the keys that a mask empties are left out."""

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping
 from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Expr, Letter, Load, Num, loads
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import ContractJob, View
+from einpage.kernels.instructions.bind import bind
+from einpage.kernels.instructions.compile import compile_epilogue
+from einpage.kernels.instructions.instruction_list import Tape
+from einpage.kernels.instructions.torch_kernel import Program
 from einpage.kernels.layout.affine import Affine
 from einpage.kernels.layout.blocks import SCRATCH_BYTES, Region, extents, fit, regions, whole
 from einpage.kernels.layout.window import Memory, Op, Tile, Window, cuts, dims_of, tile_of, tiles
-from einpage.kernels.on_torch.gemm import Factor, Groups, Scratch, fold, group, lies_well, multiply, separate_batch
-from einpage.kernels.tape.bind import bind
-from einpage.kernels.tape.compile import compile_epilogue
-from einpage.kernels.tape.tape import Tape
-from einpage.kernels.tape.torch_kernel import Program
+from einpage.kernels.on_torch.matrix import Factor, Groups, Scratch, fold, group, lies_well, multiply, separate_batch
 
 
 def factor(load: Load, reads: tuple[View, ...]) -> Factor:

@@ -18,10 +18,10 @@ from torch import Tensor
 from einpage.einsum_front.algebra.expr import Axis, Letter, Load
 from einpage.einsum_front.graph.job import Box, GatherJob, Range, View, range_by_letter
 from einpage.kernels.errors import IndexOutOfRange
+from einpage.kernels.instructions.bind import assemble
+from einpage.kernels.instructions.torch_kernel import Operands
 from einpage.kernels.layout.affine import Affine, affine
 from einpage.kernels.layout.window import row_major
-from einpage.kernels.tape.bind import assemble
-from einpage.kernels.tape.torch_kernel import Operands
 
 
 @dataclass(frozen=True, slots=True)

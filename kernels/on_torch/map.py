@@ -11,12 +11,12 @@ from collections import defaultdict
 from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Num, Reduce, loads, walk
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import MapJob, Part
+from einpage.kernels.instructions.bind import bind
+from einpage.kernels.instructions.compile import compile_tape
+from einpage.kernels.instructions.torch_kernel import Program
 from einpage.kernels.layout.affine import Affine, affine
 from einpage.kernels.layout.blocks import SCRATCH_BYTES, extents, fit, regions, whole
 from einpage.kernels.layout.window import Op, Tile, cuts, tile_of
-from einpage.kernels.tape.bind import bind
-from einpage.kernels.tape.compile import compile_tape
-from einpage.kernels.tape.torch_kernel import Program
 
 
 def map_program(job: MapJob, limit: int = SCRATCH_BYTES) -> Program:

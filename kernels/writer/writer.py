@@ -22,9 +22,9 @@ from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import Box, Range, View
 from einpage.kernels.errors import Unsupported
+from einpage.kernels.instructions.calls import fold, fold_call
 from einpage.kernels.layout.affine import integral, linear
 from einpage.kernels.layout.window import row_major
-from einpage.kernels.tape.calls import fold, fold_call
 from einpage.kernels.tiles.tiles import Tiles
 from einpage.kernels.writer.launch import Descriptor, Launch
 from einpage.kernels.writer.linear_index import Flat, offset, without_unread

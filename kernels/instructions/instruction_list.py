@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from einpage.einsum_front.algebra.expr import Letter
+from einpage.kernels.instructions.calls import ALLOCATES_TEMPORARY
 from einpage.kernels.layout.affine import Affine
-from einpage.kernels.tape.calls import ALLOCATES_TEMPORARY
 
 Kind: TypeAlias = str
 """'f' fp32, 'b' bool, 'i' int64, 'c' a Python number, 'r' as stored (to be widened)."""

@@ -19,9 +19,9 @@ from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import View
 from einpage.kernels.errors import Unsupported
+from einpage.kernels.instructions import calls as calls
+from einpage.kernels.instructions.instruction_list import AccAt, Iota, Kind, LoadAt, LookUp, Ref, ResultAt, Source, Step, Tape
 from einpage.kernels.layout.affine import Affine, affine
-from einpage.kernels.tape import calls as calls
-from einpage.kernels.tape.tape import AccAt, Iota, Kind, LoadAt, LookUp, Ref, ResultAt, Source, Step, Tape
 
 
 def compile_tape(

@@ -16,10 +16,10 @@ from torch import Tensor
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.graph.job import Box, View
 from einpage.kernels.errors import IndexOutOfRange
+from einpage.kernels.instructions.instruction_list import AccAt, Iota, LoadAt, LookUp, Ref, ResultAt, Source, Tape
 from einpage.kernels.layout.affine import Affine
 from einpage.kernels.layout.blocks import Region
 from einpage.kernels.layout.window import TORCH_DTYPE, Memory, Op, Tile, Window, row_major, tiles
-from einpage.kernels.tape.tape import AccAt, Iota, LoadAt, LookUp, Ref, ResultAt, Source, Tape
 
 Fetch: TypeAlias = Callable[[Memory, list[Any]], Tensor]
 

@@ -14,11 +14,11 @@ from torch import Tensor
 from einpage.einsum_front.algebra.expr import Expr, Load, loads
 from einpage.einsum_front.graph.job import Job
 from einpage.kernels.errors import IndexOutOfRange, Unsupported
+from einpage.kernels.instructions.bind import bind
+from einpage.kernels.instructions.compile import compile_indices
+from einpage.kernels.instructions.torch_kernel import Operands
 from einpage.kernels.layout.affine import affine
 from einpage.kernels.layout.blocks import extents, whole
-from einpage.kernels.tape.bind import bind
-from einpage.kernels.tape.compile import compile_indices
-from einpage.kernels.tape.torch_kernel import Operands
 
 
 @dataclass(frozen=True, slots=True)

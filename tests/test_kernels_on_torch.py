@@ -17,11 +17,11 @@ from einpage.einsum_front.algebra.expr import Acc
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import AttentionJob, ContractJob, MapJob
 from einpage.kernels.errors import IndexOutOfRange
+from einpage.kernels.instructions.torch_kernel import Program
 from einpage.kernels.on_torch.attention import attention_program
 from einpage.kernels.on_torch.contract import contract_program
 from einpage.kernels.on_torch.map import map_program
 from einpage.kernels.prepare import Backend, prepare, scratch_bytes
-from einpage.kernels.tape.torch_kernel import Program
 from kernels_build import fn, op
 from kernels_cases import ATTENTIONS, CONTRACTS, GATHERS, attention, gated, gather, plain_heads, project, unproject
 from kernels_maps import MAPS, embedding, last_token, rms_norm, rotation
