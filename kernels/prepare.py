@@ -1,4 +1,4 @@
-"""From a job to a kernel, once for every equal job.
+"""From a job to a kernel, once for every equal job: what the other folders use of this one.
 
 In: a job and a backend. Out: a kernel, called as kernel(operands, result, workspace). The torch backend does every job; the Triton backend
 says what it cannot do (Unsupported) and never does something else instead. Triton is imported only when it is asked for.
@@ -6,7 +6,7 @@ says what it cannot do (Unsupported) and never does something else instead. Trit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from functools import lru_cache
 from typing import Protocol, assert_never
@@ -14,11 +14,12 @@ from typing import Protocol, assert_never
 from torch import Tensor
 
 from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob
-from einpage.kernels.instructions.torch_kernel import Operands, Program
-from einpage.kernels.on_torch.attention import attention_program
-from einpage.kernels.on_torch.contract import contract_program
-from einpage.kernels.on_torch.host_gather import HostGather, prepare_gather
-from einpage.kernels.on_torch.map import map_program
+from einpage.kernels.instructions.torch_kernel import Operands, TorchKernel
+from einpage.kernels.launch import this_gpu
+from einpage.kernels.on_torch.attention import prepare_attention
+from einpage.kernels.on_torch.contract import prepare_contract
+from einpage.kernels.on_torch.host_gather import GatherKernel, prepare_gather, split_gather
+from einpage.kernels.on_torch.map import prepare_map
 
 
 class Backend(Enum):
@@ -34,7 +35,7 @@ class Kernel(Protocol):
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes it may hold at once besides its operands, result and workspace."""
+        """The most it allocates at once, operands, result and workspace not counted."""
 
     def __call__(self, operands: Operands, result: Tensor, workspace: Tensor | None = None) -> object: ...
 
@@ -49,8 +50,30 @@ def prepare(job: Job, backend: Backend = Backend.TORCH) -> Kernel:
     return _torch(job)
 
 
+class PreparedKernels:
+    """The kernels of one plan, one object for all that do the same: tiles of one shape differ in where they lie, which operands say."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._kernel_by_job: dict[int, tuple[Job, Kernel]] = {}
+        """By the job's id: layers share their jobs, and to compare two takes longer than to run one."""
+        self._torch_kernels: dict[TorchKernel, TorchKernel] = {}
+        self.scratch_bytes = 0
+        """The most that a kernel prepared so far allocates at once."""
+
+    def of(self, job: Job) -> Kernel:
+        """As `prepare`."""
+        if id(job) not in self._kernel_by_job:
+            kernel = prepare(job, self._backend)
+            self.scratch_bytes = max(self.scratch_bytes, kernel.scratch_bytes)
+            if isinstance(kernel, TorchKernel):
+                kernel = self._torch_kernels.setdefault(kernel, kernel)
+            self._kernel_by_job[id(job)] = job, kernel
+        return self._kernel_by_job[id(job)][1]
+
+
 class Launches(Protocol):
-    """What a device of streams wants of a kernel that launches: everything slow before the run."""
+    """What a device of streams needs of a kernel that launches: everything slow before the run."""
 
     @property
     def check(self) -> Callable[[Sequence[tuple[Tensor, ...] | None]], None] | None:
@@ -72,14 +95,25 @@ def prepare_launches(job: Job) -> Launches:
     return kernel
 
 
-def _torch(job: Job) -> Program | HostGather:
+def prepare_gathers(job: GatherJob, nbytes: int) -> Iterator[tuple[GatherJob, Kernel]]:
+    """`job` as gathers of at most `nbytes` of its result each (one element at least), which lie one after the other in it."""
+    for part in split_gather(job, nbytes):
+        yield part, prepare(part)
+
+
+def why_not_triton() -> str | None:
+    """Why compiled Triton kernels cannot run on the current CUDA device; None where they can."""
+    return this_gpu.why_not_triton()
+
+
+def _torch(job: Job) -> TorchKernel | GatherKernel:
     match job:
         case MapJob():
-            return map_program(job)
+            return prepare_map(job)
         case ContractJob():
-            return contract_program(job)
+            return prepare_contract(job)
         case AttentionJob():
-            return attention_program(job)
+            return prepare_attention(job)
         case GatherJob():
             return prepare_gather(job)
     assert_never(job)

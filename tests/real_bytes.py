@@ -21,7 +21,7 @@ from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.device.device import Device
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.serial import run_serial
-from einpage.kernels.layout.window import TORCH_DTYPE
+from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.kernels.prepare import Backend, prepare
 from einpage.memplan.graph.memgraph import MemGraph
 

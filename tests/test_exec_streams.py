@@ -21,7 +21,7 @@ from einpage.exec.dispatch.static import schedule
 from einpage.exec.dispatch.stream_dynamic import run_polled
 from einpage.exec.dispatch.stream_static import groups, run_issued
 from einpage.kernels.errors import IndexOutOfRange
-from einpage.kernels.on_torch.host_gather import blocks_of, prepare_gather
+from einpage.kernels.on_torch.host_gather import prepare_gather, split_gather
 from einpage.memplan.graph.memgraph import Free, HostGather, MemGraph, Move, NodeId
 from einpage.memplan.plan import plan as make_plan
 from fake_driver import FakeDriver, WatchedDevice
@@ -241,7 +241,7 @@ def test_blocks_of_a_gather_lie_one_after_the_other(name: str, nbytes: int) -> N
     whole, parts = case.poisoned(), case.poisoned()
     prepare_gather(job)(case.operands(), whole, None)  # type: ignore[arg-type]
     flat, start = parts.view(-1), 0
-    blocks = list(blocks_of(job, nbytes))  # type: ignore[arg-type]
+    blocks = list(split_gather(job, nbytes))  # type: ignore[arg-type]
     for block in blocks:
         (box,) = block.result.boxes
         prepare_gather(block)(case.operands(), flat[start : start + box.size].view(box.shape), None)

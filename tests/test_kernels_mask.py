@@ -9,7 +9,7 @@ import pytest
 
 from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Expr, Letter, Num, Unary
 from einpage.kernels.layout.mask import emptied, truth
-from einpage.kernels.on_torch.attention import attention_program
+from einpage.kernels.on_torch.attention import prepare_attention
 from kernels_build import fn, op
 from kernels_cases import attention, causal
 
@@ -68,6 +68,6 @@ def test_emptied_blocks_are_not_computed() -> None:
     """A window over a long sequence costs a fraction of the scratch and products of the whole."""
     wide = attention(s=(0, 512), b=1, e=2)
     narrow = attention(s=(384, 512), t=512, b=1, e=2, score=causal(Acc(0), op("<", op("-", "s", "t"), 32)))
-    whole = attention_program(attention(s=(384, 512), t=512, b=1, e=2, score=causal()).job)
-    assert attention_program(narrow.job).scratch[1] < 0.5 * whole.scratch[1], "the scores of keys outside the window were laid out"
-    assert attention_program(wide.job, 200_000).scratch_bytes <= 200_000
+    whole = prepare_attention(attention(s=(384, 512), t=512, b=1, e=2, score=causal()).job)
+    assert prepare_attention(narrow.job).scratch[1] < 0.5 * whole.scratch[1], "the scores of keys outside the window were laid out"
+    assert prepare_attention(wide.job, 200_000).scratch_bytes <= 200_000

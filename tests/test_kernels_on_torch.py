@@ -17,10 +17,10 @@ from einpage.einsum_front.algebra.expr import Acc
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import AttentionJob, ContractJob, MapJob
 from einpage.kernels.errors import IndexOutOfRange
-from einpage.kernels.instructions.torch_kernel import Program
-from einpage.kernels.on_torch.attention import attention_program
-from einpage.kernels.on_torch.contract import contract_program
-from einpage.kernels.on_torch.map import map_program
+from einpage.kernels.instructions.torch_kernel import TorchKernel
+from einpage.kernels.on_torch.attention import prepare_attention
+from einpage.kernels.on_torch.contract import prepare_contract
+from einpage.kernels.on_torch.map import prepare_map
 from einpage.kernels.prepare import Backend, prepare, scratch_bytes
 from kernels_build import fn, op
 from kernels_cases import ATTENTIONS, CONTRACTS, GATHERS, attention, gated, gather, plain_heads, project, unproject
@@ -31,14 +31,14 @@ ALL = {**MAPS, **CONTRACTS, **ATTENTIONS, **GATHERS}
 BLOCKED = {**MAPS, **CONTRACTS, **ATTENTIONS}
 
 
-def program(case: Case, limit: int) -> Program:
+def program(case: Case, limit: int) -> TorchKernel:
     match case.job:
         case MapJob() as job:
-            return map_program(job, limit)
+            return prepare_map(job, limit)
         case ContractJob() as job:
-            return contract_program(job, limit)
+            return prepare_contract(job, limit)
         case AttentionJob() as job:
-            return attention_program(job, limit)
+            return prepare_attention(job, limit)
     raise AssertionError(case)
 
 

@@ -20,8 +20,8 @@ from kernels_naive import Case, assert_right
 pytest.importorskip("triton")
 pytestmark = pytest.mark.interpreter
 
-from einpage.kernels.launch import kernel as triton_jobs  # noqa: E402
-from einpage.kernels.on_triton import map_shape as triton_shape  # noqa: E402
+from einpage.kernels.launch import kernel as launch_kernel  # noqa: E402
+from einpage.kernels.on_triton import map_shape  # noqa: E402
 from einpage.kernels.tiles.target import Target  # noqa: E402
 from einpage.kernels.tiles.tiles import Tiles  # noqa: E402
 
@@ -40,13 +40,13 @@ def test_equals_the_naive_definition(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in ALL if n not in GATHERS])
 def test_small_tiles_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows longer than a block, several programs, several steps of every loop."""
-    monkeypatch.setattr(triton_shape, "ROW", Tiles(8, 4, 0, 4, 1))
-    monkeypatch.setattr(triton_shape, "POINTWISE", Tiles(32, 1, 0, 4, 1))
-    monkeypatch.setattr(triton_shape, "CROSS", Tiles(4, 4, 0, 4, 1))
-    monkeypatch.setattr(triton_shape, "SHARED", Tiles(2, 4, 0, 1, 1))
+    monkeypatch.setattr(map_shape, "ROW", Tiles(8, 4, 0, 4, 1))
+    monkeypatch.setattr(map_shape, "POINTWISE", Tiles(32, 1, 0, 4, 1))
+    monkeypatch.setattr(map_shape, "CROSS", Tiles(4, 4, 0, 4, 1))
+    monkeypatch.setattr(map_shape, "SHARED", Tiles(2, 4, 0, 1, 1))
     case = ALL[name]()
     out = case.poisoned()
-    triton_jobs.triton_kernel(case.job, Target(product=SMALL, attention=SMALL))(case.operands(), out, None)
+    launch_kernel.triton_kernel(case.job, Target(product=SMALL, attention=SMALL))(case.operands(), out, None)
     assert_right(case, out, f" ({name}, small tiles)")
 
 
@@ -68,9 +68,9 @@ def test_an_index_outside_is_found_before_the_launch() -> None:
     assert out.isnan().all()
 
 
-def index_kernel(case: Case) -> triton_jobs.TritonKernel:
-    kernel = triton_jobs.triton_kernel(case.job)
-    assert isinstance(kernel, triton_jobs.TritonKernel)
+def index_kernel(case: Case) -> launch_kernel.TritonKernel:
+    kernel = launch_kernel.triton_kernel(case.job)
+    assert isinstance(kernel, launch_kernel.TritonKernel)
     return kernel
 
 
@@ -141,7 +141,7 @@ def test_a_tile_of_another_shape_is_our_bug() -> None:
 def test_equal_sources_are_one_function_and_the_text_is_kept() -> None:
     from einpage.kernels.launch.build import build
 
-    text = triton_jobs.kernel_sources(MAPS["rms_norm"]().job)[0]
+    text = launch_kernel.kernel_sources(MAPS["rms_norm"]().job)[0]
     assert build(text) is build(text)
     assert "tl.rsqrt" in text
     assert "# [b s]" in text

@@ -17,10 +17,10 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.interpreter
 
 from einpage.kernels.launch.kernel import kernel_sources, triton_kernel  # noqa: E402
-from einpage.kernels.tiles.product_tiles import Product, Shape, product_tiles, shape_of, variants  # noqa: E402
+from einpage.kernels.tiles.product_tiles import ProductShape, ShapeClass, product_tiles, shape_class, variants  # noqa: E402
 from einpage.kernels.tiles.target import CAPABILITIES, Target, table_of  # noqa: E402
 from einpage.kernels.tiles.tiles import SHARED_LIMIT, Tiles  # noqa: E402
-from einpage.kernels.writer import writer as triton_text  # noqa: E402
+from einpage.kernels.writer import kernel_text  # noqa: E402
 
 SMALL = Target(product=Tiles(16, 16, 16, 4, 1, group=2))
 ENGINE = Target(product=Tiles(16, 32, 16, 4, 2, descriptors=True, specialised=True))
@@ -148,7 +148,7 @@ def test_blocks_of_rows_that_no_band_divides() -> None:
 
 @pytest.mark.parametrize("name", ["project", "tiled_factors", "gated", "unproject_bf16", "scattered"])
 def test_offsets_of_64_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_text, "MOST_IN_32_BITS", 0)
+    monkeypatch.setattr(kernel_text, "MOST_IN_32_BITS", 0)
     assert "tl.int64" in assert_product(CONTRACTS[name]())
 
 
@@ -213,36 +213,36 @@ def test_random_products_in_small_blocks(case: Case) -> None:
 @pytest.mark.parametrize(
     ("product", "shape"),
     [
-        (Product(BF, 1, 2048, 4096, 4096, 1), Shape.LARGE),
-        (Product(BF, 1, 2048, 11008, 4096, 2), Shape.TWIN),
-        (Product(BF, 1, 1, 32000, 4096, 1), Shape.DECODE),
-        (Product(BF, 1, 32000, 9, 4096, 1), Shape.DECODE),
-        (Product(BF, 1, 40, 4096, 4096, 1), Shape.NARROW),
-        (Product(BF, 1, 512, 576, 576, 1), Shape.FEW),
-        (Product(BF, 32, 200, 200, 128, 1), Shape.SQUARE),
-        (Product(BF, 1, 2048, 4096, 4096, 3), Shape.MANY),
+        (ProductShape(BF, 1, 2048, 4096, 4096, 1), ShapeClass.LARGE),
+        (ProductShape(BF, 1, 2048, 11008, 4096, 2), ShapeClass.TWIN),
+        (ProductShape(BF, 1, 1, 32000, 4096, 1), ShapeClass.DECODE),
+        (ProductShape(BF, 1, 32000, 9, 4096, 1), ShapeClass.DECODE),
+        (ProductShape(BF, 1, 40, 4096, 4096, 1), ShapeClass.NARROW),
+        (ProductShape(BF, 1, 512, 576, 576, 1), ShapeClass.FEW),
+        (ProductShape(BF, 32, 200, 200, 128, 1), ShapeClass.SQUARE),
+        (ProductShape(BF, 1, 2048, 4096, 4096, 3), ShapeClass.MANY),
     ],
 )
-def test_shape_classes(product: Product, shape: Shape) -> None:
-    assert shape_of(product) is shape
+def test_shape_classes(product: ProductShape, shape: ShapeClass) -> None:
+    assert shape_class(product) is shape
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_big_products_of_half_precision_have_big_tiles(capability: int) -> None:
-    tiles = product_tiles(Product(BF, 1, 2048, 4096, 4096, 1), capability)
+    tiles = product_tiles(ProductShape(BF, 1, 2048, 4096, 4096, 1), capability)
     assert tiles.rows >= 128
     assert tiles.columns >= 128
     assert tiles.inner >= 64
 
 
 def test_a_small_side_of_columns_is_the_tiles_small_side() -> None:
-    tall = product_tiles(Product(BF, 1, 32000, 9, 4096, 1), 90)
+    tall = product_tiles(ProductShape(BF, 1, 32000, 9, 4096, 1), 90)
     assert (tall.rows, tall.columns) == (64, 16)
 
 
 @pytest.mark.parametrize(("sums", "stages", "inner"), [(1, 3, 256), (2, 3, 256), (3, 2, 256), (9, 2, 64)])
 def test_a_tile_of_many_sums_is_smaller_where_shared_memory_is_short(sums: int, stages: int, inner: int) -> None:
-    few_rows = Product(BF, 1, 1, 32000, 4096, sums)
+    few_rows = ProductShape(BF, 1, 1, 32000, 4096, sums)
     tiles = product_tiles(few_rows, 86)
     assert (tiles.stages, tiles.inner) == (stages, inner)
     assert (stages - 1) * sums * (tiles.rows + tiles.columns) * inner * 2 <= SHARED_LIMIT[86]
@@ -260,7 +260,7 @@ def test_the_table_of_a_gpu_follows_its_shared_memory(capability: int, shared: i
 def test_a_forced_tile_is_used() -> None:
     job = plain(64, 64, 64).job
     assert isinstance(job, ContractJob)
-    forced = variants(Product(DType.FP32, 1, 64, 64, 64, 1), 90)[-1]
+    forced = variants(ProductShape(DType.FP32, 1, 64, 64, 64, 1), 90)[-1]
     (text,) = kernel_sources(job, Target(90, forced))
     assert f"COLS: tl.constexpr = {forced.columns}" in text
     assert text != kernel_sources(job, Target(90))[0]

@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from einpage.einsum_front.graph.job import AttentionJob, ContractJob, MapJob
-from einpage.kernels.on_torch.attention import attention_program
-from einpage.kernels.on_torch.contract import contract_program
-from einpage.kernels.on_torch.map import map_program
+from einpage.kernels.on_torch.attention import prepare_attention
+from einpage.kernels.on_torch.contract import prepare_contract
+from einpage.kernels.on_torch.map import prepare_map
 from kernels_naive import Case, assert_near
 from kernels_strategies import attention_jobs, contract_jobs, map_jobs
 
@@ -22,11 +22,11 @@ MANY = settings(max_examples=4000, deadline=None, suppress_health_check=list(Hea
 def on_torch(case: Case, limit: int) -> None:
     match case.job:
         case MapJob() as job:
-            program = map_program(job, limit)
+            program = prepare_map(job, limit)
         case ContractJob() as job:
-            program = contract_program(job, limit)
+            program = prepare_contract(job, limit)
         case AttentionJob() as job:
-            program = attention_program(job, limit)
+            program = prepare_attention(job, limit)
         case _:
             raise AssertionError(case)
     out = case.poisoned()

@@ -13,7 +13,7 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.fuse.fuse import fuse
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, TaskGraph, Tensor
 from einpage.einsum_front.tile.split import split
-from einpage.kernels.layout.window import TORCH_DTYPE
+from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.kernels.prepare import Backend, prepare
 from kernels_naive import TOLERANCE, cut, relative_error
 from specs_small import SMALL, Data, small_data, small_program

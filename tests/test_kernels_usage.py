@@ -14,7 +14,7 @@ from kernels_maps import rms_norm
 pytest.importorskip("triton")
 
 from bench.aot_table import MODELS, Model, faults, jobs_of, main
-from einpage.kernels.launch import usage as aot
+from einpage.kernels.launch import usage
 from einpage.kernels.launch.kernel import launches_of
 from einpage.kernels.launch.usage import Compiler, resources
 from einpage.kernels.tiles.target import CAPABILITIES, Target
@@ -58,7 +58,7 @@ def test_factors_by_the_copy_engine_compile_with_warps_of_their_own() -> None:
 
 def test_what_does_not_compile_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = "import triton\n\n\n@triton.jit\ndef map_kernel(x_ptr, w_ptr, out_ptr):\n    nowhere + 1\n"
-    monkeypatch.setattr(aot, "launches_of", lambda job, target: [Launch(broken, ((0, 0, 0), (1, 0, 0)), (), (), (), 1, POINTWISE)])
+    monkeypatch.setattr(usage, "launches_of", lambda job, target: [Launch(broken, ((0, 0, 0), (1, 0, 0)), (), (), (), 1, POINTWISE)])
     (r,) = resources([rms_norm().job], Target(90))
     assert "nowhere is not defined" in r.error
     assert not r.fits
@@ -68,7 +68,7 @@ def test_a_kernel_that_takes_too_long_is_given_up_and_the_next_compiles() -> Non
     job = gated(s=70, f=90).job
     assert isinstance(job, ContractJob)
     (launch,) = launches_of(job, Target(90))
-    request = json.dumps(aot._request(job, launch, 90))
+    request = json.dumps(usage._request(job, launch, 90))
     compiler = Compiler()
     try:
         assert compiler.ask(request, 0.0)["error"] == "no answer in 0 s"

@@ -37,10 +37,7 @@ FACE: dict[str, tuple[str, ...]] = {
         *("errors", "plan", "report", "problem.*", "graph.*", "judge.reason", "judge.validate", "bounds.bounds", "bounds.steady"),
         *("packing.pack", "packing.csv_file", "residency.resident_sets", "schedule.static_plans"),
     ),
-    "kernels": (
-        *("errors", "prepare", "layout.window", "instructions.torch_kernel", "on_torch.host_gather"),
-        *("tiles.target", "tiles.tiles"),
-    ),
+    "kernels": (*("errors", "prepare", "layout.torch_dtype"),),
     "exec": (),
 }
 """What the other folders may import of each."""
@@ -284,7 +281,10 @@ CHECKS: dict[str, tuple[Callable[[Path], list[str]], Callable[[Path], object]]] 
     "face_up": (face_faults, lambda root: plant(root, "memplan/graph/b.py", "from einpage.exec.device.a import a\n")),
     "face_passed_by": (face_faults, lambda root: plant(root, "exec/run/b.py", "from einpage.memplan.judge.a import a\n")),
     "face_front": (face_faults, lambda root: plant(root, "exec/run/b.py", "def f():\n    import einpage.einsum_front.tile.split\n")),
-    "face_graph": (face_faults, lambda root: plant(root, "kernels/instructions/b.py", "from einpage.einsum_front.graph import taskgraph\n")),
+    "face_graph": (
+        face_faults,
+        lambda root: plant(root, "kernels/instructions/b.py", "from einpage.einsum_front.graph import taskgraph\n"),
+    ),
     "bare": (bare_faults, lambda root: plant(root, "exec/run/b.py", "from kernels.instructions.a import a\n")),
     "bare_relative": (bare_faults, lambda root: plant(root, "exec/run/b.py", "from ..device import a\n")),
     "crowd": (crowd_faults, lambda root: [plant(root, f"exec/{name}.py", "") for name in "abcd"]),

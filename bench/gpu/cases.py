@@ -23,7 +23,7 @@ from einpage.einsum_front.graph.job import Box, Contraction, ContractJob, Job, R
 from einpage.exec.build.model import open_model
 from einpage.exec.build.task_graph import build_graph
 from einpage.kernels.instructions.torch_kernel import Operands
-from einpage.kernels.layout.window import TORCH_DTYPE
+from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 
 Calls = dict[str, Callable[[], object]]
 

@@ -26,7 +26,7 @@ from einpage.exec.build.model import open_model
 from einpage.exec.build.task_graph import build_graph
 from einpage.exec.measure.cpu import cores
 from einpage.kernels.launch.kernel import TritonKernel, triton_kernel
-from einpage.kernels.layout.window import TORCH_DTYPE
+from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.kernels.prepare import Backend, prepare
 from einpage.kernels.tiles.target import Target
 

@@ -20,7 +20,14 @@ from bench.gpu.report import Report
 from bench.results import ROOT
 from einpage.exec.measure.cpu import cores
 
-DRY = ("tests/test_kernels_on_triton.py", "tests/test_kernels_gpu.py", "-m", "interpreter or gpu", "-k", "(naive and rms_norm) or rotations")
+DRY = (
+    "tests/test_kernels_on_triton.py",
+    "tests/test_kernels_gpu.py",
+    "-m",
+    "interpreter or gpu",
+    "-k",
+    "(naive and rms_norm) or rotations",
+)
 REAL = ("-m", "gpu", "tests")
 MOST_PROCESSES = 8
 NAMED = 12

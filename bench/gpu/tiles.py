@@ -16,9 +16,10 @@ from bench.gpu.report import Report
 from bench.gpu.timing import Clock
 from einpage.einsum_front.graph.job import AttentionJob, ContractJob, Job
 from einpage.kernels.launch.kernel import TritonKernel, triton_kernel
+from einpage.kernels.launch.this_gpu import current_target
 from einpage.kernels.on_triton.contract import product_of
 from einpage.kernels.tiles.product_tiles import variants
-from einpage.kernels.tiles.target import Target, here
+from einpage.kernels.tiles.target import Target
 from einpage.kernels.tiles.tiles import Tiles
 
 GROUPS = (
@@ -73,7 +74,7 @@ def _wanted() -> Iterator[Wanted]:
 
 def offered(job: Job) -> Iterator[Target]:
     """The target as it is, then with each other tile that is worth timing."""
-    target = here()
+    target = current_target()
     yield target
     match job:
         case ContractJob():

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import TensorId
-from einpage.kernels.layout.window import TORCH_DTYPE
+from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.memplan.graph.memgraph import Extent, MemGraph, Offset, PlaceKind, Residency, ResidencyId
 from einpage.memplan.graph.packed import Residencies
 

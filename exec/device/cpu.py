@@ -17,12 +17,10 @@ from numpy.typing import NDArray
 
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import Nbytes
-from einpage.einsum_front.graph.job import Job
 from einpage.einsum_front.graph.taskgraph import TaskId
 from einpage.exec.device.arena import Arena, HostArena, residency_view
 from einpage.exec.device.device import nothing
-from einpage.kernels.instructions.torch_kernel import Program
-from einpage.kernels.prepare import Backend, Kernel, prepare
+from einpage.kernels.prepare import Backend, PreparedKernels
 from einpage.memplan.graph.memgraph import DEVICE, Compute, Extent, Free, HostGather, MemGraph, Move, NodeId, Offset, Place, PlaceKind
 from einpage.memplan.graph.packed import Nodes, Residencies
 
@@ -51,7 +49,7 @@ class CpuDevice:
         calls = _Calls(memgraph, self._arena, self._backend)
         self._calls = [self._prepare(calls, NodeId(i), node) for i, node in enumerate(memgraph.nodes)]
         """[node] what a Compute or HostGather does."""
-        self.outside_arena_bytes = calls.scratch_bytes
+        self.outside_arena_bytes = calls.kernels.scratch_bytes
         self.begin()
 
     def close(self) -> None:
@@ -131,27 +129,22 @@ class _Calls:
     """Makes what nodes call: a kernel with the views it works on, one object for all nodes that mean the same."""
 
     def __init__(self, memgraph: MemGraph, arena: Callable[[Place], Arena], backend: Backend) -> None:
-        self._memgraph, self._arena, self._backend = memgraph, arena, backend
+        self._memgraph, self._arena = memgraph, arena
+        self.kernels = PreparedKernels(backend)
         self._residencies = Residencies.of(memgraph.residencies)
         self._jobs = [task.job for task in memgraph.graph.tasks]
         forms: dict[tuple[tuple[int, ...], DType], int] = {}
         self._form = [forms.setdefault((tensor.shape, tensor.dtype), len(forms)) for tensor in memgraph.graph.tensors]
         """[tensor] a number for its shape and element type"""
-        self._programs: dict[Program, Program] = {}
-        """One for all equal ones: tiles of one shape differ in where they are cut from, and that is in the views."""
-        self._kernel_by_job: dict[int, Kernel] = {}
-        """By the job's id: layers share their jobs, and to compare two takes longer than to run one."""
         self._views: dict[tuple[int, ...], torch.Tensor] = {}
         self._calls: dict[tuple[object, ...], Callable[[], object]] = {}
-        self.scratch_bytes = 0
-        """The most that a kernel met so far holds at once."""
 
     def call(self, task: TaskId, operands: tuple[tuple[int, ...], ...], creates: int, workspace: Extent | None) -> Callable[[], object]:
         """What runs `task` on these residencies."""
         job = self._jobs[task]
         assert job is not None, "a plan read back from a file has no jobs to run"
         tiles, result = tuple(tuple(map(self.view, operand)) for operand in operands), self.view(creates)
-        kernel = self._kernel(job)
+        kernel = self.kernels.of(job)
         key = (id(kernel), tuple(tuple(map(id, operand)) for operand in tiles), id(result), workspace)
         if key not in self._calls:
             scratch = None if workspace is None else torch.from_numpy(self._arena(DEVICE).bytes(workspace))
@@ -166,10 +159,3 @@ class _Calls:
         if key not in self._views:
             self._views[key] = residency_view(self._memgraph, found[residency], self._arena(found[residency].place))
         return self._views[key]
-
-    def _kernel(self, job: Job) -> Kernel:
-        if id(job) not in self._kernel_by_job:
-            kernel = prepare(job, self._backend)
-            self.scratch_bytes = max(self.scratch_bytes, kernel.scratch_bytes)
-            self._kernel_by_job[id(job)] = self._programs.setdefault(kernel, kernel) if isinstance(kernel, Program) else kernel
-        return self._kernel_by_job[id(job)]

@@ -15,14 +15,11 @@ from torch import Tensor
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import format_bytes
 from einpage.exec.device.driver import Mark, Stream
-from einpage.kernels.tiles.target import shared_bytes
-from einpage.kernels.tiles.tiles import SHARED_LIMIT
+from einpage.kernels.prepare import why_not_triton
 from einpage.memplan.graph.memgraph import ENGINES
 
 OLDEST = (8, 0)
 """Compute capability from which on Triton's kernels use tensor cores."""
-LEAST_SHARED = min(SHARED_LIMIT.values())
-"""Bytes of shared memory a program may have on the smallest GPU that the tables of tiles were made for."""
 
 
 class CudaDriver:
@@ -103,12 +100,4 @@ def why_not_cuda() -> str | None:
     capability = torch.cuda.get_device_capability(0)
     if capability < OLDEST:
         return f"{torch.cuda.get_device_name(0)} is sm_{capability[0]}{capability[1]}; Triton's kernels need sm_80 or later"
-    try:
-        shared = shared_bytes()
-    except Exception as error:  # no Triton, no C compiler, a driver it does not know: whatever it is, no kernel will run
-        return f"Triton does not work here: {type(error).__name__}: {error}"
-    if shared < LEAST_SHARED:
-        return (
-            f"{torch.cuda.get_device_name(0)} has {shared} bytes of shared memory a program; tiles are chosen for {LEAST_SHARED} and more"
-        )
-    return None
+    return why_not_triton()

@@ -17,18 +17,28 @@ from typing import TypeAlias, assert_never
 
 from torch import Tensor
 
-from einpage.einsum_front.graph.job import GatherJob
+from einpage.einsum_front.graph.job import GatherJob, View
 from einpage.einsum_front.graph.taskgraph import TaskId
 from einpage.exec.device.arena import Arena, HostArena, residency_view
 from einpage.exec.device.driver import Driver, Mark, Stream
 from einpage.exec.device.errors import NodeError
 from einpage.kernels.errors import IndexOutOfRange, Unsupported
-from einpage.kernels.layout.window import TORCH_DTYPE
-from einpage.kernels.on_torch.host_gather import HostGather, blocks_of
-from einpage.kernels.prepare import Backend, Launches, prepare, prepare_launches
+from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
+from einpage.kernels.prepare import Backend, Kernel, Launches, prepare, prepare_gathers, prepare_launches
 from einpage.memplan.graph.dump import describe
-from einpage.memplan.graph.memgraph import ENGINES, Compute, Free, MemGraph, Move, NodeId, PlaceKind, Queue, Residency, ResidencyId
-from einpage.memplan.graph.memgraph import HostGather as GatherNode
+from einpage.memplan.graph.memgraph import (
+    ENGINES,
+    Compute,
+    Free,
+    HostGather,
+    MemGraph,
+    Move,
+    NodeId,
+    PlaceKind,
+    Queue,
+    Residency,
+    ResidencyId,
+)
 
 COPY_BYTES = 32 << 20
 """The most one copy moves: what an urgent one may have to wait for."""
@@ -168,14 +178,14 @@ class StreamDevice:
             piece()
         self.driver.synchronize(self.driver.record(stream))
 
-    def _prepared(self, i: NodeId, node: Compute | Move | GatherNode | Free) -> tuple[Piece, ...]:
+    def _prepared(self, i: NodeId, node: Compute | Move | HostGather | Free) -> tuple[Piece, ...]:
         match node:
             case Compute():
                 self._calls[i] = self._call(i, node)
                 return (partial(self.driver.launch, COMPUTE, self._calls[i]),)
             case Move(source, target):
                 return tuple(self._copies(source, target))
-            case GatherNode(task, operands, creates):
+            case HostGather(task, operands, creates):
                 return tuple(self._gathers(task, operands, creates))
             case Free():
                 return ()
@@ -224,17 +234,15 @@ class StreamDevice:
         target = self._bytes(self.memgraph.residencies[creates])
         pieces: list[Piece] = []
         start = 0
-        for block in blocks_of(job, SLOT_BYTES):
-            nbytes = block.result.boxes[0].size * block.result.dtype.nbytes
-            kernel = prepare(block, Backend.TORCH)
-            assert isinstance(kernel, HostGather)
-            pieces.append(partial(self._gather, kernel, tables, target[start : start + nbytes]))
+        for part, kernel in prepare_gathers(job, SLOT_BYTES):
+            view = part.result
+            nbytes = view.boxes[0].size * view.dtype.nbytes
+            pieces.append(partial(self._gather, kernel, view, tables, target[start : start + nbytes]))
             start += nbytes
-        assert start == target.nbytes, "the blocks of a gather lie one after the other in its result"
+        assert start == target.nbytes, "the parts of a gather lie one after the other in its result"
         return pieces
 
-    def _gather(self, kernel: HostGather, tables: tuple[tuple[Tensor, ...], ...], target: Tensor) -> None:
-        view = kernel.job.result
+    def _gather(self, kernel: Kernel, view: View, tables: tuple[tuple[Tensor, ...], ...], target: Tensor) -> None:
         slot = self._slot(target.nbytes)
         if slot.last is not None:
             self.driver.synchronize(slot.last)

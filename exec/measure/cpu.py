@@ -28,7 +28,7 @@ from einpage.einsum_front.graph.job import Box, Contraction, ContractJob, Job, M
 from einpage.exec.device.arena import Arena
 from einpage.exec.measure.profiles import Say, measured, profile_path
 from einpage.exec.measure.slowdown import usual_slowdown
-from einpage.kernels.layout.window import TORCH_DTYPE
+from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.kernels.prepare import prepare
 from einpage.memplan.graph.memgraph import Extent, Offset
 from einpage.memplan.problem.machine import Machine

@@ -16,7 +16,7 @@ from einpage.exec.device.arena import Arena
 from einpage.exec.device.cuda import CudaDriver
 from einpage.exec.device.streams import COMPUTE, D2H, H2D
 from einpage.exec.measure.profiles import Say, measured, profile_path
-from einpage.kernels.layout.window import TORCH_DTYPE
+from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.memplan.problem.machine import Machine
 
 SIDE = {DType.FP32: 4096, DType.BF16: 8192, DType.FP16: 8192}

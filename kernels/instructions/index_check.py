@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
 from einpage.einsum_front.algebra.expr import Expr, Load, loads
 from einpage.einsum_front.graph.job import Job
-from einpage.kernels.errors import IndexOutOfRange, Unsupported
+from einpage.kernels.errors import Unsupported
 from einpage.kernels.instructions.bind import bind
 from einpage.kernels.instructions.compile import compile_indices
+from einpage.kernels.instructions.look_up import check_index
 from einpage.kernels.instructions.torch_kernel import Operands
 from einpage.kernels.layout.affine import affine
 from einpage.kernels.layout.blocks import extents, whole
@@ -38,27 +40,22 @@ class IndexCheck:
 
 
 def index_checks(job: Job, expressions: Sequence[Expr]) -> IndexCheck | None:
-    """The check of every looked-up index in `expressions`."""
+    """The check of every looked-up index in `expressions`; None where every index is known beforehand."""
     checks: list[tuple[Expr, Callable[[Tensor], None]]] = []
     for load in dict.fromkeys(x for e in expressions for x in loads(e)):
         view = next(v for v in job.reads if v.name == load.name)
         for d, index in enumerate(load.indices):
             if affine(index) is None and any(isinstance(n, Load) for n in loads(index)):
-                checks.append((index, _bounds(load.name, d, min(b.start[d] for b in view.boxes), max(b.end[d] for b in view.boxes))))
+                low, high = min(b.start[d] for b in view.boxes), max(b.end[d] for b in view.boxes)
+                checks.append((index, partial(_check, load.name, d, low, high)))
     if not checks:
         return None
     region = whole(job.ranges)
-    tape = compile_indices(checks, tuple(region), extents(region), job.reads)
+    listed = compile_indices(checks, tuple(region), extents(region), job.reads)
     names = dict.fromkeys(x.name for index, _ in checks for x in loads(index))
     reads = tuple(i for i, v in enumerate(job.reads) if v.name in names)
-    return IndexCheck(reads, tuple(job.reads[i].name for i in reads), bind(tape, region, job.reads, {}, []))
+    return IndexCheck(reads, tuple(job.reads[i].name for i in reads), bind(listed, region, job.reads, {}, []))
 
 
-def _bounds(name: str, dimension: int, low: int, high: int) -> Callable[[Tensor], None]:
-    def check(index: Tensor) -> None:
-        if index.numel():
-            least, most = (int(x) for x in index.aminmax())
-            if least < low or most >= high:
-                raise IndexOutOfRange(name, dimension, least if least < low else most, high)
-
-    return check
+def _check(name: str, dimension: int, low: int, high: int, index: Tensor) -> None:
+    check_index(name, dimension, index, low, high)

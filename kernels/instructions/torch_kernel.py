@@ -1,4 +1,4 @@
-"""A prepared job: a flat list of steps over the job's memory, and the scratch they need."""
+"""A job prepared for torch: a flat list of bound steps over the job's buffers, and the scratch they need."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from einpage.kernels.layout.window import Op
+from einpage.kernels.layout.window import BoundStep
 
 Operands = tuple[tuple[Tensor, ...], ...]
+"""[read][tile] the packed tiles of each of a job's reads."""
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    ops: tuple[Op, ...]
+class TorchKernel:
+    steps: tuple[BoundStep, ...]
     scratch: tuple[int, ...]
     """fp32 elements of each scratch buffer."""
     temporary_bytes: int
-    """What the steps allocate for themselves at most, besides."""
+    """The most that the steps allocate for themselves, scratch not counted."""
 
     @property
     def scratch_bytes(self) -> int:
         return 4 * sum(self.scratch) + self.temporary_bytes
 
     def __call__(self, operands: Operands, result: Tensor, workspace: Tensor | None = None) -> None:
-        memory = (*operands, (result,), [torch.empty(n) for n in self.scratch])
-        for op in self.ops:
-            op(memory)
+        buffers = (*operands, (result,), [torch.empty(n) for n in self.scratch])
+        for step in self.steps:
+            step(buffers)

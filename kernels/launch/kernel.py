@@ -18,12 +18,13 @@ from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob,
 from einpage.kernels.instructions.index_check import IndexCheck, index_checks
 from einpage.kernels.instructions.torch_kernel import Operands
 from einpage.kernels.launch.build import build
-from einpage.kernels.layout.window import TORCH_DTYPE
-from einpage.kernels.on_torch.host_gather import HostGather, prepare_gather
+from einpage.kernels.launch.this_gpu import current_target
+from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
+from einpage.kernels.on_torch.host_gather import GatherKernel, prepare_gather
 from einpage.kernels.on_triton.attention import attention_launches
 from einpage.kernels.on_triton.contract import contract_launches
 from einpage.kernels.on_triton.map import map_launches
-from einpage.kernels.tiles.target import Target, here
+from einpage.kernels.tiles.target import Target
 from einpage.kernels.writer.launch import Descriptor, Launch
 
 
@@ -83,16 +84,16 @@ class TritonKernel:
 def _described(d: Descriptor, tile: Tensor) -> Any:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    return TensorDescriptor(tile.view(-1)[d.first :], list(d.shape), [d.stride, 1], list(d.block))
+    return TensorDescriptor(tile.view(-1)[d.offset :], list(d.shape), [d.stride, 1], list(d.block))
 
 
-def triton_kernel(job: Job, target: Target | None = None) -> TritonKernel | HostGather:
+def triton_kernel(job: Job, target: Target | None = None) -> TritonKernel | GatherKernel:
     """The Triton kernels of `job` for the GPU at hand, or for `target`. Raises Unsupported where they cannot be written, saying why."""
     match job:
         case GatherJob():
             return prepare_gather(job)
         case MapJob() | ContractJob() | AttentionJob():
-            launches = launches_of(job, target or here())
+            launches = launches_of(job, target or current_target())
         case _:
             assert_never(job)
     return TritonKernel(
@@ -125,4 +126,4 @@ def _expressions(job: MapJob | ContractJob | AttentionJob) -> tuple[Expr, ...]:
 
 def kernel_sources(job: Job, target: Target | None = None) -> tuple[str, ...]:
     """The Triton source of `job`, for people to read; none for a gather from the host."""
-    return () if isinstance(job, GatherJob) else tuple(launch.text for launch in launches_of(job, target or here()))
+    return () if isinstance(job, GatherJob) else tuple(launch.text for launch in launches_of(job, target or current_target()))

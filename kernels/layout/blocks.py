@@ -1,6 +1,6 @@
-"""Cutting a job's letters into blocks, so that a kernel's temporaries stay small whatever the job's size.
+"""Splits a job's letters into blocks, so that a kernel's temporaries stay small whatever the job's size.
 
-In: the letters with their extents, a cost in bytes of a block of given extents, places where a letter must be cut (tile borders).
+In: the letters with their extents, a cost in bytes of a block of given extents, places where a letter must be split (tile borders).
 Out: block extents, and the blocks as regions (a half-open interval a letter), outermost letter first. Regions cover the whole exactly once.
 """
 
@@ -17,7 +17,7 @@ Region: TypeAlias = Mapping[Letter, tuple[int, int]]
 """The half-open interval of each letter, in the value's own coordinates."""
 
 SCRATCH_BYTES = 8 << 20
-"""What the temporaries of one job may hold at once; a single row that cannot be cut may exceed it."""
+"""What the temporaries of one job may hold at once; a single row that cannot be split may exceed it."""
 
 
 def whole(ranges: Iterable[Range]) -> dict[Letter, tuple[int, int]]:
@@ -26,7 +26,7 @@ def whole(ranges: Iterable[Range]) -> dict[Letter, tuple[int, int]]:
 
 
 def extents(region: Region) -> dict[Letter, int]:
-    return {letter: stop - start for letter, (start, stop) in region.items()}
+    return {letter: end - start for letter, (start, end) in region.items()}
 
 
 def fit(
@@ -34,7 +34,7 @@ def fit(
 ) -> dict[Letter, int]:
     """Extents of a block that costs at most `limit` bytes: `letters` are halved, the longest first, those that save nothing never.
 
-    Where no letter can be cut further the block may cost more.
+    Where no letter can be split further the block may cost more.
     """
     size = dict(extent)
     now = cost(size)
@@ -50,15 +50,15 @@ def fit(
 
 
 def regions(
-    region: Region, letters: Iterable[Letter], size: Mapping[Letter, int], cuts: Mapping[Letter, Collection[int]]
+    region: Region, letters: Iterable[Letter], size: Mapping[Letter, int], borders: Mapping[Letter, Collection[int]]
 ) -> Iterator[dict[Letter, tuple[int, int]]]:
-    """`region` with `letters` cut into pieces of at most `size`, and at every place of `cuts`."""
+    """`region` with `letters` split into intervals of at most `size`, and at every place of `borders`."""
     letters = tuple(letters)
-    pieces = [_pieces(*region[letter], size[letter], cuts.get(letter, ())) for letter in letters]
-    for combination in product(*pieces):
+    intervals = [_intervals(*region[letter], size[letter], borders.get(letter, ())) for letter in letters]
+    for combination in product(*intervals):
         yield dict(region) | dict(zip(letters, combination, strict=True))
 
 
-def _pieces(start: int, stop: int, size: int, cuts: Collection[int]) -> list[tuple[int, int]]:
-    borders = [start, *sorted({c for c in cuts if start < c < stop}), stop]
-    return [(a, min(a + size, hi)) for lo, hi in pairwise(borders) for a in range(lo, hi, size)]
+def _intervals(start: int, end: int, size: int, borders: Collection[int]) -> list[tuple[int, int]]:
+    places = [start, *sorted({p for p in borders if start < p < end}), end]
+    return [(a, min(a + size, hi)) for lo, hi in pairwise(places) for a in range(lo, hi, size)]

@@ -1,7 +1,7 @@
-"""Where the elements of a load lie: from letters to strided windows of packed row-major tiles.
+"""Where the elements of a load lie for torch: from letters to strided windows of packed row-major tiles.
 
-In: a view (boxes), a load whose indices are affine in the letters. Out: a `Tile` per box, which for a region of the letters gives a
-`Window`: sizes, strides and an offset to look through, with no copy. A window's axes follow a given order of letters; a letter the load
+In: a view (boxes), a load whose indices are affine in the letters. Out: a `StridedTile` per box, which for a region of the letters gives
+a `Window`: sizes, strides and an offset to look through, with no copy. A window's axes follow a given order of letters; a letter the load
 lacks has size 1, so windows broadcast.
 
     value x [8, 6], box (4,0)..(8,6), load x[s, m+1]:   element (s, m) lies at (s - 4)*6 + (m + 1) = -23 + 6 s + m
@@ -9,46 +9,28 @@ lacks has size 1, so windows broadcast.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import torch
 from torch import Tensor
 
 from einpage.einsum_front.algebra.expr import Axis, Letter, Load
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import Box, View
-from einpage.kernels.layout.affine import Affine, affine
+from einpage.kernels.layout.affine import Affine, address, ascending, row_major
 from einpage.kernels.layout.blocks import Region
 
-Memory: TypeAlias = Sequence[Sequence[Tensor]]
+Buffers: TypeAlias = Sequence[Sequence[Tensor]]
 """All a running job can address: its operands, then (result,), then its scratch buffers; each a sequence of tensors."""
-Op: TypeAlias = Callable[[Memory], None]
-"""One step of a prepared job."""
-
-TORCH_DTYPE = {
-    DType.FP32: torch.float32,
-    DType.BF16: torch.bfloat16,
-    DType.FP16: torch.float16,
-    DType.INT32: torch.int32,
-    DType.INT64: torch.int64,
-    DType.BYTE: torch.uint8,
-}
-
-
-def row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides, in elements, of a packed row-major tensor."""
-    strides, step = [], 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= extent
-    return tuple(reversed(strides))
+BoundStep: TypeAlias = Callable[[Buffers], None]
+"""One step of a prepared job, its windows known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A strided look at one tensor of the job's memory."""
+    """A strided look at one tensor of the job's buffers."""
 
     operand: int
     tile: int
@@ -57,13 +39,13 @@ class Window:
     offset: int
     """Elements from the tensor's own start."""
 
-    def of(self, memory: Memory) -> Tensor:
-        t = memory[self.operand][self.tile]
+    def of(self, buffers: Buffers) -> Tensor:
+        t = buffers[self.operand][self.tile]
         return t.as_strided(self.size, self.stride, t.storage_offset() + self.offset)
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class StridedTile:
     """One packed tensor as a load sees it: the element at letters v lies at `origin + sum(stride[l] * v[l])`."""
 
     operand: int
@@ -90,42 +72,44 @@ class Tile:
         return self.origin + sum(step * region[letter][0] for letter, step in self.stride.items())
 
 
-def tiles(view: View, operand: int, dims: Sequence[Affine]) -> tuple[Tile, ...]:
-    """The boxes of `view` as tiles of a load whose indices are `dims`; those that no letter can reach (another number) are left out."""
+def strided_tiles(view: View, operand: int, indices: Sequence[Affine]) -> tuple[StridedTile, ...]:
+    """The boxes of `view` as tiles of a load with these indices; those that no letter can reach (another number) are left out."""
     out = []
     for j, box in enumerate(view.boxes):
-        if all(a.terms or lo <= a.const < hi for a, lo, hi in zip(dims, box.start, box.end, strict=True)):
-            out.append(tile_of(box, operand, j, view.dtype, dims))
+        if all(a.terms or lo <= a.const < hi for a, lo, hi in zip(indices, box.start, box.end, strict=True)):
+            out.append(strided_tile(box, operand, j, view.dtype, indices))
     return tuple(out)
 
 
-def tile_of(box: Box, operand: int, j: int, dtype: DType, dims: Sequence[Affine]) -> Tile:
-    stride: dict[Letter, int] = {}
-    origin = 0
-    for a, start, step in zip(dims, box.start, row_major(box.shape), strict=True):
-        origin += (a.const - start) * step
-        for letter, c in a.terms:
-            stride[letter] = stride.get(letter, 0) + c * step
-    return Tile(operand, j, dtype, stride, origin, tuple(zip(dims, box.start, box.end, strict=True)))
+def strided_tile(box: Box, operand: int, j: int, dtype: DType, indices: Sequence[Affine]) -> StridedTile:
+    place = address(box, indices)
+    return StridedTile(operand, j, dtype, dict(place.terms), place.const, tuple(zip(indices, box.start, box.end, strict=True)))
 
 
-def scratch_tile(operand: int, j: int, letters: Sequence[Letter], region: Region, dtype: DType = DType.FP32) -> Tile:
+def scratch_tile(operand: int, j: int, letters: Sequence[Letter], region: Region, dtype: DType = DType.FP32) -> StridedTile:
     """Scratch buffer `j`, laid out packed over `letters` for `region`."""
     stride = dict(zip(letters, row_major([region[x][1] - region[x][0] for x in letters]), strict=True))
-    return Tile(operand, j, dtype, stride, -sum(step * region[x][0] for x, step in stride.items()))
+    return StridedTile(operand, j, dtype, stride, -sum(step * region[x][0] for x, step in stride.items()))
 
 
-def dims_of(load: Load) -> tuple[Affine, ...] | None:
-    """The load's indices as affine forms, or None where one is not."""
-    forms = [affine(i) for i in load.indices]
-    return None if any(f is None for f in forms) else tuple(f for f in forms if f is not None)
+def affine_indices(load: Load) -> tuple[Affine, ...] | None:
+    """The load's indices as affine functions, or None where one is not."""
+    found = [ascending(i) for i in load.indices]
+    return None if any(f is None for f in found) else tuple(f for f in found if f is not None)
 
 
-def cuts(view: View, load: Load) -> dict[Letter, set[int]]:
-    """Where bare letters of `load` cross from one box of `view` to the next."""
-    out: dict[Letter, set[int]] = {}
-    if len(view.boxes) > 1:
+def tile_borders(reads: Sequence[View], loads: Iterable[Load]) -> dict[Letter, set[int]]:
+    """Where bare letters of `loads` go from one tile of what they read to the next."""
+    view_by_name = {v.name: v for v in reads}
+    out: dict[Letter, set[int]] = defaultdict(set)
+    for load in loads:
+        boxes = view_by_name[load.name].boxes
         for d, index in enumerate(load.indices):
-            if isinstance(index, Axis):
-                out.setdefault(index.letter, set()).update(b.start[d] for b in view.boxes)
+            if len(boxes) > 1 and isinstance(index, Axis):
+                out[index.letter] |= {box.start[d] for box in boxes}
     return out
+
+
+def in_several_tiles(reads: Sequence[View]) -> frozenset[int]:
+    """The operands that are spread over more than one tile."""
+    return frozenset(i for i, view in enumerate(reads) if len(view.boxes) > 1)

@@ -1,8 +1,9 @@
 """Triton source of a ContractJob: a tiled matrix product with the epilogue written into it.
 
-In: a job. Out: a kernel's text. Target letters become rows (in x only), columns (in y only) or batch (in both; also any letter that two
+In: a job. Out: its one launch. Target letters become rows (in x only), columns (in y only) or batch (in both; also any letter that two
 contractions of the job use in different roles): a program computes ROWS x COLS elements of one batch index, for every contraction, then
-the epilogue on them. Programs go through bands of GROUP blocks of rows column by column, so that what they read stays in the cache.
+the epilogue on them. Programs go through bands of GROUP blocks of rows column by column, so that what they read stays in the cache (as in
+Triton's matrix multiplication tutorial). Its plain-torch twin is on_torch/contract.py.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from math import prod
 from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Load, Num
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import Contraction, ContractJob
-from einpage.kernels.on_triton.product import Along, Products, inner_size, loops, together
-from einpage.kernels.tiles.product_tiles import Product, product_tiles, variants
+from einpage.kernels.on_triton.product import BlockAxis, ProductLoops, grouped, inner_size, loops
+from einpage.kernels.tiles.product_tiles import ProductShape, product_tiles, variants
 from einpage.kernels.tiles.target import Target
 from einpage.kernels.tiles.tiles import cover
-from einpage.kernels.writer.descriptor import described
+from einpage.kernels.writer.descriptor import descriptor_of
 from einpage.kernels.writer.launch import Launch
 from einpage.kernels.writer.values import Val
-from einpage.kernels.writer.writer import Frame, Writer, launch
+from einpage.kernels.writer.writer import Scope, Writer
 
 
 def letters_of(load: Load) -> set[Letter]:
@@ -27,17 +28,17 @@ def letters_of(load: Load) -> set[Letter]:
 
 
 def contract_launches(job: ContractJob, target: Target) -> list[Launch]:
-    return [_Kernel(job, target).launch()]
+    return [_ContractGenerator(job, target).launch()]
 
 
-def product_of(job: ContractJob) -> Product:
+def product_of(job: ContractJob) -> ProductShape:
     """What the choice of a tile depends on."""
     extent = {r.letter: r.extent for r in job.ranges}
     batch, rows, columns = (prod(extent[x] for x in group) for group in _roles(job))
     dtypes = {v.dtype for v in job.reads if any(v.name in (c.x.name, c.y.name) for c in job.contractions)}
     dtype = next(iter(dtypes)) if len(dtypes) == 1 else DType.FP32
     inner = max(prod(extent[x] for x in c.letters) for c in job.contractions)
-    return Product(dtype, batch, rows, columns, inner, len(job.contractions))
+    return ProductShape(dtype, batch, rows, columns, inner, len(job.contractions))
 
 
 def _roles(job: ContractJob) -> tuple[list[Letter], list[Letter], list[Letter]]:
@@ -55,17 +56,17 @@ def _roles(job: ContractJob) -> tuple[list[Letter], list[Letter], list[Letter]]:
     return [t for t in target if t in batch], [t for t in target if t in rows - batch], [t for t in target if t in columns - batch]
 
 
-class _Kernel:
+class _ContractGenerator:
+    """Writes the kernel of one contraction job."""
+
     def __init__(self, job: ContractJob, target: Target) -> None:
         self.job = job
         self.writer = w = Writer(job.reads, job.result, job.ranges)
         self.batch, self.rows, self.columns = _roles(job)
         self.product = product_of(job)
         self.tiles = target.product or product_tiles(self.product, target.capability)
-        self.loops = [
-            loop for terms in together(job.contractions, [self._crossed(c) for c in job.contractions]) for loop in loops(w, terms)
-        ]
-        if self.tiles.descriptors and not self._suits_the_engine():
+        self.loops = [loop for terms in grouped(job.contractions, [self._crossed(c) for c in job.contractions]) for loop in loops(w, terms)]
+        if self.tiles.descriptors and not self._copy_engine_can_read():
             self.tiles = next(t for t in variants(self.product, target.capability) if not t.descriptors)
         self.size = {
             "ROWS": cover(self.product.rows, self.tiles.rows, 16),
@@ -73,34 +74,36 @@ class _Kernel:
             "INNER": inner_size(self.loops, self.tiles.inner),
         }
 
-    def _suits_the_engine(self) -> bool:
+    def _copy_engine_can_read(self) -> bool:
         """Whether every factor is a matrix that the copy engine can read. Warps are not specialised over pointers (that does not compile),
-        nor where sums are handed on (that takes more shared memory than there is)."""
+        nor where sums are carried to the next job (that takes more shared memory than there is)."""
         if self.tiles.specialised and (self.job.carry is not None or not self.job.last):
             return False
-        found = []
+        readable = []
         for loop in self.loops:
-            with self.writer.over(loop.piece):
+            with self.writer.over(loop.ranges):
                 sides = [(load, letters) for t in loop.terms for load, letters in ((t.left, self.rows), (t.right, self.columns))]
-                found += [loop.hoisted and described(self.writer, load, letters, loop.runs, 16, 16) is not None for load, letters in sides]
-        return all(found)
+                readable += [
+                    loop.hoisted and descriptor_of(self.writer, load, letters, loop.runs, 16, 16) is not None for load, letters in sides
+                ]
+        return all(readable)
 
     def launch(self) -> Launch:
         job, w, p = self.job, self.writer, self.product
         w.names |= {"program", "block", "band", "height", "row", "col", "row_first", "col_first", "row_mask", "col_mask", *self.size}
         w.expect([job.epilogue] if job.last else [])
-        frame, along = self._frame()
-        products = Products(w, frame, along, self.loops, self.size, self.tiles)
-        accs = {n: self._start(n, frame) for n in range(p.sums)}
+        scope, axes = self._block()
+        products = ProductLoops(w, scope, axes, self.loops, self.size, self.tiles)
+        accs = {n: self._initial(n, scope) for n in range(p.sums)}
         for loop in self.loops:
             products.write(loop, accs)
-        self._finish({n: Val(acc, frozenset("rc"), "f") for n, acc in accs.items()}, frame)
+        self._finish({n: Val(acc, frozenset("rc"), "f") for n, acc in accs.items()}, scope)
         over = [" ".join(group) or "nothing" for group in (self.rows, self.columns, self.batch)]
         what = f"{job.result.name}: rows over {over[0]}, columns over {over[1]}, batch over {over[2]}"
         programs = -(-p.rows // self.size["ROWS"]) * -(-p.columns // self.size["COLS"]) * p.batch
-        return launch("contract_kernel", what, w, self.size, programs, self.tiles)
+        return w.launch("contract_kernel", what, self.size, programs, self.tiles)
 
-    def _frame(self) -> tuple[Frame, dict[str, Along]]:
+    def _block(self) -> tuple[Scope, dict[str, BlockAxis]]:
         """Which rows and columns this program computes, and the letters of each."""
         w, p = self.writer, self.product
         row_blocks, column_blocks = -(-p.rows // self.size["ROWS"]), -(-p.columns // self.size["COLS"])
@@ -117,23 +120,23 @@ class _Kernel:
         w.line(f"row = row_first + tl.arange(0, ROWS)[:, None]  # [{' '.join(self.rows)}]")
         w.line(f"col = col_first + tl.arange(0, COLS)[None, :]  # [{' '.join(self.columns)}]")
         letters = w.split(f"(program // {row_blocks * column_blocks})", self.batch, "")
-        along, masks = {}, {}
+        axes, masks = {}, {}
         for axis, name, count, group_letters in (("r", "row", p.rows, self.rows), ("c", "col", p.columns, self.columns)):
             ragged = count % self.size[_SIZE[axis]] > 0
             if ragged:
                 masks[axis] = f"{name}_mask"
                 w.line(f"{name}_mask = {name} < {count}")
-            along[axis] = Along(name, tuple(group_letters), count, ragged)
+            axes[axis] = BlockAxis(name, tuple(group_letters), count, ragged)
             letters |= w.split(name, group_letters, axis)
-        return Frame(letters, masks), along
+        return Scope(letters, masks), axes
 
-    def _start(self, n: int, frame: Frame) -> str:
+    def _initial(self, n: int, scope: Scope) -> str:
         """The incoming sum of contraction `n`, or 0."""
         w = self.writer
         start = "tl.zeros((ROWS, COLS), tl.float32)"
         if self.job.carry is not None:
-            held = Load(self.job.reads[self.job.carry].name, self._stack(n))
-            start = f"tl.broadcast_to({w.load(held, frame).text}, (ROWS, COLS))"
+            carried = Load(self.job.reads[self.job.carry].name, self._stack(n))
+            start = f"tl.broadcast_to({w.load(carried, scope).text}, (ROWS, COLS))"
         return w.assign(f"acc{n}", start)
 
     def _crossed(self, c: Contraction) -> bool:
@@ -144,14 +147,14 @@ class _Kernel:
         """Indices of accumulator `n` in a stack."""
         return (Num(n), *(Axis(x) for x in self.job.target))
 
-    def _finish(self, accs: dict[int, Val], frame: Frame) -> None:
+    def _finish(self, accs: dict[int, Val], scope: Scope) -> None:
         job, w = self.job, self.writer
         if job.last:
-            frame.accs = accs
-            w.store(tuple(Axis(x) for x in job.target), w.value(job.epilogue, frame), frame, "rc")
+            scope.accs = accs
+            w.store(tuple(Axis(x) for x in job.target), w.value(job.epilogue, scope), scope, "rc")
             return
         for n, acc in accs.items():
-            w.store(self._stack(n), acc, frame, "rc")
+            w.store(self._stack(n), acc, scope, "rc")
 
 
 _SIZE = {"r": "ROWS", "c": "COLS"}

@@ -1,7 +1,7 @@
 """Which keys a block of queries sees, from the conditions of a score: what bounds the loop over keys and what needs no mask.
 
-In: a score expression. Out: it taken apart into conditions, a scale and the rest; and `Limit`s, the conditions that hold up to (or from)
-one key for each query. Between the limits that hold for every query of a block no condition is looked at.
+In: a score expression. Out: a `MaskedScore`, its conditions, scale and rest; and `KeyBound`s, the conditions that hold up to (or from) one
+key for each query. Between the bounds that hold for every query of a block no condition is evaluated.
 
     where(t <= s and s - t < 4, acc0 / 8, -inf), queries 8..10:     keys   4 5 6 7 8 9 10
                                                                     8        x x x x            seen by some: 5..10
@@ -16,11 +16,11 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Num, Unary, free_letters, substitute
-from einpage.kernels.layout.affine import linear
+from einpage.kernels.layout.affine import affine
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class MaskedScore:
     """where(conditions, body * scale, -inf)."""
 
     conditions: tuple[Expr, ...]
@@ -30,24 +30,25 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
-    """A condition that means row <= rest (`upper`) or row >= rest."""
+class KeyBound:
+    """A condition that means row <= bound (`is_last`) or row >= bound."""
 
     condition: Expr
-    upper: bool
+    is_last: bool
+    """Whether the bound is the last key that a query sees, not the first."""
     letters: tuple[tuple[Letter, int], ...]
-    """`rest` is the sum of factor * letter, of factor * data, and of `const`."""
+    """The bound is the sum of factor * letter, of factor * data, and of `const`."""
     data: tuple[tuple[Load, int], ...]
     const: int
 
 
-def taken_apart(score: Expr) -> Score:
+def masked_score(score: Expr) -> MaskedScore:
     conditions: list[Expr] = []
     while isinstance(score, Call) and score.fn == "where" and _is_minus_inf(score.args[2]):
         conditions += _conjuncts(score.args[0])
         score = score.args[1]
     scale, body = _scaled(score)
-    return Score(tuple(conditions), body, scale)
+    return MaskedScore(tuple(conditions), body, scale)
 
 
 def _is_minus_inf(e: Expr) -> bool:
@@ -76,17 +77,17 @@ def _scaled(e: Expr) -> tuple[float, Expr]:
     return 1.0, e
 
 
-def limits(
+def key_bounds(
     conditions: Collection[Expr], row: Letter, queries: Collection[Letter], batch: Collection[Letter], is_index: Callable[[Load], bool]
-) -> tuple[Limit, ...]:
+) -> tuple[KeyBound, ...]:
     """The conditions that bound the row letter by the letters of a block of queries, or by integer data of one batch index."""
-    found = (_limit(c, row, {*queries, *batch}, batch, is_index) for c in conditions)
-    return tuple(limit for limit in found if limit is not None)
+    found = (_key_bound(c, row, {*queries, *batch}, batch, is_index) for c in conditions)
+    return tuple(bound for bound in found if bound is not None)
 
 
-def _limit(
+def _key_bound(
     condition: Expr, row: Letter, known: Collection[Letter], batch: Collection[Letter], is_index: Callable[[Load], bool]
-) -> Limit | None:
+) -> KeyBound | None:
     match condition:
         case Binary("<=" | "<", x, y) | Binary(">=" | ">", y, x):
             strict = condition.op in ("<", ">")
@@ -94,25 +95,26 @@ def _limit(
             return None
     data: dict[Letter, Load] = {}
 
-    def stand_in(node: Expr) -> Expr | None:
+    def as_letter(node: Expr) -> Expr | None:
         if isinstance(node, Load) and is_index(node) and free_letters(node) <= set(batch):
             letter = Letter(f"datum {len(data)}")
             data[letter] = node
             return Axis(letter)
         return None
 
-    form = linear(substitute(Binary("-", y, x), stand_in))  # >= 0 where the condition holds
-    if form is None or abs(form[0].get(row, 0)) != 1:
+    margin = affine(substitute(Binary("-", y, x), as_letter))  # >= 0 where the condition holds
+    coefficient = {} if margin is None else dict(margin.terms)
+    if margin is None or abs(coefficient.get(row, 0)) != 1:
         return None
-    upper = form[0][row] < 0
-    sign = 1 if upper else -1
-    rest = {letter: sign * c for letter, c in form[0].items() if letter != row and c}
+    is_last = coefficient[row] < 0
+    sign = 1 if is_last else -1
+    rest = {letter: sign * c for letter, c in coefficient.items() if letter != row}
     if not {x for x in rest if x not in data} <= set(known):
         return None
-    return Limit(
+    return KeyBound(
         condition,
-        upper,
+        is_last,
         tuple((x, c) for x, c in rest.items() if x not in data),
         tuple((data[x], c) for x, c in rest.items() if x in data),
-        sign * (form[1] - strict),
+        sign * (margin.const - strict),
     )

@@ -1,8 +1,9 @@
 """Triton source of a MapJob: a block of rows (the letters no reduction binds) by columns (those it binds).
 
-In: parts with the same target letters. Out: a kernel's text. A reduction is computed before what uses it. A row of up to a block's
-columns is held at once; a longer one is read again by each pass: one a reduction, one that writes. Everything a block reads of its own
-elements is read before it writes them, so the result may lie where an operand does.
+In: a job. Out: a launch for each set of target letters. A reduction is computed before what uses it. A row of up to a block's columns is
+loaded once; a longer one is read again by each pass: one a reduction, one that writes (the softmax's maximum and sum in a single pass:
+Milakov and Gimelshein, 2018). Everything a block reads of its own elements is read before it writes them, so the result may overwrite an
+operand in place. Its plain-torch twin is on_torch/map.py.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from math import prod
 
 from einpage.einsum_front.algebra.expr import Axis, Letter, Num, Reduce, Reduction, free_letters
 from einpage.einsum_front.graph.job import MapJob, Part
-from einpage.kernels.on_triton.map_shape import in_memory, shape_of
+from einpage.kernels.on_triton.map_shape import map_shape, memory_order
 from einpage.kernels.writer.launch import Launch
 from einpage.kernels.writer.nested_reduction import JOIN, NAME, NEUTRAL, inline
 from einpage.kernels.writer.values import Val, arithmetic
-from einpage.kernels.writer.writer import Frame, Writer, launch
+from einpage.kernels.writer.writer import Scope, Writer
 
 
 def map_launches(job: MapJob) -> list[Launch]:
@@ -29,17 +30,19 @@ def map_launches(job: MapJob) -> list[Launch]:
             letters = tuple(i.letter for i in part.target if isinstance(i, Axis))
             key = next((k for k in groups if set(k) == set(letters)), letters)
             groups.setdefault(key, []).append(part)
-    return [_Kernel(job, letters, parts).launch() for letters, parts in groups.items()]
+    return [_MapGenerator(job, letters, parts).launch() for letters, parts in groups.items()]
 
 
-class _Kernel:
+class _MapGenerator:
+    """Writes one kernel of a map job."""
+
     def __init__(self, job: MapJob, letters: Sequence[Letter], parts: Sequence[Part]) -> None:
         self.job, self.parts = job, parts
         self.writer = Writer(job.reads, job.result, job.ranges)
         self.writer.reduce = self._reduction
         self.extent = {r.letter: r.extent for r in job.ranges}
-        self.shape = shape_of(job, letters, parts)
-        self.frames: dict[tuple[Letter, ...], Frame] = {}
+        self.shape = map_shape(job, letters, parts)
+        self.scopes: dict[tuple[Letter, ...], Scope] = {}
         self.soft: dict[Reduce, tuple[str, str]] = {}
         """Each row's maximum and sum of a softmax."""
 
@@ -54,62 +57,60 @@ class _Kernel:
         block = "program" if across == 1 else f"program // {across}"
         w.line(f"row = {block} * ROWS + tl.arange(0, ROWS)[:, None]  # [{' '.join(shape.rows)}]")
         w.line(f"row_mask = row < {row_count}")
-        self.base = Frame(w.split("row", shape.rows, "r"), {"r": "row_mask"})
+        self.base = Scope(w.split("row", shape.rows, "r"), {"r": "row_mask"})
         for r in shape.by_row:
             self._reduce(r)
         if shape.by_row and shape.columns:
             self._columns(shape.columns, self._write)
         elif shape.columns:
-            self._write(self._frame(f"program % {across} * COLS + tl.arange(0, COLS)[None, :]", shape.columns))
+            self._write(self._scope(f"program % {across} * COLS + tl.arange(0, COLS)[None, :]", shape.columns))
         else:
             self._write(self.base)
         constants = {"ROWS": shape.tiles.rows} | ({"COLS": shape.tiles.columns} if shape.by_row or shape.columns else {})
         what = f"{self.job.result.name}: rows over {' '.join(shape.rows) or 'nothing'}" + (
             f", columns over {' '.join(shape.columns)}" if shape.columns else ""
         )
-        return launch("map_kernel", what, w, constants, blocks * across, shape.tiles)
+        return w.launch("map_kernel", what, constants, blocks * across, shape.tiles)
 
-    def _write(self, frame: Frame) -> None:
-        axes = "rc" if "c" in frame.masks else "r"
-        values = [self.writer.value(p.expr, frame) for p in self.parts]
-        held = [v if v.kind == "c" else Val(self.writer.assign("y", v.text), v.axes, v.kind) for v in values]
-        for part, value in zip(self.parts, held, strict=True):
-            self.writer.store(part.target, value, frame, axes)
+    def _write(self, scope: Scope) -> None:
+        axes = "rc" if "c" in scope.masks else "r"
+        values = [self.writer.value(p.expr, scope) for p in self.parts]
+        values = [v if v.kind == "c" else Val(self.writer.assign("y", v.text), v.axes, v.kind) for v in values]
+        for part, value in zip(self.parts, values, strict=True):
+            self.writer.store(part.target, value, scope, axes)
 
-    def _columns(self, letters: tuple[Letter, ...], body: Callable[[Frame], None]) -> None:
-        """Run `body(frame)` for the columns of `letters`: once where they fit a block, else in a loop."""
+    def _columns(self, letters: tuple[Letter, ...], body: Callable[[Scope], None]) -> None:
+        """Run `body(scope)` for the columns of `letters`: once where they fit a block, else in a loop over them."""
         w = self.writer
-        letters = in_memory(letters, self.job, self.parts)
-        if self.shape.held:
-            if letters not in self.frames:
-                self.frames[letters] = self._frame("tl.arange(0, COLS)[None, :]", letters)
-            body(self.frames[letters])
+        letters = memory_order(letters, self.job, self.parts)
+        if self.shape.whole_rows:
+            if letters not in self.scopes:
+                self.scopes[letters] = self._scope("tl.arange(0, COLS)[None, :]", letters)
+            body(self.scopes[letters])
             return
         start = w.fresh("start")
-        w.line(f"for {start} in range(0, {prod(self.extent[x] for x in letters)}, COLS):")
-        w.indent += 1
-        body(self._frame(f"{start} + tl.arange(0, COLS)[None, :]", letters))
-        w.indent -= 1
+        with w.loop(start, f"range(0, {prod(self.extent[x] for x in letters)}, COLS)"):
+            body(self._scope(f"{start} + tl.arange(0, COLS)[None, :]", letters))
 
-    def _frame(self, numbers: str, letters: tuple[Letter, ...]) -> Frame:
+    def _scope(self, numbers: str, letters: tuple[Letter, ...]) -> Scope:
         w = self.writer
         column = w.assign("column", f"{numbers}  # [{' '.join(letters)}]")
         mask = w.assign("column_mask", f"{column} < {prod(self.extent[x] for x in letters)}")
-        return Frame({**self.base.letters, **w.split(column, letters, "c")}, {"r": "row_mask", "c": mask})
+        return Scope({**self.base.letters, **w.split(column, letters, "c")}, {"r": "row_mask", "c": mask})
 
-    def _reduction(self, r: Reduce, frame: Frame) -> Val:
+    def _reduction(self, r: Reduce, scope: Scope) -> Val:
         """`r` where it is read: a softmax of rows by its row's maximum and sum, any other in a loop of its own."""
-        if r not in self.soft or (free_letters(r.body) - set(r.letters)) & frame.rebound:
-            return inline(self.writer, r, frame)
+        if r not in self.soft or (free_letters(r.body) - set(r.letters)) & scope.rebound:
+            return inline(self.writer, r, scope)
         most, total = self.soft[r]
-        body = arithmetic(self.writer.value(r.body, frame), False)
+        body = arithmetic(self.writer.value(r.body, scope), False)
         return Val(self.writer.assign("soft", f"tl.exp({body.text} - {most}) / {total}"), body.axes | {"r"}, "f")
 
     def _reduce(self, r: Reduce) -> None:
         """Compute `r` for every row, before what uses it."""
         w = self.writer
         if r.op is Reduction.SOFTMAX:
-            self.soft[r] = self._softmax(r) if self.shape.held else self._long_softmax(r)
+            self.soft[r] = self._softmax(r) if self.shape.whole_rows else self._long_softmax(r)
             return
         name = self._fold(r.op, r)
         if r.op is Reduction.MEAN:
@@ -123,17 +124,17 @@ class _Kernel:
         """
         w = self.writer
         name = w.fresh(NAME[op])
-        if not self.shape.held:
+        if not self.shape.whole_rows:
             w.line(f"{name} = tl.full((ROWS, COLS), {NEUTRAL[op]}, tl.float32)")
 
-        def body(frame: Frame) -> None:
-            value = arithmetic(w.value(r.body, frame), False).text
+        def body(scope: Scope) -> None:
+            value = arithmetic(w.value(r.body, scope), False).text
             text = f"tl.exp({value} - {most})" if most else value
-            kept = f"tl.where({frame.masks['c']}, {text}, {NEUTRAL[op]})"
-            w.line(f"{name} = {_across(op, kept) if self.shape.held else JOIN[op].format(name, kept)}")
+            masked = f"tl.where({scope.masks['c']}, {text}, {NEUTRAL[op]})"
+            w.line(f"{name} = {_across(op, masked) if self.shape.whole_rows else JOIN[op].format(name, masked)}")
 
         self._columns(r.letters, body)
-        return name if self.shape.held else w.assign(name, _across(op, name))
+        return name if self.shape.whole_rows else w.assign(name, _across(op, name))
 
     def _softmax(self, r: Reduce) -> tuple[str, str]:
         w = self.writer
@@ -143,14 +144,14 @@ class _Kernel:
         return most, w.assign("row_sum", f"tl.where({total} == 0.0, 1.0, {total})")
 
     def _long_softmax(self, r: Reduce) -> tuple[str, str]:
-        """The maximum and the sum in one pass: each lane keeps both of what it has seen."""
+        """The maximum and the sum in one pass (online softmax): each lane accumulates both."""
         w = self.writer
         most = w.assign("most", 'tl.full((ROWS, COLS), float("-inf"), tl.float32)')
         total = w.assign("total", "tl.zeros((ROWS, COLS), tl.float32)")
 
-        def body(frame: Frame) -> None:
-            value = arithmetic(w.value(r.body, frame), False).text
-            score = w.assign("score", f'tl.where({frame.masks["c"]}, {value}, float("-inf"))')
+        def body(scope: Scope) -> None:
+            value = arithmetic(w.value(r.body, scope), False).text
+            score = w.assign("score", f'tl.where({scope.masks["c"]}, {value}, float("-inf"))')
             now = w.assign("most_now", f"tl.maximum({most}, {score})")
             safe = w.assign("safe", f'tl.where({now} == float("-inf"), 0.0, {now})')
             w.line(f"{total} = {total} * tl.exp({most} - {safe}) + tl.exp({score} - {safe})")

@@ -1,6 +1,6 @@
 """How a MapJob lies on the blocks of its kernel: which letters are rows and which are columns, and how many of each a program takes.
 
-In: a job and parts with the same target letters. Out: a `Shape`. Letters that reductions bind are columns, so that a program holds whole
+In: a job and parts with the same target letters. Out: a `MapShape`. Letters that reductions bind are columns, so that a program holds whole
 rows; where memory runs along a row letter instead, a block is as wide as it is high. A pointwise job is rows alone, unless an operand
 runs along another letter than the result (a transposition): then a block spans both, and either side is read in whole lines.
 """
@@ -15,16 +15,15 @@ from math import prod
 from einpage.einsum_front.algebra.expr import Call, Expr, Letter, Reduce, children, free_letters, loads, walk
 from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.graph.job import MapJob, Part, View
-from einpage.kernels.layout.affine import linear
-from einpage.kernels.layout.window import row_major
+from einpage.kernels.layout.affine import address, affine
 from einpage.kernels.tiles.tiles import CROSS, POINTWISE, ROW, SHARED, Tiles, cover, warps
 
 SHARED_FROM = 4
-"""How many times a costly function must be wanted for its letters to get an axis of their own."""
+"""How many times a costly function must be used for its letters to get an axis of their own."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class MapShape:
     rows: tuple[Letter, ...]
     """Letters of the target along rows, the last one fastest."""
     columns: tuple[Letter, ...]
@@ -33,7 +32,7 @@ class Shape:
     """Reductions computed once a row, inner ones first. Any other depends on letters that an enclosing one binds."""
     tiles: Tiles
     """`rows` x `columns` elements a block."""
-    held: bool
+    whole_rows: bool
     """Whether a row fits a block."""
 
 
@@ -45,7 +44,7 @@ def reductions(e: Expr) -> Iterator[Reduce]:
         yield e
 
 
-def shape_of(job: MapJob, letters: Sequence[Letter], parts: Sequence[Part]) -> Shape:
+def map_shape(job: MapJob, letters: Sequence[Letter], parts: Sequence[Part]) -> MapShape:
     extent = {r.letter: r.extent for r in job.ranges}
     rows, by_row = _rows(letters, parts)
     columns = tuple(x for x in letters if x not in rows)
@@ -60,13 +59,13 @@ def shape_of(job: MapJob, letters: Sequence[Letter], parts: Sequence[Part]) -> S
         others = [x for x in rows if x not in shared]
         wide = cover(prod(extent[x] for x in shared), SHARED.columns)
         high = cover(prod(extent[x] for x in others), SHARED.rows)
-        return Shape(tuple(others), shared, (), Tiles(high, wide, 0, SHARED.warps, 1), False)
+        return MapShape(tuple(others), shared, (), Tiles(high, wide, 0, SHARED.warps, 1), False)
     if last is None or not crossing or min(extent[last], extent[crossing[0]]) < CROSS.rows // 4:
         most = cover(prod(extent[x] for x in rows), POINTWISE.rows)
-        return Shape(tuple(rows), (), (), Tiles(most, 1, 0, warps(most), 1), True)
-    cut = rows.index(crossing[0]) + 1
-    high, wide = (cover(prod(extent[x] for x in group), most) for group, most in ((rows[:cut], CROSS.rows), (rows[cut:], CROSS.columns)))
-    return Shape(tuple(rows[:cut]), tuple(rows[cut:]), (), Tiles(high, wide, 0, warps(high * wide), 1), False)
+        return MapShape(tuple(rows), (), (), Tiles(most, 1, 0, warps(most), 1), True)
+    at = rows.index(crossing[0]) + 1
+    high, wide = (cover(prod(extent[x] for x in group), most) for group, most in ((rows[:at], CROSS.rows), (rows[at:], CROSS.columns)))
+    return MapShape(tuple(rows[:at]), tuple(rows[at:]), (), Tiles(high, wide, 0, warps(high * wide), 1), False)
 
 
 def _shared(parts: Sequence[Part], rows: Sequence[Letter], last: Letter | None, extent: Mapping[Letter, int]) -> tuple[Letter, ...]:
@@ -76,25 +75,25 @@ def _shared(parts: Sequence[Part], rows: Sequence[Letter], last: Letter | None, 
         if isinstance(node, Call) and FUNCTIONS[node.fn].costly:
             letters = free_letters(node) & set(rows)
             found |= letters if prod(extent[x] for x in rows if x not in letters) >= SHARED_FROM else set()
-    again = prod(extent[x] for x in rows if x not in found)
-    return tuple(x for x in rows if x in found) if last in found and again >= SHARED_FROM else ()
+    repeats = prod(extent[x] for x in rows if x not in found)
+    return tuple(x for x in rows if x in found) if last in found and repeats >= SHARED_FROM else ()
 
 
 def _reducing(
     job: MapJob, rows: list[Letter], columns: tuple[Letter, ...], by_row: tuple[Reduce, ...], longest: int, strides: list[_Access]
-) -> Shape:
+) -> MapShape:
     extent = {r.letter: r.extent for r in job.ranges}
     count = prod(extent[x] for x in rows)
     along = _along(strides)
-    lead = max(along, key=lambda x: along[x], default=None)
-    if lead in rows and longest > 1:
-        rows = [*(x for x in rows if x != lead), lead]
+    contiguous = max(along, key=lambda x: along[x], default=None)
+    if contiguous in rows and longest > 1:
+        rows = [*(x for x in rows if x != contiguous), contiguous]
         high = cover(count, CROSS.rows)
         wide = cover(longest, max(1, ROW.rows // high))
     else:
         wide = cover(longest, ROW.columns)
         high = cover(count, max(1, ROW.rows // wide))
-    return Shape(tuple(rows), columns, by_row, Tiles(high, wide, 0, warps(high * wide), 1), longest <= wide)
+    return MapShape(tuple(rows), columns, by_row, Tiles(high, wide, 0, warps(high * wide), 1), longest <= wide)
 
 
 def _rows(letters: Sequence[Letter], parts: Sequence[Part]) -> tuple[list[Letter], tuple[Reduce, ...]]:
@@ -136,12 +135,8 @@ def _strides(job: MapJob, parts: Sequence[Part]) -> list[_Access]:
 
 
 def _access(view: View, indices: Sequence[Expr], extent: dict[Letter, int]) -> _Access:
-    stride: dict[Letter, int] = {}
-    for index, step in zip(indices, row_major(view.boxes[0].shape), strict=True):
-        form = linear(index)
-        for letter, c in form[0].items() if form is not None else ():
-            if extent[letter] > 1:
-                stride[letter] = stride.get(letter, 0) + c * step
+    place = address(view.boxes[0], [affine(i) for i in indices])
+    stride = {letter: c for letter, c in place.terms if extent[letter] > 1}
     return stride, prod(extent[x] for x in stride)
 
 
@@ -155,7 +150,7 @@ def _along(accesses: list[_Access]) -> Counter[Letter]:
     return found
 
 
-def in_memory(letters: Sequence[Letter], job: MapJob, parts: Sequence[Part]) -> tuple[Letter, ...]:
+def memory_order(letters: Sequence[Letter], job: MapJob, parts: Sequence[Part]) -> tuple[Letter, ...]:
     """`letters` in the order in which the largest access that has them all finds them, the fastest last."""
     having = [a for a in _strides(job, parts) if set(letters) <= set(a[0])]
     if not having:

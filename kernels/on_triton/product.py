@@ -1,7 +1,7 @@
 """Triton source of the sums of a matrix product: the loop over the inner letters, addresses hoisted out of it.
 
 In: a writer, the contractions of a job, a block of rows and columns. Out: lines, and a variable [ROWS, COLS] for each contraction. Where
-a load lies in several tiles the loop is cut where they end along the inner letters, and the pointer is chosen once a row where they end
+a load lies in several tiles the loop is split where they end along the inner letters, and the pointer is chosen once a row where they end
 elsewhere. Contractions that share a factor and their letters run in one loop, which loads the factor once. Only the last step of a loop
 is masked, and only where its length is ragged.
 """
@@ -14,15 +14,13 @@ from itertools import pairwise, product
 from math import prod
 
 from einpage.einsum_front.algebra.expr import Axis, Letter, Load
-from einpage.einsum_front.graph.job import Box, Contraction, Range
-from einpage.kernels.layout.affine import linear
+from einpage.einsum_front.graph.job import Contraction, Range
+from einpage.kernels.layout.affine import address
 from einpage.kernels.tiles.tiles import Tiles
-from einpage.kernels.writer.descriptor import described, joined
+from einpage.kernels.writer.descriptor import descriptor_of, joined
 from einpage.kernels.writer.values import NONE, Val
-from einpage.kernels.writer.writer import Frame, Writer, coefficients
+from einpage.kernels.writer.writer import Scope, Writer
 
-Piece = tuple[Range, ...]
-"""The inner letters of one loop and the part of their ranges that it goes through."""
 Side = tuple[Load, str]
 """A factor and the axis of the block it runs along: r (it stands on the left) or c."""
 
@@ -38,7 +36,7 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class PointerBlock:
     """The pointers of one factor, made before the loop."""
 
     name: str
@@ -49,41 +47,41 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
-    """A factor that the copy engine brings."""
+class DescriptorBlock:
+    """A factor that the copy engine (TMA) reads."""
 
     name: str
-    first: str
+    start: str
     """The variable with the block's first row (or column)."""
-    turned: bool
-    """Whether its rows (or columns) lie side by side, not its inner index."""
+    transposed: bool
+    """Whether its rows (or columns) are contiguous, not its inner index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Terms summed together over one piece of their letters."""
+    """Terms summed together over one part of the ranges of their letters."""
 
     terms: tuple[Term, ...]
-    piece: Piece
+    ranges: tuple[Range, ...]
     runs: tuple[tuple[Letter, ...], ...]
-    """The piece's letters, outermost first."""
+    """Its letters, outermost first; one index stands for all letters of a run."""
     hoisted: bool
     """Whether addresses move by one number a step; else each step works out every letter of every lane."""
 
     @property
     def extents(self) -> list[int]:
-        extent = {r.letter: r.extent for r in self.piece}
+        extent = {r.letter: r.extent for r in self.ranges}
         return [prod(extent[x] for x in run) for run in self.runs]
 
 
-def together(contractions: Sequence[Contraction], crossed: Sequence[bool]) -> list[tuple[Term, ...]]:
+def grouped(contractions: Sequence[Contraction], crossed: Sequence[bool]) -> list[tuple[Term, ...]]:
     """The terms that one loop can sum: the same letters, and a factor in common with the first of them."""
     out: list[list[Term]] = []
     for n, (c, swap) in enumerate(zip(contractions, crossed, strict=True)):
         term = Term(n, c.y, c.x, c.letters) if swap else Term(n, c.x, c.y, c.letters)
         for group in out:
-            first = group[0]
-            if set(first.letters) == set(term.letters) and (first.left == term.left or first.right == term.right):
+            head = group[0]
+            if set(head.letters) == set(term.letters) and (head.left == term.left or head.right == term.right):
                 group.append(term)
                 break
         else:
@@ -95,22 +93,22 @@ def loops(w: Writer, terms: tuple[Term, ...]) -> Iterator[Loop]:
     """One loop for every part of the inner letters in which no factor goes from one tile to the next."""
     factors = list(dict.fromkeys(load for t in terms for load in (t.left, t.right)))
     letters = terms[0].letters
-    forms_by_load = {load: [linear(i) for i in load.indices] for load in factors}
+    indices_by_load = {load: w.affine_indices(load) for load in factors}
     borders = {x: {w.range_by_letter[x].start, w.range_by_letter[x].end} for x in letters}
     for load in factors:
         for d, index in enumerate(load.indices):
             if isinstance(index, Axis) and index.letter in borders:
                 r = w.range_by_letter[index.letter]
-                borders[index.letter] |= {p for b in _view_boxes(w, load) for p in (b.start[d], b.end[d]) if r.start < p < r.end}
+                borders[index.letter] |= {p for b in w.boxes(load) for p in (b.start[d], b.end[d]) if r.start < p < r.end}
     for spans in product(*(pairwise(sorted(borders[x])) for x in letters)):
-        piece = tuple(Range(x, *span) for x, span in zip(letters, spans, strict=True))
-        with w.over(piece):
-            moves = [[coefficients(b, f) for b in _view_boxes(w, load) if w.meets(b, f)] for load, f in forms_by_load.items()]
+        ranges = tuple(Range(x, *span) for x, span in zip(letters, spans, strict=True))
+        with w.over(ranges):
+            strides = [[dict(address(b, i).terms) for b in w.boxes(load) if w.meets(b, i)] for load, i in indices_by_load.items()]
             orders = dict.fromkeys([letters, *(_in_order(load, letters) for load in factors)])
-            best = min((joined(w, order, [m for ms in moves for m in ms]) for order in orders), key=len)
-            last = prod(w.range_by_letter[x].extent for x in best[-1]) if best else 1
-            alike = all(len({m.get(x, 0) for m in ms}) == 1 for ms in moves for x in letters)
-            yield Loop(terms, piece, tuple(best), alike and (len(best) <= 1 or last % 16 == 0))
+            best = min((joined(w, order, [s for of_load in strides for s in of_load]) for order in orders), key=len)
+            fastest = prod(w.range_by_letter[x].extent for x in best[-1]) if best else 1
+            alike = all(len({s.get(x, 0) for s in of_load}) == 1 for of_load in strides for x in letters)
+            yield Loop(terms, ranges, tuple(best), alike and (len(best) <= 1 or fastest % 16 == 0))
 
 
 def _in_order(load: Load, letters: tuple[Letter, ...]) -> tuple[Letter, ...]:
@@ -131,8 +129,8 @@ def inner_size(found: Sequence[Loop], most: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Along:
-    """The rows or the columns of a block: what runs along one of its axes."""
+class BlockAxis:
+    """The rows or the columns of a block."""
 
     name: str
     """The variable that numbers them."""
@@ -142,106 +140,109 @@ class Along:
     """Whether the last block reaches beyond the end."""
 
 
-class Products:
+class ProductLoops:
     """Writes loops for one block of rows and columns."""
 
     def __init__(
-        self, w: Writer, frame: Frame, along: Mapping[str, Along], found: Sequence[Loop], size: Mapping[str, int], tiles: Tiles
+        self, w: Writer, scope: Scope, axes: Mapping[str, BlockAxis], found: Sequence[Loop], size: Mapping[str, int], tiles: Tiles
     ) -> None:
-        self.w, self.frame, self.along, self.size, self.tiles = w, frame, along, size, tiles
+        self.w, self.scope, self.axes, self.size, self.tiles = w, scope, axes, size, tiles
         self.inner = size["INNER"]
         self.dtype_by_name = {v.name: v.dtype for v in w.reads}
         self.inside: dict[str, dict[Letter, Val]] = {}
-        """Letters held inside their range, for an axis that is ragged."""
+        """Letters clamped to their range, for an axis that is ragged."""
         sides = {side for loop in found for t in loop.terms for side in ((t.left, "r"), (t.right, "c"))}
-        for axis, a in along.items():
-            if a.ragged and any(self._apart(load, axis) for load, other in sides if other == axis):
-                held = w.assign(f"{a.name}_inside", f"tl.minimum({a.name}, {a.count - 1})")
-                self.inside[axis] = w.split(held, a.letters, axis)
+        for axis, a in axes.items():
+            if a.ragged and any(self._strided(load, axis) for load, other in sides if other == axis):
+                clamped = w.assign(f"{a.name}_inside", f"tl.minimum({a.name}, {a.count - 1})")
+                self.inside[axis] = w.split(clamped, a.letters, axis)
 
     def write(self, loop: Loop, accs: Mapping[int, str]) -> None:
         """Lines that add `loop` to `accs`."""
         w = self.w
-        with w.over(loop.piece):
+        with w.over(loop.ranges):
             count = prod(loop.extents)
             sides = list(dict.fromkeys(side for t in loop.terms for side in ((t.left, "r"), (t.right, "c"))))
-            blocks = {side: self._described(side, loop) or self._block(side, loop) for side in sides} if loop.hoisted else {}
-            whole = count // self.inner * self.inner
-            if whole > self.inner:
+            blocks = {side: self._descriptor(side, loop) or self._pointers(side, loop) for side in sides} if loop.hoisted else {}
+            whole_steps = count // self.inner * self.inner
+            if whole_steps > self.inner:
                 k = w.fresh("inner")
-                over = f"tl.range(0, {whole}, INNER, warp_specialize=True)" if self.tiles.specialised else f"range(0, {whole}, INNER)"
-                w.line(f"for {k} in {over}:  # [{' '.join(x for run in loop.runs for x in run)}]")
-                w.indent += 1
-                self._step(loop, blocks, k, None, accs)
-                w.indent -= 1
-            elif whole:
+                steps = (
+                    f"tl.range(0, {whole_steps}, INNER, warp_specialize=True)"
+                    if self.tiles.specialised
+                    else f"range(0, {whole_steps}, INNER)"
+                )
+                with w.loop(k, steps, f"[{' '.join(x for run in loop.runs for x in run)}]"):
+                    self._step(loop, blocks, k, None, accs)
+            elif whole_steps:
                 self._step(loop, blocks, "0", None, accs)
-            if count > whole:
-                self._step(loop, blocks, str(whole), count - whole, accs)
+            if count > whole_steps:
+                self._step(loop, blocks, str(whole_steps), count - whole_steps, accs)
 
-    def _step(self, loop: Loop, blocks: Mapping[Side, Block | Described], k: str, real: int | None, accs: Mapping[int, str]) -> None:
-        """One step from inner index `k` on; of its lanes the first `real` are real, or all."""
+    def _step(
+        self, loop: Loop, blocks: Mapping[Side, PointerBlock | DescriptorBlock], k: str, lanes: int | None, accs: Mapping[int, str]
+    ) -> None:
+        """One step from inner index `k` on, of its first `lanes` lanes or of all."""
         w = self.w
-        held: dict[Side, str] = {}
+        loaded: dict[Side, str] = {}
         for t in loop.terms:
             for side in ((t.left, "r"), (t.right, "c")):
-                if side not in held:
-                    held[side] = self._hoisted(loop, blocks[side], side, k, real) if loop.hoisted else self._general(loop, side, k, real)
+                if side not in loaded:
+                    loaded[side] = (
+                        self._hoisted(loop, blocks[side], side, k, lanes) if loop.hoisted else self._general(loop, side, k, lanes)
+                    )
             same = self.dtype_by_name[t.left.name] is self.dtype_by_name[t.right.name]
-            left, right = (held[side] + ("" if same else ".to(tl.float32)") for side in ((t.left, "r"), (t.right, "c")))
+            left, right = (loaded[side] + ("" if same else ".to(tl.float32)") for side in ((t.left, "r"), (t.right, "c")))
             w.line(f'{accs[t.number]} = tl.dot({left}, {right}, {accs[t.number]}, input_precision="ieee")')
 
-    # addresses made once
-
-    def _block(self, side: Side, loop: Loop) -> Block:
+    def _pointers(self, side: Side, loop: Loop) -> PointerBlock:
         """The pointers of a factor at the first step, chosen among its tiles row by row where it lies in several."""
         w, (load, axis) = self.w, side
         operand = w.operand_by_name[load.name]
         view = w.reads[operand]
-        forms = [w.form(i) for i in load.indices]
-        frame = self._beside(load, axis)
+        indices = w.indices(load)
+        outer = self._scope_of(load, axis)
         lanes = f"tl.arange(0, INNER){_ACROSS[axis]}{'.to(tl.int64)' if w.wide else ''}"
-        letters = {**frame.letters, **{x: Val("0", NONE, "i") for run in loop.runs for x in run}}
-        last = loop.runs[-1][-1] if loop.runs else None
-        if last is not None and any(last in form[0] for form in forms if form is not None):
-            letters[last] = Val(w.assign(str(last), lanes), frozenset("k"), "i")
-        here = Frame(letters, frame.masks)
+        letters = {**outer.letters, **{x: Val("0", NONE, "i") for run in loop.runs for x in run}}
+        fastest = loop.runs[-1][-1] if loop.runs else None
+        if fastest is not None and any(x == fastest for index in indices if index is not None for x, _ in index.terms):
+            letters[fastest] = Val(w.assign(str(fastest), lanes), frozenset("k"), "i")
+        scope = Scope(letters, outer.masks)
         text, step = "", None
         for j, box in enumerate(view.boxes):
-            conditions = w.conditions(view, box, forms, {}, here)
+            conditions = w.conditions(view, box, indices, {}, letters)
             if conditions is None:
                 continue
-            first = w.first.setdefault((operand, j), w.reached(box, forms))
-            place = " + ".join([w.pointer(operand, j), *w.address(box, forms, letters, first)])
+            place = w.element(operand, j, indices, letters)
             text = f"tl.where({' & '.join(conditions)}, {place}, {text})" if text else place
-            moved = {x: c for x, c in coefficients(box, forms).items() if any(x in run for run in loop.runs)}
+            moved = {x: c for x, c in address(box, indices).terms if any(x in run for run in loop.runs)}
             assert step is None or step == moved, f"tiles of {load.name} differ along summed letters"
             step = moved
         assert step is not None, f"no tile of {load.name} holds what the job reads"
-        axes = w.axes(forms, here)
-        mask = frame.masks[axis] if axis in axes and axis in frame.masks else ""
-        return Block(w.assign(f"{load.name}_at", text), step, axes, mask)
+        axes = w.axes(indices, scope)
+        mask = scope.masks[axis] if axis in axes and axis in scope.masks else ""
+        return PointerBlock(w.assign(f"{load.name}_at", text), step, axes, mask)
 
-    def _described(self, side: Side, loop: Loop) -> Described | None:
-        """A descriptor of the factor, where the tile choice wants one and the factor is one matrix that the copy engine can read."""
+    def _descriptor(self, side: Side, loop: Loop) -> DescriptorBlock | None:
+        """A descriptor of the factor, where the tile choice calls for one and the factor is one matrix that the copy engine can read."""
         load, axis = side
-        a = self.along[axis]
+        a = self.axes[axis]
         lanes = self.size["ROWS" if axis == "r" else "COLS"]
-        found = described(self.w, load, a.letters, loop.runs, lanes, self.inner) if self.tiles.descriptors else None
+        found = descriptor_of(self.w, load, a.letters, loop.runs, lanes, self.inner) if self.tiles.descriptors else None
         if found is None:
             return None
-        d, turned = found
+        d, transposed = found
         if d not in self.w.descriptors:
             self.w.descriptors[d] = self.w.fresh(f"{load.name}_desc")
-        return Described(self.w.descriptors[d], f"{a.name}_first{'.to(tl.int32)' if self.w.wide else ''}", turned)
+        return DescriptorBlock(self.w.descriptors[d], f"{a.name}_first{'.to(tl.int32)' if self.w.wide else ''}", transposed)
 
-    def _hoisted(self, loop: Loop, block: Block | Described, side: Side, k: str, real: int | None) -> str:
+    def _hoisted(self, loop: Loop, block: PointerBlock | DescriptorBlock, side: Side, k: str, lanes: int | None) -> str:
         """Load one step of a factor."""
         w, (load, axis) = self.w, side
-        if isinstance(block, Described):
-            place = f"{k}, {block.first}" if block.turned else f"{block.first}, {k}"
+        if isinstance(block, DescriptorBlock):
+            place = f"{k}, {block.start}" if block.transposed else f"{block.start}, {k}"
             name = w.assign(load.name, f"{block.name}.load([{place}])")
-            return name if block.turned == (axis == "c") else f"{name}.T"
+            return name if block.transposed == (axis == "c") else f"{name}.T"
         moves = []
         inner = 1
         for n, (run, extent) in reversed(list(enumerate(zip(loop.runs, loop.extents, strict=True)))):
@@ -252,14 +253,15 @@ class Products:
                 at = f"(tl.zeros((1, 1), tl.int64) + {at})" if w.wide else at
                 moves.append(at if c == 1 else f"{at} * {c}")
             inner *= extent
-        inside = "" if real is None else self._real(real, axis)
+        inside = "" if lanes is None else self._mask(lanes, axis)
         mask = " & ".join(m for m in (block.mask, inside if "k" in block.axes else "") if m)
         where = " + ".join([block.name, *moves])
         name = w.assign(load.name, f"tl.load({where}, mask={mask}, other=0)" if mask else f"tl.load({where})")
         return self._full(name, block.axes, axis, inside)
 
-    def _real(self, real: int, axis: str) -> str:
-        return f"(tl.arange(0, INNER){_ACROSS[axis]} < {real})"
+    def _mask(self, lanes: int, axis: str) -> str:
+        """The first `lanes` of a step."""
+        return f"(tl.arange(0, INNER){_ACROSS[axis]} < {lanes})"
 
     def _full(self, name: str, axes: frozenset[str], axis: str, inside: str) -> str:
         """`name` as a full [ROWS, INNER] or [INNER, COLS] block, 0 beyond the sum's end."""
@@ -268,33 +270,29 @@ class Products:
         text = f"tl.broadcast_to({name}, {_SHAPE[axis]})"
         return self.w.assign("block", f"tl.where({inside}, {text}, 0)" if inside and "k" not in axes else text)
 
-    def _beside(self, load: Load, axis: str) -> Frame:
-        """Letters and masks for a factor: held inside where its rows (or columns) lie apart in memory, masked where side by side."""
-        if axis not in self.inside or not self._apart(load, axis):
-            return self.frame
-        masks = {a: m for a, m in self.frame.masks.items() if a != axis}
-        return Frame({**self.frame.letters, **self.inside[axis]}, masks)
+    def _scope_of(self, load: Load, axis: str) -> Scope:
+        """Letters and masks for a factor: clamped where its rows (or columns) lie apart in memory, masked where they are contiguous."""
+        if axis not in self.inside or not self._strided(load, axis):
+            return self.scope
+        masks = {a: m for a, m in self.scope.masks.items() if a != axis}
+        return Scope({**self.scope.letters, **self.inside[axis]}, masks)
 
-    def _apart(self, load: Load, axis: str) -> bool:
-        letters = {x for x, v in self.frame.letters.items() if axis in v.axes}
-        forms = [linear(i) for i in load.indices]
-        steps = [c for b in _view_boxes(self.w, load) for x, c in coefficients(b, forms).items() if x in letters]
+    def _strided(self, load: Load, axis: str) -> bool:
+        """Whether the rows (or columns) of a factor lie apart in memory."""
+        letters = {x for x, v in self.scope.letters.items() if axis in v.axes}
+        indices = self.w.affine_indices(load)
+        steps = [c for b in self.w.boxes(load) for x, c in address(b, indices).terms if x in letters]
         return bool(steps) and 1 not in steps
 
-    # addresses made in every step
-
-    def _general(self, loop: Loop, side: Side, k: str, real: int | None) -> str:
+    def _general(self, loop: Loop, side: Side, k: str, lanes: int | None) -> str:
+        """Load one step of a factor, every address worked out anew."""
         w, (load, axis) = self.w, side
         number = w.assign("lane", f"{k} + tl.arange(0, INNER){_ACROSS[axis]}{'.to(tl.int64)' if w.wide else ''}")
-        frame = self._beside(load, axis)
-        inside = "" if real is None else self._real(real, axis)
-        masks = {**frame.masks, **({"k": inside} if inside else {})}
-        held = w.load(load, Frame({**frame.letters, **w.split(number, [x for run in loop.runs for x in run], "k")}, masks))
-        return self._full(held.text, held.axes, axis, inside)
-
-
-def _view_boxes(w: Writer, load: Load) -> tuple[Box, ...]:
-    return w.reads[w.operand_by_name[load.name]].boxes
+        outer = self._scope_of(load, axis)
+        inside = "" if lanes is None else self._mask(lanes, axis)
+        masks = {**outer.masks, **({"k": inside} if inside else {})}
+        loaded = w.load(load, Scope({**outer.letters, **w.split(number, [x for run in loop.runs for x in run], "k")}, masks))
+        return self._full(loaded.text, loaded.axes, axis, inside)
 
 
 _ACROSS = {"r": "[None, :]", "c": "[:, None]"}

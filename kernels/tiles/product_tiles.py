@@ -20,7 +20,7 @@ SHORTEST = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class ProductShape:
     """What the choice of a tile depends on."""
 
     dtype: DType
@@ -33,7 +33,7 @@ class Product:
     """How many accumulators a program keeps."""
 
 
-class Shape(Enum):
+class ShapeClass(Enum):
     DECODE = "at most 16 rows (or columns)"
     NARROW = "at most 64 rows (or columns)"
     FEW = "too few tiles of 128 x 128 to keep the GPU busy"
@@ -43,41 +43,41 @@ class Shape(Enum):
     MANY = "more than two sums"
 
 
-def shape_of(p: Product) -> Shape:
+def shape_class(p: ProductShape) -> ShapeClass:
     small = min(p.rows, p.columns)
     if small <= 16:
-        return Shape.DECODE
+        return ShapeClass.DECODE
     if p.sums > 2:
-        return Shape.MANY
+        return ShapeClass.MANY
     if small <= 64:
-        return Shape.NARROW
+        return ShapeClass.NARROW
     if _tiles(p, 128, 128) < PROGRAMS:
-        return Shape.FEW
+        return ShapeClass.FEW
     if p.sums == 2:
-        return Shape.TWIN
-    return Shape.LARGE if p.rows >= 256 and p.columns >= 256 and _tiles(p, 128, 256) >= PROGRAMS else Shape.SQUARE
+        return ShapeClass.TWIN
+    return ShapeClass.LARGE if p.rows >= 256 and p.columns >= 256 and _tiles(p, 128, 256) >= PROGRAMS else ShapeClass.SQUARE
 
 
-def _tiles(p: Product, rows: int, columns: int) -> int:
+def _tiles(p: ProductShape, rows: int, columns: int) -> int:
     return p.batch * -(-p.rows // rows) * -(-p.columns // columns)
 
 
-def product_tiles(p: Product, capability: int) -> Tiles:
+def product_tiles(p: ProductShape, capability: int) -> Tiles:
     """The tile of product `p` on sm_`capability`."""
     return variants(p, capability)[0]
 
 
-def variants(p: Product, capability: int) -> tuple[Tiles, ...]:
+def variants(p: ProductShape, capability: int) -> tuple[Tiles, ...]:
     """The table's entry for `p`: the tile in use, then those worth timing against it. A small side of the product is the tile's."""
-    shape = shape_of(p)
+    shape = shape_class(p)
     table = (_FULL if p.dtype is DType.FP32 else _HALF)[capability][shape]
     found = tuple(_fitting(t, p, SHARED_LIMIT[capability]) for t in table)
-    if p.columns < p.rows and shape in (Shape.DECODE, Shape.NARROW):
+    if p.columns < p.rows and shape in (ShapeClass.DECODE, ShapeClass.NARROW):
         return tuple(replace(t, rows=t.columns, columns=t.rows) for t in found)
     return found
 
 
-def _fitting(tiles: Tiles, p: Product, limit: int) -> Tiles:
+def _fitting(tiles: Tiles, p: ProductShape, limit: int) -> Tiles:
     """`tiles` with fewer stages, then shorter steps, where the factors of all sums, none shared, take more shared memory than there is."""
 
     def held(stages: int, inner: int) -> int:
@@ -93,19 +93,19 @@ def _fitting(tiles: Tiles, p: Product, limit: int) -> Tiles:
 
 _HALF = {
     80: {
-        Shape.DECODE: (Tiles(16, 32, 256, 4, 3), Tiles(16, 64, 64, 4, 4), Tiles(16, 128, 128, 8, 3)),
-        Shape.NARROW: (Tiles(64, 128, 64, 8, 3), Tiles(64, 64, 64, 4, 4)),
-        Shape.FEW: (Tiles(64, 64, 64, 4, 4), Tiles(64, 128, 64, 8, 3), Tiles(64, 64, 64, 8, 4)),
-        Shape.SQUARE: (Tiles(128, 128, 64, 8, 3), Tiles(128, 128, 32, 4, 4), Tiles(128, 128, 64, 8, 4)),
-        Shape.LARGE: (Tiles(128, 256, 64, 8, 3), Tiles(256, 128, 64, 8, 3), Tiles(128, 128, 64, 8, 3), Tiles(128, 128, 32, 4, 4)),
-        Shape.TWIN: (Tiles(128, 64, 64, 8, 3), Tiles(64, 128, 64, 8, 3), Tiles(128, 64, 32, 4, 4)),
-        Shape.MANY: (Tiles(64, 64, 32, 8, 3),),
+        ShapeClass.DECODE: (Tiles(16, 32, 256, 4, 3), Tiles(16, 64, 64, 4, 4), Tiles(16, 128, 128, 8, 3)),
+        ShapeClass.NARROW: (Tiles(64, 128, 64, 8, 3), Tiles(64, 64, 64, 4, 4)),
+        ShapeClass.FEW: (Tiles(64, 64, 64, 4, 4), Tiles(64, 128, 64, 8, 3), Tiles(64, 64, 64, 8, 4)),
+        ShapeClass.SQUARE: (Tiles(128, 128, 64, 8, 3), Tiles(128, 128, 32, 4, 4), Tiles(128, 128, 64, 8, 4)),
+        ShapeClass.LARGE: (Tiles(128, 256, 64, 8, 3), Tiles(256, 128, 64, 8, 3), Tiles(128, 128, 64, 8, 3), Tiles(128, 128, 32, 4, 4)),
+        ShapeClass.TWIN: (Tiles(128, 64, 64, 8, 3), Tiles(64, 128, 64, 8, 3), Tiles(128, 64, 32, 4, 4)),
+        ShapeClass.MANY: (Tiles(64, 64, 32, 8, 3),),
     },
     90: {
-        Shape.DECODE: (Tiles(16, 64, 128, 4, 4), Tiles(16, 32, 256, 4, 4), Tiles(16, 128, 128, 8, 3)),
-        Shape.NARROW: (Tiles(64, 128, 64, 8, 4), Tiles(64, 128, 64, 8, 3), Tiles(64, 64, 64, 4, 4)),
-        Shape.FEW: (Tiles(64, 64, 64, 4, 4), Tiles(128, 64, 64, 8, 4), Tiles(64, 128, 64, 8, 4)),
-        Shape.SQUARE: (
+        ShapeClass.DECODE: (Tiles(16, 64, 128, 4, 4), Tiles(16, 32, 256, 4, 4), Tiles(16, 128, 128, 8, 3)),
+        ShapeClass.NARROW: (Tiles(64, 128, 64, 8, 4), Tiles(64, 128, 64, 8, 3), Tiles(64, 64, 64, 4, 4)),
+        ShapeClass.FEW: (Tiles(64, 64, 64, 4, 4), Tiles(128, 64, 64, 8, 4), Tiles(64, 128, 64, 8, 4)),
+        ShapeClass.SQUARE: (
             Tiles(128, 128, 64, 8, 4),
             Tiles(128, 128, 64, 8, 3),
             Tiles(128, 128, 64, 4, 4),
@@ -113,7 +113,7 @@ _HALF = {
             Tiles(128, 128, 64, 4, 4, descriptors=True, specialised=True),
             Tiles(128, 128, 128, 4, 3, descriptors=True, specialised=True),
         ),
-        Shape.LARGE: (
+        ShapeClass.LARGE: (
             Tiles(128, 256, 64, 8, 4),
             Tiles(128, 256, 64, 8, 3),
             Tiles(256, 128, 64, 8, 3),
@@ -126,27 +126,27 @@ _HALF = {
             Tiles(128, 256, 64, 4, 3, descriptors=True, specialised=True),
             Tiles(128, 256, 64, 4, 4, descriptors=True, specialised=True),
         ),
-        Shape.TWIN: (
+        ShapeClass.TWIN: (
             Tiles(128, 128, 64, 8, 4),
             Tiles(128, 128, 64, 8, 3),
             Tiles(128, 64, 64, 4, 4),
             Tiles(128, 128, 64, 8, 4, descriptors=True),
             Tiles(128, 128, 64, 4, 3, descriptors=True, specialised=True),
         ),
-        Shape.MANY: (Tiles(64, 64, 64, 4, 3),),
+        ShapeClass.MANY: (Tiles(64, 64, 64, 4, 3),),
     },
 }
 """bf16 and fp16."""
-_HALF[86] = {**_HALF[80], Shape.DECODE: (Tiles(16, 32, 256, 4, 3), Tiles(16, 32, 128, 4, 4), Tiles(16, 128, 128, 8, 3))}
+_HALF[86] = {**_HALF[80], ShapeClass.DECODE: (Tiles(16, 32, 256, 4, 3), Tiles(16, 32, 128, 4, 4), Tiles(16, 128, 128, 8, 3))}
 """16 x 64 in four warps spills there."""
 _FMA = {
-    Shape.DECODE: (Tiles(16, 64, 64, 4, 3), Tiles(16, 32, 64, 4, 3)),
-    Shape.NARROW: (Tiles(64, 64, 32, 8, 3), Tiles(64, 32, 32, 4, 3)),
-    Shape.FEW: (Tiles(64, 64, 32, 8, 3), Tiles(64, 32, 32, 4, 3)),
-    Shape.SQUARE: (Tiles(128, 128, 16, 8, 3), Tiles(128, 64, 16, 8, 3), Tiles(64, 64, 32, 8, 3)),
-    Shape.LARGE: (Tiles(128, 128, 16, 8, 3), Tiles(128, 64, 16, 8, 3)),
-    Shape.TWIN: (Tiles(64, 64, 16, 8, 3), Tiles(64, 64, 32, 8, 3)),
-    Shape.MANY: (Tiles(32, 32, 32, 4, 3),),
+    ShapeClass.DECODE: (Tiles(16, 64, 64, 4, 3), Tiles(16, 32, 64, 4, 3)),
+    ShapeClass.NARROW: (Tiles(64, 64, 32, 8, 3), Tiles(64, 32, 32, 4, 3)),
+    ShapeClass.FEW: (Tiles(64, 64, 32, 8, 3), Tiles(64, 32, 32, 4, 3)),
+    ShapeClass.SQUARE: (Tiles(128, 128, 16, 8, 3), Tiles(128, 64, 16, 8, 3), Tiles(64, 64, 32, 8, 3)),
+    ShapeClass.LARGE: (Tiles(128, 128, 16, 8, 3), Tiles(128, 64, 16, 8, 3)),
+    ShapeClass.TWIN: (Tiles(64, 64, 16, 8, 3), Tiles(64, 64, 32, 8, 3)),
+    ShapeClass.MANY: (Tiles(32, 32, 32, 4, 3),),
 }
 _FULL = {80: _FMA, 86: _FMA, 90: _FMA}
 """fp32, in exact arithmetic without tensor cores."""

@@ -1,4 +1,4 @@
-"""One generated kernel and how to launch it: what the writers of kernels hand to those who run or compile them."""
+"""One generated kernel and how to launch it: what the code generators give to those who run or compile it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ class Descriptor:
 
     operand: int
     tile: int
-    first: int
-    """Element of the tile at which the matrix begins."""
+    offset: int
+    """Element of the tile at which the matrix starts."""
     shape: tuple[int, int]
     stride: int
-    """Elements from one row to the next; those of a row lie side by side."""
+    """Elements from one row to the next; those of a row are contiguous."""
     block: tuple[int, int]
+    """Rows and columns that one load reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Launch:
     """The operand, its tile and the element therein that each pointer points to."""
     descriptors: tuple[Descriptor, ...]
     starts: tuple[int, ...]
-    """Numbers passed when it runs: where letters begin whose value the kernel needs. The text counts every letter from 0."""
+    """Numbers passed when it runs: the starts of letters whose value the kernel needs. The text counts every letter from 0."""
     block: tuple[tuple[str, int], ...]
     """The constants of the text: how much one program takes along each axis."""
     programs: int

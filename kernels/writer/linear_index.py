@@ -1,6 +1,6 @@
-"""Addresses along a flat index: letters that lie one behind the other in memory are one term, with no division.
+"""Addresses along a linear index: letters that lie one behind the other in memory are one term, with no division.
 
-In: a flat index over letters, the last one fastest, and each letter's stride. Out: the terms of the offset. That a block's addresses are
+In: a linear index over letters, the last one fastest, and each letter's stride. Out: the terms of the offset. That a block's addresses are
 contiguous is then plain to the compiler, which makes wide loads of them.
 
     row over [s, m], m of 576:   x[s, m]  strides 576, 1  ->  row
@@ -10,8 +10,6 @@ contiguous is then plain to the compiler, which makes wide loads of them.
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -20,8 +18,8 @@ from einpage.kernels.writer.values import Val
 
 
 @dataclass(frozen=True, slots=True)
-class Flat:
-    """A flat index and the letters it runs over, outermost first."""
+class LinearIndex:
+    """The text of an index that runs over several letters, outermost first."""
 
     text: str
     letters: tuple[tuple[Letter, int], ...]
@@ -62,36 +60,16 @@ class Flat:
         return f"({index} % {span})"
 
 
-def offset(stride: Mapping[Letter, int], letters: Mapping[Letter, Val], flats: Iterable[Flat]) -> list[str]:
-    """The terms of sum(stride * letter), the letters of each flat index that is in use here taken together."""
-    left = dict(stride)
+def offset(stride: Mapping[Letter, int], letters: Mapping[Letter, Val], linear_indices: Iterable[LinearIndex]) -> list[str]:
+    """The terms of sum(stride * letter); the letters of a linear index whose variables are the ones in use here are taken together."""
+    rest = dict(stride)
     terms = []
-    for flat in flats:
-        if flat.letters and all(letters.get(x) is flat.values[x] for x, _ in flat.letters):
-            terms += flat.terms({x: left.pop(x, 0) for x, _ in flat.letters})
-    return [*terms, *(times(letters[x].text, c) for x, c in left.items() if c and letters[x].text != "0")]
+    for index in linear_indices:
+        if index.letters and all(letters.get(x) is index.values[x] for x, _ in index.letters):
+            terms += index.terms({x: rest.pop(x, 0) for x, _ in index.letters})
+    return [*terms, *(times(letters[x].text, c) for x, c in rest.items() if c and letters[x].text != "0")]
 
 
 def times(text: str, factor: int) -> str:
     """The text of a product."""
     return text if factor == 1 else f"{text} * {factor}"
-
-
-def without_unread(lines: list[str]) -> list[str]:
-    """`lines` without assignments that nothing reads, such as letters that no address and no value needs."""
-    words = [frozenset(_WORD.findall(line.split("#")[0])) for line in lines]
-    count = Counter(w for found in words for w in found)
-    kept = [True] * len(lines)
-    again = True
-    while again:
-        again = False
-        for n in reversed(range(len(lines))):
-            made = _ASSIGNED.match(lines[n])
-            if kept[n] and made is not None and count[made[1]] == 1:
-                kept[n], again = False, True
-                count.subtract(words[n])
-    return [line for line, keep in zip(lines, kept, strict=True) if keep]
-
-
-_WORD = re.compile(r"\w+")
-_ASSIGNED = re.compile(r"\s*(\w+) = ")

@@ -1,0 +1,13 @@
+"""What kind of value an expression has become, in torch calls and in Triton text alike."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class ValueKind(Enum):
+    FLOAT = "fp32"
+    BOOL = "truth"
+    INT = "int64"
+    NUMBER = "a Python number, known now"
+    STORED = "as stored, in the tile's own dtype"

@@ -1,0 +1,143 @@
+"""Products of two loads as steps that call torch.mm or bmm on strided windows, in fp32.
+
+In: the factors, their roles, where the product goes, a region. Out: steps. A factor that BLAS cannot read where it lies is packed into
+scratch first, once for all steps in a row that read the same of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
+
+import torch
+from torch import Tensor
+
+from einpage.einsum_front.algebra.expr import Letter
+from einpage.kernels.layout.blocks import Region, extents, regions
+from einpage.kernels.layout.window import BoundStep, Buffers, StridedTile, Window, scratch_tile
+from einpage.kernels.on_torch.matrix import Factor, Letters, Roles, clip, factor_window, matrix_window
+
+
+@dataclass(slots=True)
+class Scratch:
+    """The scratch buffers of a job by name: how many fp32 elements each needs, and what the steps so far leave in it."""
+
+    operand: int
+    """Where they stand among the job's buffers."""
+    elements: dict[str, int] = field(default_factory=dict)
+    content: dict[str, object] = field(default_factory=dict)
+
+    def buffer(self, name: str, elements: int) -> int:
+        """The number of buffer `name`, at least so large."""
+        self.elements[name] = max(self.elements.get(name, 0), elements)
+        return list(self.elements).index(name)
+
+    def tile(self, name: str, letters: Letters, region: Region) -> StridedTile:
+        size = prod(region[x][1] - region[x][0] for x in letters)
+        return scratch_tile(self.operand, self.buffer(name, size), letters, region)
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * sum(self.elements.values())
+
+
+def multiply(
+    x: Factor,
+    y: Factor,
+    out: Window,
+    roles: Roles,
+    region: Region,
+    inner_size: Mapping[Letter, int],
+    scratch: Scratch,
+    init: Window | None = None,
+) -> Iterator[BoundStep]:
+    """Steps for out[batch, rows, columns] = (init +) sum over inner of x * y. `init` may lie where `out` does.
+
+    Inner letters are split where tiles end and by `inner_size`; the parts are added in order.
+    """
+    borders: dict[Letter, set[int]] = {c: set() for c in roles.inner}
+    for factor in (x, y):
+        if len(factor.tiles) > 1:
+            for tile in factor.tiles:
+                for a, lo, _ in tile.bounds:
+                    for letter, _ in a.terms:
+                        if letter in borders and len(a.terms) == 1:
+                            borders[letter].add(lo - a.const)
+    for part in regions(region, roles.inner, inner_size, borders):
+        x_window, x_steps = _matrix(x, part, roles.of_x, "x", scratch)
+        y_window, y_steps = _matrix(y, part, roles.of_y, "y", scratch)
+        yield from x_steps
+        yield from y_steps
+        yield _product(x_window, y_window, out, init)
+        init = out
+
+
+def _matrix(
+    factor: Factor, region: Region, roles: tuple[Letters, Letters, Letters], name: str, scratch: Scratch
+) -> tuple[Window, list[BoundStep]]:
+    """The factor as a matrix, and the steps that pack it where it must be packed."""
+    window = factor_window(factor, region, roles)
+    if window is not None:
+        return window, []
+    batch, first, second = roles
+    inner_first = bool(factor.letters) and factor.letters[-1] in first
+    packed = batch + (second + first if inner_first else first + second)
+    tile = scratch.tile(name, packed, region)
+    window = matrix_window(tile, region, roles)
+    assert window is not None
+    content = (
+        tuple((t.operand, t.tile, t.origin, tuple(t.stride.items())) for t in factor.tiles),
+        packed,
+        tuple(region[x] for x in packed),
+    )
+    if scratch.content.get(name) == content:
+        return window, []
+    scratch.content[name] = content
+    copies = [_copy(source.window(packed, part), tile.window(packed, part)) for source, part in _shares(factor, region)]
+    return window, copies
+
+
+def _shares(factor: Factor, region: Region) -> Iterator[tuple[StridedTile, Region]]:
+    """The tiles that hold `region` together, each with its share."""
+    covered = 0
+    for tile in factor.at(region):
+        part = clip(tile, region)
+        covered += prod(extents(part).values())
+        yield tile, part
+    assert covered == prod(extents(region).values()), f"the tiles of {factor.name} do not hold {dict(region)}"
+
+
+@lru_cache(maxsize=4096)
+def _copy(source: Window, target: Window) -> BoundStep:
+    def copy(buffers: Buffers) -> None:
+        target.of(buffers).copy_(source.of(buffers))
+
+    return copy
+
+
+@lru_cache(maxsize=4096)  # jobs of other tiles and other layers have the same few steps
+def _product(x: Window, y: Window, out: Window, init: Window | None) -> BoundStep:
+    fresh: Callable[..., Tensor] = torch.bmm
+    onto: Callable[..., Tensor] = torch.baddbmm
+    if x.size[0] == 1:
+        fresh, onto = torch.mm, torch.addmm
+        x, y, out, init = _flat(x), _flat(y), _flat(out), None if init is None else _flat(init)
+    if init is None:
+
+        def multiply_into(buffers: Buffers) -> None:
+            fresh(x.of(buffers), y.of(buffers), out=out.of(buffers))
+
+        return multiply_into
+    addend = init
+
+    def multiply_onto(buffers: Buffers) -> None:
+        target = out.of(buffers)
+        onto(target if addend == out else addend.of(buffers), x.of(buffers), y.of(buffers), out=target)
+
+    return multiply_onto
+
+
+def _flat(w: Window) -> Window:
+    return Window(w.operand, w.tile, w.size[1:], w.stride[1:], w.offset)
