@@ -21,7 +21,7 @@ from einpage.kernels.instructions.value_kind import ValueKind
 from einpage.kernels.layout.affine import Affine
 from einpage.kernels.layout.assemble import assemble
 from einpage.kernels.layout.blocks import Region
-from einpage.kernels.layout.window import BoundStep, Buffers, StridedTile, Window, strided_tile, strided_tiles
+from einpage.kernels.layout.window import BoundStep, JobBuffers, StridedTile, Window, strided_tile, strided_tiles
 
 
 def bind(
@@ -40,7 +40,7 @@ def bind(
             instructions.append((i.fn, False, i.out, i.args, i.into, i.dead))
     template = list(listed.template)
 
-    def run(buffers: Buffers) -> None:
+    def run(buffers: JobBuffers) -> None:
         slots: list[Any] = template.copy()
         for fn, is_source, out, args, into, dead in instructions:
             if is_source:
@@ -85,7 +85,7 @@ def _numbers(start: int, end: int, is_index: bool) -> Tensor:
 def _through(window: Window) -> Fetch:
     operand, tile, size, stride, offset = window.operand, window.tile, window.size, window.stride, window.offset
 
-    def fetch(buffers: Buffers, slots: list[Any]) -> Tensor:
+    def fetch(buffers: JobBuffers, slots: list[Any]) -> Tensor:
         t = buffers[operand][tile]
         return t.as_strided(size, stride, t.storage_offset() + offset)
 

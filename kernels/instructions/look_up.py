@@ -20,9 +20,9 @@ from einpage.kernels.instructions.instruction_list import Ref
 from einpage.kernels.layout.affine import Affine, address, row_major
 from einpage.kernels.layout.assemble import assemble
 from einpage.kernels.layout.blocks import Region
-from einpage.kernels.layout.window import Buffers, Window
+from einpage.kernels.layout.window import JobBuffers, Window
 
-Fetch: TypeAlias = Callable[[Buffers, list[Any]], Tensor]
+Fetch: TypeAlias = Callable[[JobBuffers, list[Any]], Tensor]
 """The tensor of a source, given the job's buffers and the slots filled so far."""
 
 
@@ -30,7 +30,7 @@ Fetch: TypeAlias = Callable[[Buffers, list[Any]], Tensor]
 class _Table:
     """What one tile (or several, assembled) holds: a tensor [looked-up dimensions, rest letters]."""
 
-    read: Callable[[Buffers], Tensor]
+    read: Callable[[JobBuffers], Tensor]
     start: Sequence[int]
     """Of each looked-up dimension."""
     end: Sequence[int]
@@ -46,7 +46,7 @@ def look_up(view: View, operand: int, indices: tuple[Affine | Ref, ...], order: 
     high = [max(t.end[n] for t in tables) for n in range(len(at))]
     rank, arranged = len(order), _arrangement(order, rest)
 
-    def fetch(buffers: Buffers, slots: list[Any]) -> Tensor:
+    def fetch(buffers: JobBuffers, slots: list[Any]) -> Tensor:
         numbers = [slots[s] for s in slots_at]
         numbers = [i.view([1] * rank) if i.dim() == 0 else i for i in numbers]
         for d, i, lo, hi in zip(at, numbers, low, high, strict=True):

@@ -10,10 +10,10 @@ from torch import Tensor
 from einpage.einsum_front.graph.job import Box, View
 from einpage.kernels.layout.affine import row_major
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
-from einpage.kernels.layout.window import Buffers, Window
+from einpage.kernels.layout.window import JobBuffers, Window
 
 
-def assemble(view: View, operand: int, box: Box, holes: bool = False) -> Callable[[Buffers], Tensor]:
+def assemble(view: View, operand: int, box: Box, holes: bool = False) -> Callable[[JobBuffers], Tensor]:
     """What copies `box` from the tiles of `view` into a new packed tensor; with `holes` the tiles need not cover all of it."""
     copies = []
     covered = 0
@@ -26,7 +26,7 @@ def assemble(view: View, operand: int, box: Box, holes: bool = False) -> Callabl
     assert holes or covered == box.size, f"the tiles of {view.name} hold {covered} of the {box.size} elements of {box}"
     dtype, shape = TORCH_DTYPE[view.dtype], box.shape
 
-    def assembled(buffers: Buffers) -> Tensor:
+    def assembled(buffers: JobBuffers) -> Tensor:
         out = torch.empty(shape, dtype=dtype)
         for window, size, stride, offset in copies:
             out.as_strided(size, stride, offset).copy_(window.of(buffers))

@@ -22,9 +22,9 @@ from einpage.einsum_front.graph.job import Box, View
 from einpage.kernels.layout.affine import Affine, address, ascending, row_major
 from einpage.kernels.layout.blocks import Region
 
-Buffers: TypeAlias = Sequence[Sequence[Tensor]]
+JobBuffers: TypeAlias = Sequence[Sequence[Tensor]]
 """All a running job can address: its operands, then (result,), then its scratch buffers; each a sequence of tensors."""
-BoundStep: TypeAlias = Callable[[Buffers], None]
+BoundStep: TypeAlias = Callable[[JobBuffers], None]
 """One step of a prepared job, its windows known."""
 
 
@@ -39,7 +39,7 @@ class Window:
     offset: int
     """Elements from the tensor's own start."""
 
-    def of(self, buffers: Buffers) -> Tensor:
+    def of(self, buffers: JobBuffers) -> Tensor:
         t = buffers[self.operand][self.tile]
         return t.as_strided(self.size, self.stride, t.storage_offset() + self.offset)
 

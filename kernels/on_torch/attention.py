@@ -22,7 +22,7 @@ from einpage.kernels.instructions.torch_kernel import TorchKernel
 from einpage.kernels.layout.affine import Affine
 from einpage.kernels.layout.blocks import SCRATCH_BYTES, Region, extents, fit, regions, whole
 from einpage.kernels.layout.mask import emptied
-from einpage.kernels.layout.window import BoundStep, Buffers, StridedTile, in_several_tiles, strided_tile, tile_borders
+from einpage.kernels.layout.window import BoundStep, JobBuffers, StridedTile, in_several_tiles, strided_tile, tile_borders
 from einpage.kernels.on_torch.gemm import Scratch, multiply
 from einpage.kernels.on_torch.matrix import Factor, Letters, assign_roles, factor_of, letters_one_by_one, matrix_window, needs_no_copy
 
@@ -148,7 +148,7 @@ def _exponentials(scores: StridedTile, sums: StridedTile, order: Letters, row: L
     window, totals = scores.window(order, region), sums.window(order, region)
     dims = (order.index(row),)
 
-    def exponentials(buffers: Buffers) -> None:
+    def exponentials(buffers: JobBuffers) -> None:
         x = window.of(buffers)
         _, total = softmax_parts(x, dims, out=x)
         totals.of(buffers).copy_(total)
@@ -159,7 +159,7 @@ def _exponentials(scores: StridedTile, sums: StridedTile, order: Letters, row: L
 def _divide(out: StridedTile, sums: StridedTile, order: Letters, region: Region) -> BoundStep:
     window, totals = out.window(order, region), sums.window(order, region)
 
-    def divide(buffers: Buffers) -> None:
+    def divide(buffers: JobBuffers) -> None:
         window.of(buffers).div_(totals.of(buffers).clamp_(min=1e-30))
 
     return divide
@@ -168,7 +168,7 @@ def _divide(out: StridedTile, sums: StridedTile, order: Letters, region: Region)
 def _clear(out: StridedTile, order: Letters, region: Region) -> BoundStep:
     window = out.window(order, region)
 
-    def clear(buffers: Buffers) -> None:
+    def clear(buffers: JobBuffers) -> None:
         window.of(buffers).zero_()
 
     return clear

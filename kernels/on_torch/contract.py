@@ -18,7 +18,7 @@ from einpage.kernels.instructions.instruction_list import InstructionList
 from einpage.kernels.instructions.torch_kernel import TorchKernel
 from einpage.kernels.layout.affine import Affine
 from einpage.kernels.layout.blocks import SCRATCH_BYTES, Region, extents, fit, regions, whole
-from einpage.kernels.layout.window import BoundStep, Buffers, StridedTile, Window, in_several_tiles, strided_tile, tile_borders
+from einpage.kernels.layout.window import BoundStep, JobBuffers, StridedTile, Window, in_several_tiles, strided_tile, tile_borders
 from einpage.kernels.on_torch.gemm import Scratch, multiply
 from einpage.kernels.on_torch.matrix import (
     Factor,
@@ -187,7 +187,7 @@ def _broadcast(source: StridedTile, target: StridedTile, order: Letters, region:
     """Copy, broadcasting over letters the source lacks."""
     read, written = source.window(order, region), target.window(order, region)
 
-    def broadcast(buffers: Buffers) -> None:
+    def broadcast(buffers: JobBuffers) -> None:
         written.of(buffers).copy_(read.of(buffers))
 
     return broadcast

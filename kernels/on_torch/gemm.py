@@ -16,7 +16,7 @@ from torch import Tensor
 
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.kernels.layout.blocks import Region, extents, regions
-from einpage.kernels.layout.window import BoundStep, Buffers, StridedTile, Window, scratch_tile
+from einpage.kernels.layout.window import BoundStep, JobBuffers, StridedTile, Window, scratch_tile
 from einpage.kernels.on_torch.matrix import Factor, Letters, Roles, clip, factor_window, matrix_window
 
 
@@ -111,7 +111,7 @@ def _shares(factor: Factor, region: Region) -> Iterator[tuple[StridedTile, Regio
 
 @lru_cache(maxsize=4096)
 def _copy(source: Window, target: Window) -> BoundStep:
-    def copy(buffers: Buffers) -> None:
+    def copy(buffers: JobBuffers) -> None:
         target.of(buffers).copy_(source.of(buffers))
 
     return copy
@@ -126,13 +126,13 @@ def _product(x: Window, y: Window, out: Window, init: Window | None) -> BoundSte
         x, y, out, init = _flat(x), _flat(y), _flat(out), None if init is None else _flat(init)
     if init is None:
 
-        def multiply_into(buffers: Buffers) -> None:
+        def multiply_into(buffers: JobBuffers) -> None:
             fresh(x.of(buffers), y.of(buffers), out=out.of(buffers))
 
         return multiply_into
     addend = init
 
-    def multiply_onto(buffers: Buffers) -> None:
+    def multiply_onto(buffers: JobBuffers) -> None:
         target = out.of(buffers)
         onto(target if addend == out else addend.of(buffers), x.of(buffers), y.of(buffers), out=target)
 
