@@ -21,11 +21,10 @@ from bench.streaming import streaming
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import format_seconds, parse_bytes
 from einpage.einsum_front.graph.program import Program
-from einpage.exec.build.judged_plan import make_loop, make_plan
+from einpage.exec.build.judged_plan import plan_program
 from einpage.exec.build.model import open_model
-from einpage.exec.build.task_graph import build_graph
+from einpage.exec.build.request import PlanRequest
 from einpage.memplan.errors import DoesNotFit
-from einpage.memplan.plan import PlanOptions
 from einpage.memplan.problem.machine import load_machine
 
 MODELS = {
@@ -45,7 +44,7 @@ BATCHES = (1, 8)
 
 
 def cells(models: list[str], effort: int, passes: int | None) -> Iterator[dict[str, Any]]:
-    """One row a plan; `make_plan` raises where the judge rejects."""
+    """One row a plan; `plan_program` raises where the judge rejects."""
     for model, machine, seq, batch in product(models, BUDGETS, SEQUENCES, BATCHES):
         program = open_model(ROOT / "specs/llama.yaml", {**MODELS[model], "seq": seq, "batch": batch}).program
         for budget in BUDGETS[machine]:
@@ -57,13 +56,10 @@ def cells(models: list[str], effort: int, passes: int | None) -> Iterator[dict[s
 def _cell(program: Program, machine: str, budget: str, effort: int, passes: int | None) -> dict[str, Any]:
     nbytes, profile = parse_bytes(budget), load_machine(machine)
     try:
-        if passes is None:
-            planned = make_plan(build_graph(program, DType.FP16, nbytes), profile, nbytes, PlanOptions(effort=effort))
-        else:
-            planned = make_loop(program, DType.FP16, nbytes, profile, passes, effort=effort)
+        planned = plan_program(program, profile, PlanRequest(nbytes, DType.FP16, effort=effort, passes=passes))
     except DoesNotFit as refused:
         return {"does_not_fit": str(refused)}
-    figures = planned.report
+    figures = planned.facts
     other = streaming(program, DType.FP16, planned.machine)
     return {key: figures[key] for key in COLUMNS} | {"streaming_s": other.seconds if other.least_bytes <= nbytes else None}
 

@@ -23,6 +23,7 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import format_bytes, parse_bytes
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, TaskGraph, TaskId, TensorId
 from einpage.exec.build.model import open_model
+from einpage.exec.build.request import PlanRequest
 from einpage.exec.build.task_graph import build_graph
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import plan
@@ -45,7 +46,7 @@ def shape(name: str, size: int) -> TaskGraph:
 
 def llama(model: str, cut_for: str, **settings: int) -> TaskGraph:
     program = open_model(ROOT / "specs/llama.yaml", {**MODELS[model], **settings}).program
-    return build_graph(program, DType.FP16, parse_bytes(cut_for)).graph
+    return build_graph(program, PlanRequest(parse_bytes(cut_for), DType.FP16)).graph
 
 
 def repeated(graph: TaskGraph, passes: int) -> TaskGraph:

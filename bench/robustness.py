@@ -26,8 +26,8 @@ from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.einsum_front.graph.trace_file import read_trace
 from einpage.exec.build.judged_plan import plan_graph
 from einpage.exec.build.model import open_model
+from einpage.exec.build.request import PlanRequest
 from einpage.exec.build.task_graph import build_graph
-from einpage.memplan.bounds.bounds import Effort
 from einpage.memplan.plan import PlanOptions
 from einpage.memplan.problem.machine import Machine, links_only, load_machine
 
@@ -51,7 +51,8 @@ def llama_cases(effort: int) -> Iterator[Case]:
     for machine, budget, seq, batch in CELLS:
         program, nbytes = open_model(ROOT / "specs/llama.yaml", {"seq": seq, "batch": batch}).program, parse_bytes(budget)
         name = f"llama 7B, {batch} x {seq}, {machine}, {budget}"
-        yield Case(name, build_graph(program, DType.FP16, nbytes).graph, load_machine(machine), nbytes, PlanOptions(effort=effort))
+        graph = build_graph(program, PlanRequest(nbytes, DType.FP16)).graph
+        yield Case(name, graph, load_machine(machine), nbytes, PlanOptions(effort=effort))
 
 
 def trace_cases(folder: Path, effort: int, most_tasks: int) -> Iterator[Case]:
@@ -66,7 +67,7 @@ def trace_cases(folder: Path, effort: int, most_tasks: int) -> Iterator[Case]:
 
 def losses(case: Case, share: float, seeds: int) -> dict[str, list[float]]:
     """By spread, one loss a seed; `plan_graph` raises where the judge rejects."""
-    nominal = plan_graph(case.graph, case.machine, case.budget_bytes, case.options, effort=Effort.FAST).memgraph
+    nominal = plan_graph(case.graph, case.machine, case.budget_bytes, case.options).memgraph
     return {
         spread.value: [loss(nominal, case.machine, drawn(case.graph, share, seed, spread), case.options) for seed in range(seeds)]
         for spread in Spread

@@ -18,14 +18,12 @@ from bench.results import ROOT
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import RUN_DTYPES, DType
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START
-from einpage.exec.build.judged_plan import Planned, make_plan
+from einpage.exec.build.judged_plan import Planned, plan_program
 from einpage.exec.build.model import open_model
-from einpage.exec.build.task_graph import build_graph
+from einpage.exec.build.request import PlanRequest
 from einpage.memplan.bounds.bounds import Effort
 from einpage.memplan.graph.memgraph import MemGraph, Move, PlaceKind
-from einpage.memplan.plan import PlanOptions
 from einpage.memplan.problem.machine import Machine
-from einpage.memplan.residency.resident_sets import Start
 
 NO_FUSE = ("attention",)
 PIECES = {Letter("k"): 2}
@@ -76,8 +74,8 @@ def machine_of(case: Published) -> Machine:
 def planned(case: Published) -> Planned:
     program = open_model(ROOT / "specs/llama.yaml", {"seq": case.seq, "batch": 1}).program
     machine = machine_of(case)
-    built = build_graph(program, DType.FP16, machine.device_bytes, pieces=PIECES, no_fuse=NO_FUSE)
-    return make_plan(built, machine, machine.device_bytes, PlanOptions(start=Start.WARM), effort=Effort.LP)
+    request = PlanRequest(machine.device_bytes, DType.FP16, pieces=PIECES, no_fuse=NO_FUSE, warm=True, bound_effort=Effort.LP)
+    return plan_program(program, machine, request)
 
 
 def clean_bytes(memgraph: MemGraph) -> int:
@@ -95,20 +93,20 @@ def clean_bytes(memgraph: MemGraph) -> int:
 
 def row(case: Published) -> dict[str, Any]:
     found = planned(case)
-    report: dict[str, Any] = found.report
+    report = found.report
     theirs_bound_ms = max(case.compute_ms, case.compulsory_gb * 1e12 / LINK)
     return {
         "case": f"1 x {case.seq}, {case.budget_gb} GB",
-        "tasks": report["tasks"],
-        "h2d_gb": report["h2d_bytes"] / 1e9,
-        "compulsory_gb": report["bytes_bound_h2d"] / 1e9,
-        "h2d_over_compulsory": report["h2d_bytes"] / report["bytes_bound_h2d"],
-        "d2h_gb": report["d2h_bytes"] / 1e9,
+        "tasks": report.tasks,
+        "h2d_gb": report.h2d_bytes / 1e9,
+        "compulsory_gb": report.bytes_bound_h2d / 1e9,
+        "h2d_over_compulsory": report.h2d_bytes / report.bytes_bound_h2d,
+        "d2h_gb": report.d2h_bytes / 1e9,
         "clean_d2h_bytes": clean_bytes(found.memgraph),
-        "compute_ms": 1e3 * report["compute_s"],
-        "ms": 1e3 * report["makespan_s"],
-        "bound_order_ms": 1e3 * report["bound_order_s"],
-        "over_bound_order": report["bound_order_ratio"],
+        "compute_ms": 1e3 * report.compute_s,
+        "ms": 1e3 * report.makespan_s,
+        "bound_order_ms": 1e3 * report.bound_order_s,
+        "over_bound_order": report.bound_order_ratio,
         "theirs": {
             "h2d_gb": case.h2d_gb,
             "compulsory_gb": case.compulsory_gb,

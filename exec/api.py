@@ -19,12 +19,11 @@ from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import parse_bytes
-from einpage.exec.build.judged_plan import Planned, make_loop, make_plan, start_for
+from einpage.exec.build.judged_plan import Planned, plan_program
 from einpage.exec.build.model import Model, open_model
-from einpage.exec.build.task_graph import build_graph
+from einpage.exec.build.request import PlanRequest
 from einpage.exec.load.inputs import TokenLists, encode_prompts
 from einpage.exec.load.tokenizer import load_tokenizer
-from einpage.memplan.plan import PlanOptions
 from einpage.memplan.problem.machine import Machine, load_machine
 
 if TYPE_CHECKING:
@@ -72,13 +71,17 @@ def plan(
 
     Raises DoesNotFit (with the smallest budget that works) or UsageError. Imports no torch."""
     began = perf_counter()
-    budget_bytes = parse_bytes(budget)
-    start = start_for(warm, passes, effort)
-    if passes is not None:
-        where = machine_named(machine)
-        return make_loop(model.program, DType(dtype), budget_bytes, where, passes, outputs, letters(split), no_fuse, began, effort)
-    built = build_graph(model.program, DType(dtype), budget_bytes, outputs, letters(split), no_fuse)
-    return make_plan(built, machine_named(machine), budget_bytes, PlanOptions(effort=effort, start=start), began)
+    request = PlanRequest(
+        budget_bytes=parse_bytes(budget),
+        dtype=DType(dtype),
+        outputs=tuple(outputs or ()),
+        pieces=_letters(split),
+        no_fuse=tuple(no_fuse),
+        effort=effort,
+        warm=warm,
+        passes=passes,
+    )
+    return plan_program(model.program, _machine_named(machine), request, began)
 
 
 def run(
@@ -102,30 +105,27 @@ def run(
     Raises what `plan` and the engines raise; UsageError where the device is not there.
     """
     from einpage.exec.run.choose import Dispatch, device_for, kernels_for, measured_machine
-    from einpage.exec.run.prepared import RunOptions, run_model
+    from einpage.exec.run.options import RunOptions
+    from einpage.exec.run.prepared import run_model
 
     kind = device_for(device).kind
-    start_for(False, passes, effort)
-    options = RunOptions(
-        dtype=DType(dtype),
+    request = PlanRequest(
         budget_bytes=parse_bytes(budget),
+        dtype=DType(dtype),
         outputs=tuple(outputs),
-        perplexity=perplexity,
-        split=letters(split),
+        pieces=_letters(split),
         no_fuse=tuple(no_fuse),
-        dispatch=Dispatch(dispatch),
-        device=kind,
-        kernels=kernels_for("auto", kind),
         effort=effort,
         passes=passes,
     )
-    profile = measured_machine(kind) if machine is None else machine_named(machine)
+    options = RunOptions(request, perplexity, Dispatch(dispatch), kind, kernels_for("auto", kind))
+    profile = measured_machine(kind) if machine is None else _machine_named(machine)
     return run_model(model, profile, options, inputs)
 
 
-def letters(split: Mapping[str, int] | None) -> dict[Letter, int]:
+def _letters(split: Mapping[str, int] | None) -> dict[Letter, int]:
     return {Letter(letter): n for letter, n in (split or {}).items()}
 
 
-def machine_named(machine: str | Machine) -> Machine:
+def _machine_named(machine: str | Machine) -> Machine:
     return machine if isinstance(machine, Machine) else load_machine(machine)

@@ -1,7 +1,7 @@
-"""The entry of the command line: `einpage …` and `python -m einpage.exec.cli …`. Words in, exit status out.
+"""The entry of the command line: `einpage …` and `python -m einpage.exec.cli …`. Arguments in, exit status out.
 
-Nothing heavy is imported before an interrupt is handled: Ctrl-C ends with one line and 130 from here on. What the words mean is said in
-command_line.py.
+Nothing heavy is imported before an interrupt is handled: Ctrl-C ends with one line and 130 from here on. Their
+meaning stands in command/parser.py.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     try:
         with ends_at_once():
-            from einpage.exec.command.parser import answer
-        return answer(argv)
+            from einpage.exec.command.parser import execute
+        return execute(argv)
     except KeyboardInterrupt:
         print("einpage: interrupted", file=sys.stderr)
         return INTERRUPTED

@@ -1,23 +1,29 @@
-"""What a plan costs and what limits it, as figures for scripts and as a short table for people.
+"""What a plan costs and what limits it: a Report, its figures as JSON for scripts, and a short table for people.
 
-In: a MemGraph with its Timeline and Bounds. Out: `report`, the dictionary behind `plan --json`; `render`, the same in a dozen lines.
-All sizes are bytes and all times seconds in the dictionary.
+In: a MemGraph with its Timeline and Bounds. Out: `report`, whose fields are named as the keys of `plan --json`; `Report.facts`, that JSON;
+`render`, the same in a dozen lines. All sizes are bytes and all times seconds.
 """
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass, fields
+from enum import Enum
 from typing import Any
 
 import numpy as np
 
+from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import aligned, format_bytes, format_rate, format_seconds
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, TaskId, TensorId
-from einpage.memplan.bounds.bounds import Bounds
+from einpage.memplan.bounds.bounds import Bounds, Limit, Method
 from einpage.memplan.graph.memgraph import MemGraph, Queue
 from einpage.memplan.graph.packed import COMPUTE, GATHER, MOVE, Nodes, Residencies
 from einpage.memplan.graph.simulate import Timeline, moved_bytes
 from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.problem.machine import Machine
+from einpage.memplan.residency.resident_sets import Start
+from einpage.memplan.schedule.static_plans import Policy
 
 BUSY_ENOUGH = 0.85
 """An engine that works this share of the makespan is what limits the plan."""
@@ -55,65 +61,171 @@ def once_bytes(memgraph: MemGraph) -> int:
     return sum(tensors[t].nbytes for t in first) + sum(tensors[t].nbytes for t in gathered)
 
 
+class TaskOrder(Enum):
+    """Whether the tasks on the device run as the graph lists them."""
+
+    AS_WRITTEN = "as_written"
+    REORDERED = "reordered"
+
+
+class Bottleneck(Enum):
+    """What would have to be faster or larger for a plan to be faster."""
+
+    COMPUTE = "compute"
+    H2D = "h2d"
+    D2H = "d2h"
+    MEMORY = "memory"
+    LATENCY = "latency"
+    """Nothing is busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassesReport:
+    """A loop run several times in a row."""
+
+    passes: int
+    prologue_s: float
+    """To preload its resident tensors."""
+    passes_s: float
+    """All passes and the prologue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A field's name is its key in the JSON; `_bytes` are bytes, `_s` seconds, a ratio is None where its bound is zero."""
+
+    spec: str
+    machine: str
+    policy: Policy
+    effort: int
+    order: TaskOrder
+    dtype: DType
+    split: tuple[tuple[Letter, int], ...]
+    """Pieces of each letter."""
+    budget_bytes: int
+    peak_bytes: int
+    """The smallest arena that these very offsets fit."""
+    largest_working_set_bytes: int
+    largest_working_set_task: str
+    """Empty for a graph without tasks."""
+    host_bytes: int
+    start: Start
+    resident_bytes: int
+    """On the device before the first task."""
+    tasks: int
+    nodes: int
+    edges: int
+    h2d_bytes: int
+    d2h_bytes: int
+    disk_read_bytes: int
+    bytes_bound_h2d: int
+    bytes_bound_d2h: int
+    compute_s: float
+    """Seconds the engine is busy; likewise below."""
+    h2d_s: float
+    d2h_s: float
+    makespan_s: float
+    """By the simulator, at the machine's best rates."""
+    predicted_s: float
+    """The makespan as runs on this machine usually go."""
+    bound_s: float
+    """For every order and split."""
+    bound_ratio: float | None
+    bound_limit: Limit
+    bound_order_s: float
+    """For these tasks in this order."""
+    bound_order_ratio: float | None
+    bound_order_limit: Limit
+    bound_order_by: Method
+    bytes_bound_order: int
+    bytes_bound_order_by: Method
+    limited_by: Bottleneck
+    over_device_bytes: int
+    """By how much the budget exceeds the machine's device."""
+    plan_s: float
+    """From the spec to the judged plan."""
+    verified: bool
+    """Whether the judge has passed the plan."""
+    passes: PassesReport | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """What `plan --json` prints: plain JSON values in the order of the fields."""
+        out = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "passes"}
+        out = {key: value.value if isinstance(value, Enum) else value for key, value in out.items()}
+        out["split"] = {str(letter): pieces for letter, pieces in self.split}
+        return out if self.passes is None else {**out, **asdict(self.passes)}
+
+    def __getitem__(self, key: str) -> Any:
+        """A figure by its key in the JSON."""
+        return self.facts()[key]
+
+
 def report(
     memgraph: MemGraph, machine: Machine, timeline: Timeline, bounds: Bounds, *, plan_s: float, verified: bool, spec: str,
-    policy: str = "auto", effort: int = 0,
-) -> dict[str, Any]:  # fmt: skip
-    """Everything `plan --json` prints. `plan_s` is the time from spec to judged plan; `verified` is the judge's word; `policy` says who
-    made the plan."""
+    policy: Policy = Policy.AUTO, effort: int = 0,
+) -> Report:  # fmt: skip
+    """The report of a plan. `plan_s` is the time from spec to judged plan, `verified` the judge's verdict, `policy` and `effort` say how
+    the plan was made."""
     graph = memgraph.graph
     h2d_bytes, d2h_bytes = moved_bytes(memgraph, Queue.H2D), moved_bytes(memgraph, Queue.D2H)
     largest_task, largest_bytes = largest_footprint(graph, memgraph.alignment)
-    return {
-        "spec": spec,
-        "machine": machine.name,
-        "policy": policy,
-        "effort": effort,
-        "order": "as_written" if in_written_order(memgraph) else "reordered",
-        "dtype": graph.dtype.value,
-        "split": {str(letter): pieces for letter, pieces in graph.split},
-        "budget_bytes": int(memgraph.budget_bytes),
-        "peak_bytes": int(peak_bytes(memgraph)),
-        "largest_working_set_bytes": int(largest_bytes),
-        "largest_working_set_task": graph.tasks[largest_task].name if graph.tasks else "",
-        "host_bytes": int(memgraph.host_bytes),
-        "start": "loop" if memgraph.loops else "warm" if memgraph.resident else "cold",
-        "resident_bytes": sum(graph.tensors[t].nbytes for t in memgraph.resident),
-        "tasks": len(graph.tasks),
-        "nodes": len(memgraph.nodes),
-        "edges": len(memgraph.edges),
-        "h2d_bytes": h2d_bytes,
-        "d2h_bytes": d2h_bytes,
-        "disk_read_bytes": 0,
-        "bytes_bound_h2d": int(bounds.bytes_bound_h2d),
-        "bytes_bound_d2h": int(bounds.bytes_bound_d2h),
-        "compute_s": timeline.busy(Queue.COMPUTE),
-        "h2d_s": timeline.busy(Queue.H2D),
-        "d2h_s": timeline.busy(Queue.D2H),
-        "makespan_s": timeline.makespan_s,
-        "predicted_s": timeline.makespan_s * machine.usual_slowdown,
-        "bound_s": bounds.bound_s,
-        "bound_ratio": _ratio(timeline.makespan_s, bounds.bound_s),
-        "bound_limit": bounds.limit.value,
-        "bound_order_s": bounds.bound_order_s,
-        "bound_order_ratio": _ratio(timeline.makespan_s, bounds.bound_order_s),
-        "bound_order_limit": bounds.limit_order.value,
-        "bound_order_by": bounds.order_by.value,
-        "bytes_bound_order": int(bounds.bytes_bound_order),
-        "bytes_bound_order_by": bounds.bytes_order_by.value,
-        "limited_by": limited_by(timeline, h2d_bytes + d2h_bytes, once_bytes(memgraph)),
-        "over_device_bytes": max(0, int(memgraph.budget_bytes) - machine.device_bytes),
-        "plan_s": plan_s,
-        "verified": verified,
-    }
+    return Report(
+        spec=spec,
+        machine=machine.name,
+        policy=policy,
+        effort=effort,
+        order=TaskOrder.AS_WRITTEN if in_written_order(memgraph) else TaskOrder.REORDERED,
+        dtype=graph.dtype,
+        split=graph.split,
+        budget_bytes=int(memgraph.budget_bytes),
+        peak_bytes=int(peak_bytes(memgraph)),
+        largest_working_set_bytes=int(largest_bytes),
+        largest_working_set_task=graph.tasks[largest_task].name if graph.tasks else "",
+        host_bytes=int(memgraph.host_bytes),
+        start=Start.LOOP if memgraph.loops else Start.WARM if memgraph.resident else Start.COLD,
+        resident_bytes=sum(graph.tensors[t].nbytes for t in memgraph.resident),
+        tasks=len(graph.tasks),
+        nodes=len(memgraph.nodes),
+        edges=len(memgraph.edges),
+        h2d_bytes=h2d_bytes,
+        d2h_bytes=d2h_bytes,
+        disk_read_bytes=0,
+        bytes_bound_h2d=int(bounds.bytes_bound_h2d),
+        bytes_bound_d2h=int(bounds.bytes_bound_d2h),
+        compute_s=timeline.busy(Queue.COMPUTE),
+        h2d_s=timeline.busy(Queue.H2D),
+        d2h_s=timeline.busy(Queue.D2H),
+        makespan_s=timeline.makespan_s,
+        predicted_s=timeline.makespan_s * machine.usual_slowdown,
+        bound_s=bounds.bound_s,
+        bound_ratio=_ratio(timeline.makespan_s, bounds.bound_s),
+        bound_limit=bounds.limit,
+        bound_order_s=bounds.bound_order_s,
+        bound_order_ratio=_ratio(timeline.makespan_s, bounds.bound_order_s),
+        bound_order_limit=bounds.limit_order,
+        bound_order_by=bounds.order_by,
+        bytes_bound_order=int(bounds.bytes_bound_order),
+        bytes_bound_order_by=bounds.bytes_order_by,
+        limited_by=limited_by(timeline, h2d_bytes + d2h_bytes, once_bytes(memgraph)),
+        over_device_bytes=max(0, int(memgraph.budget_bytes) - machine.device_bytes),
+        plan_s=plan_s,
+        verified=verified,
+    )
+
+
+def passes_report(memgraph: MemGraph, machine: Machine, timeline: Timeline, passes: int) -> PassesReport:
+    """What `plan --passes N --json` adds: the time of a first, cold pass and all of them, resident tensors preloaded before it starts."""
+    tensors = memgraph.graph.tensors
+    prologue_s = sum(machine.h2d_seconds(tensors[t].nbytes) for t in sorted(memgraph.resident))
+    return PassesReport(passes, prologue_s, prologue_s + passes * timeline.makespan_s)
 
 
 def _ratio(seconds: float, bound: float) -> float | None:
     return seconds / bound if bound > 0 else None
 
 
-def limited_by(timeline: Timeline, moved: int, once: int) -> str:
-    """What would have to be faster or larger: `compute`, `h2d`, `d2h`, or `memory`; `latency` where nothing is busy.
+def limited_by(timeline: Timeline, moved: int, once: int) -> Bottleneck:
+    """What would have to be faster or larger.
 
     `moved` and `once` are the bytes over both links, in this plan and if it moved nothing twice. A busy link counts as memory
     when it carries the same bytes more than once; so do idle engines when bytes are carried more than once.
@@ -121,58 +233,58 @@ def limited_by(timeline: Timeline, moved: int, once: int) -> str:
     busiest = max(timeline.busy_s, key=lambda entry: entry[1])
     again = moved > AGAIN_TOO_MUCH * once
     if busiest[0] is not Queue.COMPUTE and again:
-        return "memory"
+        return Bottleneck.MEMORY
     if timeline.makespan_s > 0 and busiest[1] < BUSY_ENOUGH * timeline.makespan_s:
-        return "memory" if again else "latency"
-    return busiest[0].value
+        return Bottleneck.MEMORY if again else Bottleneck.LATENCY
+    return Bottleneck(busiest[0].value)
 
 
 _BYTES_BY = {
-    "steady state": "what cannot stay",
-    "compulsory": "each byte once",
-    "interval LP": "in this order and budget; by the interval LP",
+    Method.STEADY: "what cannot stay",
+    Method.COMPULSORY: "each byte once",
+    Method.INTERVAL_LP: "in this order and budget; by the interval LP",
 }
 _CURES = {
-    "compute": "arithmetic; more memory or a faster link would not help",
-    "h2d": "the link to the device carries each byte once; more tokens at once, or a faster link",
-    "d2h": "the link to the host carries each byte once; fewer or smaller outputs, or a faster link",
-    "memory": "bytes cross a link more than once, or wait for room; a larger budget helps",
-    "latency": "no engine is busy: loads, tasks and stores wait for one another; a coarser split, or more work at once",
+    Bottleneck.COMPUTE: "arithmetic; more memory or a faster link would not help",
+    Bottleneck.H2D: "the link to the device carries each byte once; more tokens at once, or a faster link",
+    Bottleneck.D2H: "the link to the host carries each byte once; fewer or smaller outputs, or a faster link",
+    Bottleneck.MEMORY: "bytes cross a link more than once, or wait for room; a larger budget helps",
+    Bottleneck.LATENCY: "no engine is busy: loads, tasks and stores wait for one another; a coarser split, or more work at once",
 }
 
 
-def render(figures: dict[str, Any]) -> str:
+def render(r: Report, advice: str | None = None) -> str:
     """The report for a person, a dozen lines of plain text, no trailing newline; `advice`, where there is some, comes last."""
-    makespan = figures["makespan_s"]
-    order_holds_for = f"these tasks; by the {figures['bound_order_by']}"
-    moved, least = figures["h2d_bytes"] + figures["d2h_bytes"], figures["bytes_bound_order"]
-    bytes_text = f"{format_bytes(moved)} over both links, {format_bytes(least)} at the least ({_BYTES_BY[figures['bytes_bound_order_by']]})"
+    makespan = r.makespan_s
+    order_holds_for = f"these tasks; by the {r.bound_order_by.value}"
+    moved, least = r.h2d_bytes + r.d2h_bytes, r.bytes_bound_order
+    bytes_text = f"{format_bytes(moved)} over both links, {format_bytes(least)} at the least ({_BYTES_BY[r.bytes_bound_order_by]})"
     rows = [
-        ("plan", f"{figures['spec']}, {figures['dtype']}, on {figures['machine']}: {figures['tasks']} tasks, {figures['nodes']} nodes"),
-        ("split", " ".join(f"{letter}={pieces}" for letter, pieces in figures["split"].items()) or "none"),
-        ("budget", f"{format_bytes(figures['budget_bytes'])}, {format_bytes(figures['peak_bytes'])} of it used"),
-        ("largest task", f"{figures['largest_working_set_task']}, {format_bytes(figures['largest_working_set_bytes'])}"),
-        *([("at start", f"{format_bytes(figures['resident_bytes'])} of weights on the device")] if figures["resident_bytes"] else []),
-        ("host", format_bytes(figures["host_bytes"])),
-        ("compute", _engine(figures["compute_s"], makespan)),
-        ("to device", _engine(figures["h2d_s"], makespan, figures["h2d_bytes"], figures["bytes_bound_h2d"])),
-        ("to host", _engine(figures["d2h_s"], makespan, figures["d2h_bytes"], figures["bytes_bound_d2h"])),
-        ("predicted", _predicted(makespan, figures["predicted_s"]) + (" a pass" if figures["start"] == "loop" else "")),
-        *([("passes", _passes(figures))] if "passes" in figures else []),
-        ("plan / bound", _over(figures["bound_ratio"], figures["bound_s"], figures["bound_limit"], "any order and split")),
-        ("", _over(figures["bound_order_ratio"], figures["bound_order_s"], figures["bound_order_limit"], order_holds_for)),
+        ("plan", f"{r.spec}, {r.dtype.value}, on {r.machine}: {r.tasks} tasks, {r.nodes} nodes"),
+        ("split", " ".join(f"{letter}={pieces}" for letter, pieces in r.split) or "none"),
+        ("budget", f"{format_bytes(r.budget_bytes)}, {format_bytes(r.peak_bytes)} of it used"),
+        ("largest task", f"{r.largest_working_set_task}, {format_bytes(r.largest_working_set_bytes)}"),
+        *([("at start", f"{format_bytes(r.resident_bytes)} of weights on the device")] if r.resident_bytes else []),
+        ("host", format_bytes(r.host_bytes)),
+        ("compute", _engine(r.compute_s, makespan)),
+        ("to device", _engine(r.h2d_s, makespan, r.h2d_bytes, r.bytes_bound_h2d)),
+        ("to host", _engine(r.d2h_s, makespan, r.d2h_bytes, r.bytes_bound_d2h)),
+        ("predicted", _predicted(makespan, r.predicted_s) + (" a pass" if r.start is Start.LOOP else "")),
+        *([("passes", _passes(r.passes))] if r.passes else []),
+        ("plan / bound", _over(r.bound_ratio, r.bound_s, r.bound_limit.value, "any order and split")),
+        ("", _over(r.bound_order_ratio, r.bound_order_s, r.bound_order_limit.value, order_holds_for)),
         ("bytes", bytes_text),
-        ("judge", ("passed" if figures["verified"] else "not asked") + f"; planned in {format_seconds(figures['plan_s'])}"),
+        ("judge", ("passed" if r.verified else "not asked") + f"; planned in {format_seconds(r.plan_s)}"),
     ]
-    if figures["order"] != "as_written":
+    if r.order is TaskOrder.REORDERED:
         rows.insert(1, ("order", "not as written: tasks that share what they read stand together"))
-    if figures["policy"] != "auto":
-        rows.insert(1, ("policy", f"{figures['policy']}, as asked"))
-    if figures["over_device_bytes"]:
-        rows.append(("warning", f"the budget exceeds the device of {figures['machine']} by {format_bytes(figures['over_device_bytes'])}"))
-    rows.append(("limited by", f"{figures['limited_by']}: {_CURES[figures['limited_by']]}"))
-    if figures.get("advice"):
-        rows.append(("would help", figures["advice"]["text"]))
+    if r.policy is not Policy.AUTO:
+        rows.insert(1, ("policy", f"{r.policy.value}, as asked"))
+    if r.over_device_bytes:
+        rows.append(("warning", f"the budget exceeds the device of {r.machine} by {format_bytes(r.over_device_bytes)}"))
+    rows.append(("limited by", f"{r.limited_by.value}: {_CURES[r.limited_by]}"))
+    if advice is not None:
+        rows.append(("would help", advice))
     return "\n".join(f"{name:<13} {text}" for name, text in rows)
 
 
@@ -181,16 +293,9 @@ def _predicted(makespan_s: float, predicted_s: float) -> str:
     return format_seconds(makespan_s) + usual
 
 
-def passes_figures(memgraph: MemGraph, machine: Machine, timeline: Timeline, passes: int) -> dict[str, Any]:
-    """What `plan --passes N --json` adds: the time of a first, cold pass and all of them, its residents brought in before it starts."""
-    tensors = memgraph.graph.tensors
-    prologue_s = sum(machine.h2d_seconds(tensors[t].nbytes) for t in sorted(memgraph.resident))
-    return {"passes": passes, "prologue_s": prologue_s, "passes_s": prologue_s + passes * timeline.makespan_s}
-
-
-def _passes(figures: dict[str, Any]) -> str:
-    first = f"{format_seconds(figures['prologue_s'])} to bring in what stays"
-    return f"{figures['passes']} from a cold start in {format_seconds(figures['passes_s'])}, {first}"
+def _passes(p: PassesReport) -> str:
+    first = f"{format_seconds(p.prologue_s)} to bring in what stays"
+    return f"{p.passes} from a cold start in {format_seconds(p.passes_s)}, {first}"
 
 
 def _engine(seconds: float, makespan: float, moved: int | None = None, least: int | None = None) -> str:

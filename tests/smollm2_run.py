@@ -18,9 +18,9 @@ from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.elaborate.reference import evaluate
 from einpage.einsum_front.graph.program import Source
 from einpage.einsum_front.graph.taskgraph import Kind
-from einpage.exec.build.judged_plan import Planned, make_plan
+from einpage.exec.build.judged_plan import Planned, plan_program
 from einpage.exec.build.model import Model, open_model
-from einpage.exec.build.task_graph import build_graph
+from einpage.exec.build.request import PlanRequest
 from einpage.exec.device.arena import HostArena, masters, outputs
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.dispatch.engine import Measured
@@ -67,7 +67,7 @@ def planned(
     dtype: DType = DType.FP32,
 ) -> Planned:
     """A judged plan; the split is the budget's own unless `pieces` says otherwise."""
-    return make_plan(build_graph(model.program, dtype, budget, outputs, pieces), MACHINE, budget)
+    return plan_program(model.program, MACHINE, PlanRequest(budget, dtype, tuple(outputs), pieces or {}))
 
 
 @cache

@@ -14,6 +14,7 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.einsum_front.graph.trace_file import read_trace
 from einpage.exec.build.model import open_model
+from einpage.exec.build.request import PlanRequest
 from einpage.exec.build.task_graph import build_graph
 from einpage.memplan.bounds.bounds import bounds
 from einpage.memplan.graph.simulate import simulate
@@ -75,7 +76,7 @@ def test_a_slow_task_is_slow_where_it_stands() -> None:
 
 def llama() -> TaskGraph:
     program = open_model(SPECS / "llama.yaml", {"layers": 6, "seq": 4096}).program
-    return build_graph(program, DType.FP16, 2 << 30).graph
+    return build_graph(program, PlanRequest(2 << 30, DType.FP16)).graph
 
 
 @pytest.mark.parametrize(

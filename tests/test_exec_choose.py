@@ -11,6 +11,7 @@ import torch
 
 from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.build.model import open_model
+from einpage.exec.build.request import PlanRequest
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.device.errors import NodeError
 from einpage.exec.device.streams import StreamDevice
@@ -21,7 +22,8 @@ from einpage.exec.dispatch.stream_dynamic import run_polled
 from einpage.exec.dispatch.stream_static import run_issued
 from einpage.exec.run import choose
 from einpage.exec.run.choose import Chosen, DeviceKind, Dispatch, device_for, kernels_for, make_device, runner
-from einpage.exec.run.prepared import RunOptions, run_model
+from einpage.exec.run.options import RunOptions
+from einpage.exec.run.prepared import run_model
 from einpage.memplan.problem.machine import load_machine
 from fake_driver import FakeDriver
 from hand_plan import hand_plan
@@ -92,9 +94,9 @@ def test_a_whole_model_runs_on_streams_as_on_the_cpu(passes: int | None) -> None
     threads = torch.get_num_threads()
     machine = load_machine("cpu", threads=1)
     try:
-        on_cpu = run_model(model, machine, RunOptions(budget_bytes=20_000, passes=passes), tokens)
+        on_cpu = run_model(model, machine, RunOptions(PlanRequest(20_000, passes=passes)), tokens)
         for dispatch in Dispatch:
-            options = RunOptions(budget_bytes=20_000, dispatch=dispatch, device=DeviceKind.CUDA, passes=passes)
+            options = RunOptions(PlanRequest(20_000, passes=passes), dispatch=dispatch, device=DeviceKind.CUDA)
             result = run_model(model, machine, options, tokens)
             assert torch.equal(result.outputs["logits"], on_cpu.outputs["logits"])
             assert result.facts["device"] == "cuda"
@@ -112,7 +114,7 @@ def test_a_run_that_fails_leaves_nothing_pinned(dispatch: Dispatch, monkeypatch:
     monkeypatch.setattr(choose, "CudaDriver", lambda: driver)
     model = open_model(SPECS / "llama.yaml", SIZES, "random:0")
     tokens = {"tokens": np.full((1, 7), SIZES["vocab"], np.int32), "lengths": np.full(1, 7, np.int32)}
-    options = RunOptions(budget_bytes=20_000, dispatch=dispatch, device=DeviceKind.CUDA)
+    options = RunOptions(PlanRequest(20_000), dispatch=dispatch, device=DeviceKind.CUDA)
     with pytest.raises(NodeError, match="IndexOutOfRange"):
         run_model(model, load_machine("h100"), options, tokens)
     assert driver.pinned == {}
@@ -125,8 +127,8 @@ def test_the_kernels_of_a_gpu_run_on_streams_and_indices_are_checked_before(monk
     model = open_model(SPECS / "llama.yaml", SIZES, "random:0")
     tokens = {"tokens": np.arange(7, dtype=np.int32)[None], "lengths": np.full(1, 7, np.int32)}
     machine = load_machine("h100")
-    on_cpu = run_model(model, replace(machine, threads=1), RunOptions(budget_bytes=20_000), tokens)
-    options = RunOptions(budget_bytes=20_000, device=DeviceKind.CUDA, kernels="triton", dispatch=Dispatch.STATIC)
+    on_cpu = run_model(model, replace(machine, threads=1), RunOptions(PlanRequest(20_000)), tokens)
+    options = RunOptions(PlanRequest(20_000), device=DeviceKind.CUDA, kernels="triton", dispatch=Dispatch.STATIC)
     result = run_model(model, machine, options, tokens)
     wanted = on_cpu.outputs["logits"]
     assert (result.outputs["logits"] - wanted).abs().max() <= 1e-5 * wanted.abs().max()

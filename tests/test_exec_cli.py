@@ -13,7 +13,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from command_words import LLAMA, LLAMA_SIZES, MLP, MLP_SIZES, PLAN_KEYS, SMALL_LLAMA, facts, ran
-from einpage.exec.command import parser as command_line
+from einpage.exec.command import plan as plan_command
 from einpage.exec.measure import cpu as measure
 from einpage.exec.measure import profiles
 from einpage.exec.system import files
@@ -282,7 +282,7 @@ def test_a_bad_size_in_a_checkpoint_names_its_key(capsys: pytest.CaptureFixture[
 def test_a_plan_that_could_not_be_written_is_not_made(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command_line, "make_plan", lambda *_, **__: pytest.fail("planned"))
+    monkeypatch.setattr(plan_command, "plan_program", lambda *_, **__: pytest.fail("planned"))
     for option in ("--out", "--timeline"):
         _, err = ran(capsys, "plan", MLP, "--budget", "1MiB", option, str(tmp_path / "nope" / "x.json"), status=2)
         assert "cannot write" in err and "nope" in err
@@ -291,7 +291,7 @@ def test_a_plan_that_could_not_be_written_is_not_made(
 def test_a_result_never_takes_the_place_of_a_pipe_or_of_another(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command_line, "make_plan", lambda *_, **__: pytest.fail("planned"))
+    monkeypatch.setattr(plan_command, "plan_program", lambda *_, **__: pytest.fail("planned"))
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("pipe")
     same = str(tmp_path / "same")

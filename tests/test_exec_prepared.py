@@ -5,14 +5,16 @@ from __future__ import annotations
 import torch
 
 from einpage.exec.build.model import Model, open_model
+from einpage.exec.build.request import PlanRequest
 from einpage.exec.load.inputs import TokenLists
 from einpage.exec.run.choose import Dispatch
-from einpage.exec.run.prepared import RunOptions, prepare_run
+from einpage.exec.run.options import RunOptions
+from einpage.exec.run.prepared import prepare_run
 from einpage.memplan.problem.machine import load_machine
 from specs_small import SMALL, SPECS
 
 MACHINE = load_machine("cpu", threads=1)
-OPTIONS = RunOptions(budget_bytes=300 << 10, outputs=("all_logits",), poison=True)
+OPTIONS = RunOptions(PlanRequest(300 << 10, outputs=("all_logits",)), poison=True)
 
 
 def small_llama() -> Model:
@@ -22,11 +24,11 @@ def small_llama() -> Model:
 
 def test_every_run_of_one_preparation_gives_the_same() -> None:
     prepared = prepare_run(small_llama(), MACHINE, OPTIONS)
-    assert prepared.planned.report["d2h_bytes"] != prepared.outputs()["all_logits"].nbytes, "nothing is spilled: too easy"
+    assert prepared.planned.report.d2h_bytes != prepared.outputs()["all_logits"].nbytes, "nothing is spilled: too easy"
     found = []
     for dispatch in (Dispatch.SERIAL, Dispatch.STATIC, Dispatch.DYNAMIC, Dispatch.STATIC):
         (measured,) = prepared.run(dispatch)
-        assert measured.measured_h2d_bytes == prepared.planned.report["h2d_bytes"]
+        assert measured.measured_h2d_bytes == prepared.planned.report.h2d_bytes
         found.append(prepared.outputs()["all_logits"])
     assert not found[0].isnan().any()
     for other in found[1:]:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from einpage.einsum_front.base.dtype import DType
-from einpage.exec.build.judged_plan import make_plan
+from einpage.exec.build.judged_plan import plan_graph
+from einpage.exec.build.request import PlanRequest
 from einpage.exec.build.task_graph import build_graph
 from einpage.memplan.plan import PlanOptions
 from einpage.memplan.residency.resident_sets import Start
@@ -44,8 +45,8 @@ def test_a_table_that_is_only_gathered_from_stays_on_the_host(tmp_path: Path) ->
 
 def test_ten_steady_passes_of_smollm2_move_the_planned_bytes() -> None:
     model = open_smollm2([FRANCE])
-    built = build_graph(model.program, DType.FP32, 64 * MIB, ["logits"])
-    cold, memgraph = (make_plan(built, MACHINE, 64 * MIB, PlanOptions(start=start)).memgraph for start in (Start.COLD, Start.LOOP))
+    graph = build_graph(model.program, PlanRequest(64 * MIB, outputs=("logits",))).graph
+    cold, memgraph = (plan_graph(graph, MACHINE, 64 * MIB, PlanOptions(start=start)).memgraph for start in (Start.COLD, Start.LOOP))
     _, expected = arena().run(cold, arena().device(model, cold))
     kept = sum(memgraph.graph.tensors[t].nbytes for t in memgraph.resident)
     assert kept > 32 * MIB

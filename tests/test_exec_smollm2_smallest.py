@@ -49,7 +49,7 @@ def test_it_is_what_the_largest_task_needs_at_the_finest_split(smallest: tuple[M
     assert {need(task) for task in graph.tasks if task.name == TASK} == {SMALLEST}
     split = dict(plan.graph.split)
     assert 1536 // split["f"] == 64 and 576 // split["m"] == 64, "its product is a tile of 64 by 64: none is finer"
-    assert plan.report["verified"] is True and plan.report["peak_bytes"] == SMALLEST
+    assert plan.report.verified is True and plan.report.peak_bytes == SMALLEST
 
 
 @pytest.mark.slow

@@ -22,7 +22,8 @@ from einpage.einsum_front.spec.reader import load_document, read_document
 from einpage.einsum_front.tile import template, tiling
 from einpage.einsum_front.tile.split import split
 from einpage.einsum_front.tile.tiling import most_pieces, tiling_of
-from einpage.exec.build.judged_plan import make_plan
+from einpage.exec.build.judged_plan import plan_program
+from einpage.exec.build.request import PlanRequest
 from einpage.exec.build.task_graph import build_graph
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.problem.footprint import largest_footprint
@@ -40,7 +41,7 @@ def every_split(opgraph: OpGraph) -> list[dict[Letter, int]]:
 
 def smallest_printed(program: Program, dtype: DType, outputs: list[str]) -> int:
     with pytest.raises(DoesNotFit) as refused:
-        build_graph(program, dtype, 0, outputs)
+        build_graph(program, PlanRequest(0, dtype, outputs))
     found = refused.value.misfit.smallest_budget
     assert found is not None
     return found
@@ -58,7 +59,7 @@ def check(program: Program, dtype: DType, outputs: list[str]) -> bool:
     least = min(largest_footprint(split(opgraph, pieces, dtype))[1] for pieces in splits)
     assert smallest_printed(program, dtype, outputs) == least
     if least:
-        assert largest_footprint(build_graph(program, dtype, least, outputs).graph)[1] == least
+        assert largest_footprint(build_graph(program, PlanRequest(least, dtype, outputs)).graph)[1] == least
     return True
 
 
@@ -84,12 +85,12 @@ def test_a_search_that_is_given_up_says_what_is_proven() -> None:
     sizes = {"layers": 1, "vocab": 70, "model": 96, "heads": 3, "kv_heads": 3, "ffn": 200, "seq": 191}
     program = elaborate(load_document(SPECS / "llama.yaml"), sizes)
     with patch.object(best_first, "MOST_RANGES", 30), pytest.raises(DoesNotFit) as refused:
-        build_graph(program, DType.FP32, 0, ["logits"])
+        build_graph(program, PlanRequest(0, outputs=("logits",)))
     misfit = refused.value.misfit
     assert misfit.smallest_budget is not None and misfit.at_least is not None
     assert 0 < misfit.at_least < misfit.smallest_budget
     assert f"smallest budget found to work: {misfit.smallest_budget} bytes (none under {misfit.at_least} bytes does)" in str(refused.value)
-    build_graph(program, DType.FP32, misfit.smallest_budget, ["logits"])
+    build_graph(program, PlanRequest(misfit.smallest_budget, outputs=("logits",)))
 
 
 def check_made(text: str, grain: int) -> bool:
@@ -122,5 +123,5 @@ def test_what_coarsest_first_misses(name: str) -> None:
     spec, dtype, sizes, output, least = LARGER[name]
     program = elaborate(load_document(SPECS / f"{spec}.yaml"), sizes)
     assert smallest_printed(program, dtype, [output]) == least
-    planned = make_plan(build_graph(program, dtype, least, [output]), load_machine("cpu"), least)
-    assert planned.report["verified"] is True and planned.report["peak_bytes"] == least
+    planned = plan_program(program, load_machine("cpu"), PlanRequest(least, dtype, (output,)))
+    assert planned.report.verified is True and planned.report.peak_bytes == least

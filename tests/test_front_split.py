@@ -22,6 +22,7 @@ from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph
 from einpage.einsum_front.spec.reader import load_document
 from einpage.einsum_front.tile.split import split
 from einpage.einsum_front.tile.tiling import GRAIN, Cuts, cuts, merged, most_pieces, tiling_of
+from einpage.exec.build.request import PlanRequest
 from einpage.exec.build.task_graph import build_graph
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.problem.footprint import largest_footprint
@@ -138,13 +139,13 @@ def test_a_smaller_budget_gives_a_finer_split_that_fits() -> None:
     (whole,) = candidates(opgraph, DType.FP32, 1 << 40)
     assert whole.pieces == ()
     with pytest.raises(DoesNotFit) as refused:
-        build_graph(program, DType.FP32, 256)
+        build_graph(program, PlanRequest(256))
     smallest = refused.value.misfit.smallest_budget
     assert smallest is not None and smallest < whole.largest_bytes // 2
     for budget in (whole.largest_bytes, whole.largest_bytes // 2, smallest):
-        assert largest_footprint(build_graph(program, DType.FP32, budget).graph)[1] <= budget
+        assert largest_footprint(build_graph(program, PlanRequest(budget)).graph)[1] <= budget
     with pytest.raises(DoesNotFit, match=f"smallest budget that works: {smallest} bytes"):
-        build_graph(program, DType.FP32, smallest - 1)
+        build_graph(program, PlanRequest(smallest - 1))
 
 
 def test_a_fixed_split_stays() -> None:

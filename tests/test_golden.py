@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from difflib import unified_diff
 from functools import partial
 from pathlib import Path
@@ -16,8 +17,8 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.fuse.fuse import fuse
 from einpage.einsum_front.graph.dump import graph_text
 from einpage.einsum_front.tile.split import split
-from einpage.exec.build.judged_plan import Planned, make_plan
-from einpage.exec.build.task_graph import build_graph
+from einpage.exec.build.judged_plan import Planned, plan_program
+from einpage.exec.build.request import PlanRequest
 from einpage.memplan.graph.dump import memgraph_text
 from einpage.memplan.problem.machine import load_machine
 from einpage.memplan.report import render
@@ -50,8 +51,7 @@ def show(name: str) -> str:
 
 
 def planned(name: str, machine: str, budget: int) -> Planned:
-    built = build_graph(small_program(name, SIZES[name]), DType.FP16, budget)
-    return make_plan(built, load_machine(machine), budget)
+    return plan_program(small_program(name, SIZES[name]), load_machine(machine), PlanRequest(budget, DType.FP16))
 
 
 def memgraph(name: str, machine: str, budget: int) -> str:
@@ -61,7 +61,7 @@ def memgraph(name: str, machine: str, budget: int) -> str:
 def reports() -> str:
     """The report of plans with a generous, a scarce and the smallest budget."""
     cases = (("llama", "h100", 4 << 20), ("llama", "p100", 400 << 10), ("matmul_chain", "v100", 110 << 10), ("mlp", "cpu", 120 << 10))
-    texts = [render({**planned(name, machine, budget).report, "plan_s": 0.125}) for name, machine, budget in cases]
+    texts = [render(replace(planned(name, machine, budget).report, plan_s=0.125)) for name, machine, budget in cases]
     return "\n\n".join(texts) + "\n"
 
 

@@ -151,7 +151,7 @@ def test_a_loop_survives_its_file_and_says_so_in_text(tmp_path: object) -> None:
 
 def test_the_report_of_a_loop() -> None:
     planned = plan_graph(hand_graph(), a_machine(), 4096, LOOP)
-    assert planned.report["start"] == "loop"
-    assert planned.report["resident_bytes"] == 256
-    assert planned.report["h2d_bytes"] == planned.report["bytes_bound_h2d"] == 512
+    assert planned.report.start is Start.LOOP
+    assert planned.report.resident_bytes == 256
+    assert planned.report.h2d_bytes == planned.report.bytes_bound_h2d == 512
     assert planned.bounds == steady_bounds(hand_graph(), a_machine(), 4096)

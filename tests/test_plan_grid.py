@@ -16,9 +16,9 @@ from bench.plan_quality import MODELS
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import parse_bytes
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START
-from einpage.exec.build.judged_plan import make_plan
+from einpage.exec.build.judged_plan import plan_program
 from einpage.exec.build.model import open_model
-from einpage.exec.build.task_graph import build_graph
+from einpage.exec.build.request import PlanRequest
 from einpage.memplan.graph.memgraph import Move, NodeId, Queue
 from einpage.memplan.problem.machine import load_machine
 
@@ -37,11 +37,11 @@ LONGEST_S = 10.0
 
 
 def check(model: str, machine: str, budget: str, seq: int, batch: int) -> None:
-    """One cell. `make_plan` raises where the judge rejects."""
+    """One cell. `plan_program` raises where the judge rejects."""
     began = perf_counter()
     nbytes = parse_bytes(budget)
     program = open_model(LLAMA, {**MODELS[model], "seq": seq, "batch": batch}).program
-    memgraph = make_plan(build_graph(program, DType.FP16, nbytes), load_machine(machine), nbytes).memgraph
+    memgraph = plan_program(program, load_machine(machine), PlanRequest(nbytes, DType.FP16)).memgraph
     took = perf_counter() - began
     written = Counter(
         memgraph.residencies[node.source].tensor

@@ -13,9 +13,9 @@ from einpage.einsum_front.base.units import ALIGNMENT
 from einpage.einsum_front.fuse.fuse import fuse, without_fusions
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.einsum_front.tile.split import split
-from einpage.exec.build.judged_plan import make_plan, plan_graph
+from einpage.exec.build.judged_plan import plan_graph, plan_program
 from einpage.exec.build.model import open_model
-from einpage.exec.build.task_graph import build_graph
+from einpage.exec.build.request import PlanRequest
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.plan import PlanOptions
 from einpage.memplan.problem.footprint import largest_footprint
@@ -40,8 +40,8 @@ def test_the_largest_task_is_all_the_memory_a_plan_needs(seq: int, no_fuse: tupl
     graph, machine, options = unsplit(seq, no_fuse), load_machine("a100"), PlanOptions(effort=effort)
     task, least = largest_footprint(graph)
     planned = plan_graph(graph, machine, least, options)
-    assert planned.report["verified"] is True
-    peak = planned.report["peak_bytes"]
+    assert planned.report.verified is True
+    peak = planned.report.peak_bytes
     assert isinstance(peak, int)
     assert peak / least == 1.0 < PUBLISHED[seq]
     with pytest.raises(DoesNotFit) as refused:
@@ -56,9 +56,8 @@ def test_65b_is_planned_in_512_mib() -> None:
     budget = 512 << 20
     program = open_model(SPECS / "llama.yaml", {**MODELS["65B"], "seq": 2048}).program
     assert largest_footprint(split(fuse(program), {}, DType.FP16))[1] > budget
-    built = build_graph(program, DType.FP16, budget)
-    planned = make_plan(built, load_machine("a100"), budget)
-    assert any(pieces > 1 for _, pieces in built.graph.split)
-    assert planned.report["verified"] is True
-    used = planned.report["peak_bytes"]
-    assert isinstance(used, int) and largest_footprint(built.graph)[1] <= used <= budget
+    planned = plan_program(program, load_machine("a100"), PlanRequest(budget, DType.FP16))
+    assert any(pieces > 1 for _, pieces in planned.graph.split)
+    assert planned.report.verified is True
+    used = planned.report.peak_bytes
+    assert largest_footprint(planned.graph)[1] <= used <= budget

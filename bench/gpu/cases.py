@@ -21,6 +21,7 @@ from einpage.einsum_front.algebra.expr import Acc, Axis, Letter, Load
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import Box, Contraction, ContractJob, Job, Range, View
 from einpage.exec.build.model import open_model
+from einpage.exec.build.request import PlanRequest
 from einpage.exec.build.task_graph import build_graph
 from einpage.kernels.instructions.torch_kernel import Operands
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
@@ -68,7 +69,7 @@ def llama(name: str, sizes: Mapping[str, int], wanted: tuple[str, ...], dtype: D
 def layer_jobs(sizes: Mapping[str, int], wanted: tuple[str, ...], dtype: DType) -> Iterator[tuple[str, Job, int]]:
     """Word, job and FLOPs of tasks of one layer of LLaMA, unsplit."""
     program = open_model(ROOT / "specs/llama.yaml", {"layers": 1, "vocab": 128, **sizes}).program
-    graph = build_graph(program, dtype, 1 << 60, ("all_logits",)).graph
+    graph = build_graph(program, PlanRequest(1 << 60, dtype, ("all_logits",))).graph
     tasks = {_word(task.name): task for task in graph.tasks}
     for word in wanted:
         job = tasks[word].job

@@ -23,6 +23,7 @@ from bench.results import ROOT
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import GatherJob, Job
 from einpage.exec.build.model import open_model
+from einpage.exec.build.request import PlanRequest
 from einpage.exec.build.task_graph import build_graph
 from einpage.exec.measure.cpu import cores
 from einpage.kernels.launch.kernel import TritonKernel, triton_kernel
@@ -82,7 +83,7 @@ def _all(dry: bool) -> Iterator[tuple[str, Job]]:
         yield from group.jobs()
     for model, seq in dict.fromkeys((cell.model, cell.seq) for cell in (DRY_CELLS if dry else CELLS)):
         sizes = {**(TINY if dry else SIZES)[model], "layers": 1, "seq": seq}
-        graph = build_graph(open_model(ROOT / "specs/llama.yaml", sizes).program, DType.FP16, 1 << 60, ("logits",)).graph
+        graph = build_graph(open_model(ROOT / "specs/llama.yaml", sizes).program, PlanRequest(1 << 60, DType.FP16, ("logits",))).graph
         for task in graph.tasks:
             assert task.job is not None
             yield f"{model} {seq} {task.name.partition('[')[0]}", task.job

@@ -25,6 +25,7 @@ from einpage.exec.run.choose import Dispatch
 from einpage.exec.run.prepared import Prepared
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.problem.machine import Machine
+from einpage.memplan.report import Report as PlanReport
 
 GIB = 1 << 30
 TOLERANCE = 2e-2
@@ -127,8 +128,8 @@ def _figures(bench: Bench, ready: Prepared, runs: dict[Dispatch, Runs], watched:
     return {
         "wall_s": {dispatch.value: run.wall_s for dispatch, run in runs.items()},
         "walls_s": {dispatch.value: run.walls_s for dispatch, run in runs.items()},
-        "predicted_s": ready.planned.predicted_s,
-        "measured_ratio": runs[Dispatch.STATIC].wall_s / ready.planned.predicted_s,
+        "predicted_s": ready.planned.report.predicted_s,
+        "measured_ratio": runs[Dispatch.STATIC].wall_s / ready.planned.report.predicted_s,
         "kernels_s": runs[Dispatch.SERIAL].measured.compute_s,
         "h2d_bytes": runs[Dispatch.STATIC].measured.measured_h2d_bytes,
         "d2h_bytes": runs[Dispatch.STATIC].measured.measured_d2h_bytes,
@@ -165,7 +166,7 @@ def _resident_bytes(model: Model) -> int:
 
 
 def _report(
-    bench: Bench, cell: Cell, name: str, runs: dict[Dispatch, Runs], alone: Runs | None, row: dict[str, object], plan: dict[str, object]
+    bench: Bench, cell: Cell, name: str, runs: dict[Dispatch, Runs], alone: Runs | None, row: dict[str, object], plan: PlanReport
 ) -> None:
     report, static = bench.report, runs[Dispatch.STATIC]
     same = all(torch.equal(static.logits, run.logits) for run in runs.values()) and bool(static.logits.isfinite().all())
@@ -177,8 +178,7 @@ def _report(
     if isinstance(outside, int):
         report.check(f"{name}: memory", outside < MOST_OUTSIDE, f"{outside / 2**20:.0f} MiB of device memory beyond the arena")
     compute_s = static_kernels_s(runs) if alone is None else alone.wall_s
-    least_bytes = plan["bytes_bound_h2d"]
-    assert isinstance(least_bytes, int)
+    least_bytes = plan.bytes_bound_h2d
     link_s = least_bytes / link_rate(report.setting.out, bench.machine)
     floor_s = max(compute_s, link_s)
     found = {
@@ -187,12 +187,12 @@ def _report(
         "link_s": link_s,
         "floor_s": floor_s,
         "floor_ratio": static.wall_s / floor_s,
-        "bound_ratio": plan["bound_ratio"],
+        "bound_ratio": plan.bound_ratio,
         "bytes_bound_h2d": least_bytes,
         "target": TARGET,
         "meets": floor_s / static.wall_s >= TARGET,
     }
-    key = {"model": cell.model, "seq": cell.seq, "budget_bytes": cell.budget, "tasks": plan["tasks"], "split": plan["split"]}
+    key = {"model": cell.model, "seq": cell.seq, "budget_bytes": cell.budget, "tasks": plan.tasks, "split": plan.facts()["split"]}
     walls = ", ".join(f"{dispatch.value} {run.wall_s:.3f}" for dispatch, run in runs.items())
     bound_by = "link" if link_s >= compute_s else "compute"
     line = f"{walls} s; floor {floor_s:.3f} s ({bound_by}), measured ÷ floor {static.wall_s / floor_s:.3f}"

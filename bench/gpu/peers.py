@@ -180,7 +180,7 @@ def _ours(shared: Shared, seq: int, wanted: Tensor) -> dict[str, float]:
             with prepared(setting, shared.held.put(opened(shared.sizes, seq)), machine, budget, passes) as ready:
                 repeat(ready, Dispatch.STATIC, WARM_UPS)
                 run = repeat(ready, Dispatch.STATIC, REPEATS if passes is None and not setting.dry else 1)
-                predicted_s = ready.planned.predicted_s
+                predicted_s = ready.planned.report.predicted_s
             del ready
         except Exception as error:
             report.failed(what, error)

@@ -21,10 +21,12 @@ from bench.gpu.report import Setting
 from bench.results import ROOT
 from einpage.einsum_front.base.dtype import DType
 from einpage.exec.build.model import Model, open_model
+from einpage.exec.build.request import PlanRequest
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.load.inputs import TokenLists
 from einpage.exec.run.choose import DeviceKind, Dispatch
-from einpage.exec.run.prepared import Prepared, RunOptions, prepare_run
+from einpage.exec.run.options import RunOptions
+from einpage.exec.run.prepared import Prepared, prepare_run
 from einpage.memplan.problem.machine import Machine
 
 SPEC = ROOT / "specs" / "llama.yaml"
@@ -50,7 +52,7 @@ def prepared(setting: Setting, model: Model, machine: Machine, budget: int, pass
     """Planned and loaded in fp16 on the setting's device, its own kernels; all memory is given back at the end."""
     kernels = "torch" if setting.dry else "triton"
     options = RunOptions(
-        dtype=DType.FP16, budget_bytes=budget, outputs=("logits",), device=DeviceKind(setting.device_word), kernels=kernels, passes=passes
+        PlanRequest(budget, DType.FP16, ("logits",), passes=passes), device=DeviceKind(setting.device_word), kernels=kernels
     )
     ready = prepare_run(model, machine, options)
     try:

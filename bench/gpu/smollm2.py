@@ -67,8 +67,8 @@ def _judge(report: Report, setting: Setting, ready: Prepared, prompt: dict[str, 
     report.check(f"{text}: bits", same, "static, dynamic and serial are equal" if same else "dispatchers differ")
     figures = {
         "wall_s": {dispatch.value: run.wall_s for dispatch, run in runs.items()},
-        "predicted_s": ready.planned.predicted_s,
-        "measured_ratio": runs[Dispatch.STATIC].wall_s / ready.planned.predicted_s,
+        "predicted_s": ready.planned.report.predicted_s,
+        "measured_ratio": runs[Dispatch.STATIC].wall_s / ready.planned.report.predicted_s,
         "h2d_bytes": runs[Dispatch.STATIC].measured.measured_h2d_bytes,
         "outside_arena_bytes": ready.device.outside_arena_bytes,
     }

@@ -1,8 +1,8 @@
 """The one knob that would help a plan most, tried out.
 
-In: a plan, and how to plan again with a knob turned. Out: figures for `advice` in the report, the same in a line of words among them. A
-knob's gain is that of a plan really made, judged and simulated; that no knob helps is said only where a lower bound says so. At most two
-plans are made, and none where planning takes long.
+In: a plan, and how to plan again with a knob turned. Out: Advice, figures with a line for a person. A knob's gain is that of a plan
+really made, judged and simulated; that no knob helps is said only where a lower bound says so. At most two plans are made, and none
+where planning takes long.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil, log2
-from typing import Any
 
 from einpage.einsum_front.base.errors import EinpageError
 from einpage.einsum_front.base.units import format_bytes, format_seconds
 from einpage.exec.build.judged_plan import Planned
+from einpage.memplan.report import Bottleneck
 
 MOST_NODES = 10_000
 """Of a plan with more, nothing is said: to plan it again takes long."""
@@ -32,6 +32,34 @@ Again = Callable[[int, Mapping[str, int]], Planned]
 
 
 @dataclass(frozen=True, slots=True)
+class Advice:
+    knob: str | None
+    """None: nothing helps."""
+    before: int | None
+    after: int | None
+    gain: float
+    """Share of the time saved; without a knob, the most that any could save."""
+    makespan_s: float
+    """With the knob turned; without one, its lower bound."""
+    by: str
+    """plan | bound: how that is known."""
+    text: str
+    """The same for a person."""
+
+    def facts(self) -> dict[str, object]:
+        """As `plan --json` prints it."""
+        return {
+            "knob": self.knob,
+            "from": self.before,
+            "to": self.after,
+            "gain": self.gain,
+            "makespan_s": self.makespan_s,
+            "by": self.by,
+            "text": self.text,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Knob:
     """Something to turn: a budget, or a size with `times` as many tokens."""
 
@@ -40,50 +68,47 @@ class Knob:
     after: int
     times: float = 1.0
 
-    def figures(self, before_s: float, after_s: float) -> dict[str, Any]:
+    def advice(self, before_s: float, after_s: float) -> Advice:
         gain = 1 - after_s / (before_s * self.times)
         per, more = (" a token", f" for {self.times:g} x the tokens") if self.times > 1 else ("", "")
-        turned = f"{self.name} {_word(self.name, self.before)} -> {_word(self.name, self.after)}: -{100 * gain:.0f} %{per}"
+        turned = f"{self.name} {self.value_text(self.before)} -> {self.value_text(self.after)}: -{100 * gain:.0f} %{per}"
         text = f"{turned} ({format_seconds(before_s)} -> {format_seconds(after_s)}{more}; planned and simulated)"
-        facts = {"knob": self.name, "from": self.before, "to": self.after, "gain": gain, "makespan_s": after_s, "by": "plan"}
-        return {**facts, "text": text}
+        return Advice(self.name, self.before, self.after, gain, after_s, "plan", text)
+
+    def value_text(self, value: int) -> str:
+        return format_bytes(value) if self.name == "budget" else str(value)
 
 
-def advice(planned: Planned, sizes: Mapping[str, int], most_bytes: int | None, again: Again) -> dict[str, Any] | None:
+def advice(planned: Planned, sizes: Mapping[str, int], most_bytes: int | None, again: Again) -> Advice | None:
     """What would help most, the first tried where there is little between them; None where that is not known. `most_bytes`: the largest
     budget there can be.
     """
-    figures = planned.report
-    before_s, bound_s, limit = planned.timeline.makespan_s, planned.bounds.bound_s, figures["limited_by"]
+    before_s, bound_s = planned.timeline.makespan_s, planned.bounds.bound_s
     nodes = len(planned.memgraph.nodes)
     if nodes > MOST_NODES or before_s <= 0:
         return None
     spare = max(1 - bound_s / before_s, 0.0)
-    knobs = [*_tokens(planned, sizes)] if limit == "h2d" else []
+    knobs = [*_tokens(planned, sizes)] if planned.report.limited_by is Bottleneck.H2D else []
     if spare >= WORTH:
         knobs += _budgets(int(planned.memgraph.budget_bytes), most_bytes)
     tried = [
-        knob.figures(before_s, found)
+        (knob, knob.advice(before_s, after_s))
         for knob in knobs[: 2 if nodes <= FEW_NODES else 1]
-        if (found := _seconds(again, planned, knob)) is not None
+        if (after_s := _seconds(again, planned, knob)) is not None
     ]
-    most = max((facts["gain"] for facts in tried), default=0.0)
+    most = max((found.gain for _, found in tried), default=0.0)
     if most >= WORTH:
-        return next(facts for facts in tried if facts["gain"] >= max(most - WORTH, WORTH))
-    failed = [f"{facts['knob']} {_word(facts['knob'], facts['to'])}" for facts in tried]
+        return next(found for _, found in tried if found.gain >= max(most - WORTH, WORTH))
+    failed = [f"{knob.name} {knob.value_text(knob.after)}" for knob, _ in tried]
     bound = f"no budget, order or split gains more than {100 * spare:.1f} % (by a lower bound)"
     text = f"no knob: {' and '.join(failed)} gained less than {100 * WORTH:.0f} %, and {bound}" if failed else f"no knob: {bound}"
-    return {"knob": None, "from": None, "to": None, "gain": spare, "makespan_s": bound_s, "by": "bound", "text": text}
-
-
-def _word(knob: str, value: int) -> str:
-    return format_bytes(value) if knob == "budget" else str(value)
+    return Advice(None, None, None, spare, bound_s, "bound", text)
 
 
 def _tokens(planned: Planned, sizes: Mapping[str, int]) -> Iterator[Knob]:
     """As many more tokens, in doublings, as arithmetic takes for as long as the link."""
     name = next((name for name in TOKEN_SIZES if name in sizes), None)
-    compute_s, h2d_s = float(planned.report["compute_s"]), float(planned.report["h2d_s"])  # type: ignore[arg-type]
+    compute_s, h2d_s = planned.report.compute_s, planned.report.h2d_s
     if name is not None and 0 < compute_s < h2d_s:
         times = min(2 ** ceil(log2(h2d_s / compute_s)), MOST_TIMES)
         yield Knob(name, sizes[name], sizes[name] * times, float(times))

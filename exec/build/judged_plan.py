@@ -1,23 +1,22 @@
 """Third stage: a TaskGraph becomes a plan that the judge has passed, with its predicted time line, its bounds and its report.
 
-    open_model ──► Model ──► build_graph ──► Built (ops, tasks) ──► make_plan ──► Planned (MemGraph, time line, bounds, report)
-    read_trace ─────────────────────────────► TaskGraph ──────────► plan_graph ──► Planned
+    open_model ──► Model ──► build_graph ──► TaskGraph ──► plan_graph ──► Planned (MemGraph, time line, bounds, report)
+                             read_trace ──► TaskGraph ────────┘
 
 Nothing is run, and torch is not imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
-from einpage.einsum_front.algebra.expr import Letter
-from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.graph.taskgraph import TaskGraph
-from einpage.exec.build.task_graph import Built, build_graph
+from einpage.exec.build.request import PlanRequest
+from einpage.exec.build.task_graph import build_graph
 from einpage.memplan.bounds.bounds import GOOD_ENOUGH, Bounds, Effort, Reached, bounds
 from einpage.memplan.bounds.steady import steady_bounds
 from einpage.memplan.errors import DoesNotFit
@@ -27,8 +26,7 @@ from einpage.memplan.judge.reason import Violation
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.machine import Machine
-from einpage.memplan.report import passes_figures, report, tasks_in_order
-from einpage.memplan.residency.resident_sets import Start
+from einpage.memplan.report import Report, passes_report, report, tasks_in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +38,14 @@ class Planned:
     machine: Machine
     timeline: Timeline
     bounds: Bounds
-    report: dict[str, object]
+    report: Report
     sizes: Mapping[str, int] = field(default_factory=dict)
     """The spec's, by name, where they are known."""
 
     @property
-    def predicted_s(self) -> float:
-        """What a run usually takes."""
-        return self.timeline.makespan_s * self.machine.usual_slowdown
+    def facts(self) -> dict[str, object]:
+        """The report as `plan --json` prints it."""
+        return self.report.facts()
 
 
 LOOP_SPLITS = (1, 4, 8, 16)
@@ -63,60 +61,65 @@ class RejectedPlan(AssertionError):
         super().__init__(f"the judge rejects this plan: {violation.reason.name}: {violation.message} (nodes {violation.nodes})")
 
 
-def make_plan(
-    built: Built, machine: Machine, budget_bytes: int, options: PlanOptions | None = None, since: float | None = None,
-    effort: Effort = Effort.FAST,
-) -> Planned:  # fmt: skip
-    """Plan, judge, predict, bound what was built: as plan_graph."""
-    return plan_graph(built.graph, machine, budget_bytes, options, since, effort)
+def plan_program(program: Program, machine: Machine, request: PlanRequest, since: float | None = None) -> Planned:
+    """Split `program` for the budget and plan it. `since` is when the caller began (perf_counter), for `plan_s`.
 
-
-def make_loop(
-    program: Program, dtype: DType, budget_bytes: int, machine: Machine, passes: int, outputs: Sequence[str] | None = None,
-    pieces: Mapping[Letter, int] | None = None, no_fuse: Sequence[str] = (), since: float | None = None, effort: int = 0,
-) -> Planned:  # fmt: skip
-    """Plan a pass that ends as it began, to run `passes` times; with the best of a few splits, for what streams wants small pieces.
-
-    Raises as build_graph and make_plan.
+    Raises as build_graph and plan_graph.
     """
-    began = perf_counter() if since is None else since
+    since = perf_counter() if since is None else since
+    if request.passes is not None:
+        planned = _plan_loop(program, machine, request, request.passes, since)
+    else:
+        planned = plan_tasks(build_graph(program, request).graph, machine, request, since)
+    return replace(planned, sizes=dict(program.sizes))
+
+
+def _plan_loop(program: Program, machine: Machine, request: PlanRequest, passes: int, since: float) -> Planned:
+    """Plan a pass that ends as it began, with the best of a few splits: what is streamed wants small pieces."""
     best: Planned | None = None
-    options = PlanOptions(start=Start.LOOP)
+    budget_bytes, options = request.budget_bytes, replace(request.planner, effort=0)
     for share in LOOP_SPLITS:
         try:
-            built = build_graph(program, dtype, budget_bytes // share, outputs, pieces, no_fuse)
+            graph = build_graph(program, replace(request, budget_bytes=budget_bytes // share)).graph
         except DoesNotFit:
             if best is None:
                 raise
             break
         if best is not None:
-            if built.graph.split == best.graph.split:
+            if graph.split == best.graph.split:
                 continue
-            if len(built.graph.tasks) > MOST_TASKS:
+            if len(graph.tasks) > MOST_TASKS:
                 break
-        found = make_plan(built, machine, budget_bytes, options, began)
+        found = plan_graph(graph, machine, budget_bytes, options, since)
         if best is not None and found.timeline.makespan_s >= best.timeline.makespan_s:
             break
         best = found
         if best.timeline.makespan_s <= GOOD_ENOUGH * best.bounds.bound_s:
             break
     assert best is not None, "the first split fits or raises"
-    if effort and best.timeline.makespan_s > GOOD_ENOUGH * best.bounds.bound_s:
-        best = plan_graph(best.graph, machine, budget_bytes, replace(options, effort=effort), began)
-    return with_passes(best, passes, perf_counter() - began)
+    if request.effort and best.timeline.makespan_s > GOOD_ENOUGH * best.bounds.bound_s:
+        best = plan_graph(best.graph, machine, budget_bytes, request.planner, since)
+    return _with_passes(best, passes, since)
 
 
-def with_passes(planned: Planned, passes: int, plan_s: float) -> Planned:
+def plan_tasks(graph: TaskGraph, machine: Machine, request: PlanRequest, since: float | None = None) -> Planned:
+    """Plan `graph` as it is split. Raises as plan_graph."""
+    since = perf_counter() if since is None else since
+    planned = plan_graph(graph, machine, request.budget_bytes, request.planner, since, request.bound_effort)
+    return planned if request.passes is None else _with_passes(planned, request.passes, since)
+
+
+def _with_passes(planned: Planned, passes: int, since: float) -> Planned:
     """A loop, and what so many passes take."""
-    figures = passes_figures(planned.memgraph, planned.machine, planned.timeline, passes)
-    return replace(planned, report={**planned.report, **figures, "plan_s": plan_s})
+    figures = passes_report(planned.memgraph, planned.machine, planned.timeline, passes)
+    return replace(planned, report=replace(planned.report, passes=figures, plan_s=perf_counter() - since))
 
 
 def plan_graph(
     graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions | None = None, since: float | None = None,
-    effort: Effort = Effort.FAST,
+    bound_effort: Effort = Effort.FAST,
 ) -> Planned:  # fmt: skip
-    """Plan, judge, predict, bound. `since` is when the caller began (perf_counter), for `plan_s`; `effort` is what bounds may cost.
+    """Plan, judge, predict, bound. `since` as in plan_program; `bound_effort` is what the bounds may cost.
 
     Raises DoesNotFit; UsageError where the machine has no figure for a task; RejectedPlan where the judge finds a violation.
     """
@@ -134,28 +137,9 @@ def plan_graph(
     if memgraph.loops:
         limits = steady_bounds(graph, machine, budget_bytes)
     else:
-        limits = bounds(graph, machine, budget_bytes, tasks_in_order(memgraph), effort, reached, memgraph.resident)
-    facts = report(
-        memgraph,
-        machine,
-        timeline,
-        limits,
-        plan_s=plan_s,
-        verified=True,
-        spec=graph.name,
-        policy=options.policy.value,
-        effort=options.effort,
-    )
-    return Planned(graph, memgraph, machine, timeline, limits, facts)
-
-
-def start_for(warm: bool, passes: int | None, effort: int) -> Start:
-    """As start_of."""
-    if warm and passes is not None:
-        raise UsageError("--warm and --passes exclude each other: a pass begins with what the one before left on the device")
-    if passes is not None and passes < 1:
-        raise UsageError(f"--passes {passes} is not at least 1")
-    start = Start.LOOP if passes is not None else Start.WARM if warm else Start.COLD
-    if effort and warm:
-        raise UsageError(f"--warm is planned at --effort 0 only; leave --effort {effort} out")
-    return start
+        limits = bounds(graph, machine, budget_bytes, tasks_in_order(memgraph), bound_effort, reached, memgraph.resident)
+    found = report(
+        memgraph, machine, timeline, limits,
+        plan_s=plan_s, verified=True, spec=graph.name, policy=options.policy, effort=options.effort,
+    )  # fmt: skip
+    return Planned(graph, memgraph, machine, timeline, limits, found)

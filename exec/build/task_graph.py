@@ -22,6 +22,7 @@ from einpage.einsum_front.graph.opgraph import OpGraph
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.einsum_front.tile.split import split
+from einpage.exec.build.request import PlanRequest
 from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.problem.footprint import largest_footprint
 
@@ -45,20 +46,14 @@ class Built:
         return f"{render(self.opgraph, self.graph)}\n\n{largest}"
 
 
-def build_graph(
-    program: Program,
-    dtype: DType,
-    budget_bytes: int,
-    outputs: Sequence[str] | None = None,
-    pieces: Mapping[Letter, int] | None = None,
-    no_fuse: Sequence[str] = (),
-) -> Built:
-    """Fuse (all but `no_fuse`), choose a split for the budget (letters in `pieces` are fixed), and cut.
+def build_graph(program: Program, request: PlanRequest) -> Built:
+    """Fuse (all but `no_fuse`), choose a split for the budget (letters in `pieces` are fixed), and split.
 
     Raises DoesNotFit where the smallest working set is larger than the budget, UsageError for an unknown output or fusion
     or an impossible split.
     """
-    opgraph = fuse(program, outputs, without_fusions(no_fuse))
+    dtype, budget_bytes, pieces = request.dtype, request.budget_bytes, request.pieces
+    opgraph = fuse(program, request.outputs, without_fusions(request.no_fuse))
     for choice in candidates(opgraph, dtype, budget_bytes, pieces):
         found = Built(opgraph, split(opgraph, choice.by_letter, dtype))
         if largest_footprint(found.graph)[1] <= budget_bytes:
@@ -69,10 +64,10 @@ def build_graph(
     return found
 
 
-def cut_graph(
-    program: Program, dtype: DType, pieces: Mapping[Letter, int], outputs: Sequence[str] | None = None, no_fuse: Sequence[str] = ()
+def split_as_told(
+    program: Program, dtype: DType, pieces: Mapping[Letter, int], outputs: Sequence[str] = (), no_fuse: Sequence[str] = ()
 ) -> Built:
-    """As build_graph, with the letters of `pieces` split as they say and no other letter split. Raises UsageError as build_graph."""
+    """Fuse, and split the letters of `pieces` as they say and no other. Raises UsageError as build_graph."""
     opgraph = fuse(program, outputs, without_fusions(no_fuse))
     return Built(opgraph, split(opgraph, pieces, dtype))
 

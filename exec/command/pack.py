@@ -22,7 +22,7 @@ from einpage.memplan.packing.csv_file import packing_text, read_buffers
 from einpage.memplan.packing.pack import Packed, pack
 
 
-def pack_from_arguments(a: argparse.Namespace) -> int:
+def pack_command(a: argparse.Namespace) -> int:
     """The `pack` command. Raises UsageError, and PackingDoesNotFit after the report is printed."""
     capacity = parse_bytes(a.capacity, "--capacity")
     if not (math.isfinite(a.seconds) and a.seconds > 0):

@@ -1,4 +1,4 @@
-"""The command line: `einpage show | plan | run | verify | pack | machine`. Words in, exit status out.
+"""The command line: `einpage show | plan | run | verify | pack | machine`. Arguments in, exit status out.
 
 0 done, 1 our bug, 2 the user's mistake, 3 does not fit, 130 interrupted. With `--json` stdout holds one JSON object and nothing else;
 what is for a person's eyes while waiting goes to stderr. `show`, `plan`, `verify` and `pack` never import torch.
@@ -7,43 +7,26 @@ what is for a person's eyes while waiting goes to stderr. `show`, `plan`, `verif
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from hashlib import sha256
-from pathlib import Path
-from time import perf_counter
+from collections.abc import Sequence
 
-from einpage.einsum_front.base.dtype import RUN_DTYPES, DType
-from einpage.einsum_front.base.errors import EinpageError, UsageError
-from einpage.einsum_front.base.units import format_bytes, parse_bytes
-from einpage.exec.build.advice import advice
-from einpage.exec.build.judged_plan import Planned, make_loop, make_plan
-from einpage.exec.build.model import open_model
-from einpage.exec.build.task_graph import build_graph, cut_graph
-from einpage.exec.command.options import fusions_of, names_of, pieces_of, settings_of, start_of, write_timeline
-from einpage.exec.command.pack import pack_from_arguments
-from einpage.exec.command.trace import planned_trace
-from einpage.exec.command.verify import verify_from_arguments
-from einpage.exec.load.find_spec import spec_names, spec_path
-from einpage.exec.system.files import refuse_unwritable
+from einpage.einsum_front.base.dtype import RUN_DTYPES
+from einpage.einsum_front.base.errors import EinpageError
+from einpage.exec.command.machine import machine_command
+from einpage.exec.command.options import DTYPE
+from einpage.exec.command.pack import pack_command
+from einpage.exec.command.plan import plan_command
+from einpage.exec.command.show import show_command
+from einpage.exec.command.verify import verify_command
+from einpage.exec.load.find_spec import spec_names
 from einpage.exec.system.interrupt import ends_at_once
-from einpage.exec.system.spinner import planning, said_to_wait
 from einpage.memplan.bounds.bounds import Effort
-from einpage.memplan.graph.planfile import save_plan
-from einpage.memplan.plan import PlanOptions
-from einpage.memplan.problem.machine import Machine, load_machine, machine_names, machine_text
-from einpage.memplan.report import render as render_report
-from einpage.memplan.residency.resident_sets import Start
+from einpage.memplan.problem.machine import machine_names
 from einpage.memplan.schedule.static_plans import Policy
 
-DTYPE = DType.FP32.value
-"""What a spec is planned and run in where nobody says."""
 
-
-def answer(argv: Sequence[str] | None = None) -> int:
+def execute(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; every error is one message on stderr. Interrupts pass."""
     arguments = parser().parse_args(argv)
     try:
@@ -100,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--threads", type=int, metavar="N", help="threads a kernel may use")
     run.add_argument("--logits", metavar="FILE", help="save the outputs as safetensors")
     run.add_argument("--trace", metavar="FILE", help="save a Chrome/Perfetto trace")
-    run.set_defaults(command_function=run_command, warm=False, policy=Policy.AUTO.value, free_order=False)
+    run.set_defaults(command_function=_run_command, warm=False, policy=Policy.AUTO.value, free_order=False, bounds=Effort.FAST.value)
 
     verify = commands.add_parser("verify", help="judge a saved plan again")
     verify.add_argument("plan", metavar="PLAN.json")
@@ -108,7 +91,7 @@ def parser() -> argparse.ArgumentParser:
     verify.add_argument("--weights", metavar="PATH|random:SEED", help="for --spec: the checkpoint that gave the sizes, if one did")
     verify.add_argument("--graph", metavar="FILE.json[.gz]", help="prove too that its graph is this access trace")
     verify.add_argument("--json", action="store_true")
-    verify.set_defaults(command_function=verify_from_arguments)
+    verify.set_defaults(command_function=verify_command)
 
     packing = commands.add_parser("pack", help="place buffers whose lives are known: minimalloc's CSV")
     packing.add_argument("file", metavar="FILE.csv", help="columns id,lower,upper,size; a buffer is alive in [lower, upper)")
@@ -117,7 +100,7 @@ def parser() -> argparse.ArgumentParser:
     packing.add_argument("--seed", type=int, default=0, metavar="N", help="of the search's choices (default: 0)")
     packing.add_argument("--out", metavar="FILE.csv", help="where it fits, write the same columns and offset")
     packing.add_argument("--json", action="store_true", help="one JSON object on stdout, where it does not fit as well")
-    packing.set_defaults(command_function=pack_from_arguments)
+    packing.set_defaults(command_function=pack_command)
 
     machine = commands.add_parser("machine", help="the profiles there are, or this machine's own")
     machine.add_argument("name", nargs="?", help="a profile to print")
@@ -152,140 +135,7 @@ def _plan_arguments(p: argparse.ArgumentParser, budget_required: bool = True) ->
     p.add_argument("--timeline", metavar="FILE", help="write the picture of every byte as one HTML page (or .svg)")
 
 
-def show_command(a: argparse.Namespace) -> int:
-    model = open_model(a.spec, settings_of(a.set), a.weights)
-    built = cut_graph(model.program, DType(a.dtype), pieces_of(a.split), names_of(a.outputs), fusions_of(a.no_fuse))
-    print(json.dumps(built.facts()) if a.json else built.text())
-    return 0
-
-
-def plan_command(a: argparse.Namespace) -> int:
-    began = perf_counter()
-    refuse_unwritable(a.out, a.timeline)
-    if a.effort is None:
-        a.effort = usual_effort(a)
-    if a.sweep:
-        from einpage.exec.command.sweep import sweep_from_arguments
-
-        return sweep_from_arguments(a, planned_for)
-    if a.budget is None:
-        raise UsageError("plan needs --budget SIZE, the device arena, as 8GiB; or --sweep budget=4GiB:40GiB")
-    budget = parse_bytes(a.budget, "--budget")
-    with said_to_wait(planning(a.effort), quiet=a.json):
-        planned = planned_for(a, budget, began)
-        helps = advice_for(a, planned)
-    machine = planned.machine
-    warnings = []
-    if budget > machine.device_bytes:
-        warnings.append(f"budget {format_bytes(budget)} is more than the {format_bytes(machine.device_bytes)} of {machine.name}")
-    if a.out:
-        save_plan(Path(a.out), planned.memgraph, recipe_of(a, planned))
-    if a.timeline:
-        write_timeline(Path(a.timeline), planned, None)
-    facts = {**planned.report, "split": {str(k): n for k, n in planned.graph.split}, "advice": helps, "warnings": warnings}
-    if a.json:
-        print(json.dumps(facts))
-        return 0
-    for warning in warnings:
-        print(f"warning: {warning}", file=sys.stderr)
-    print(render_report({**planned.report, "advice": helps}))
-    return 0
-
-
-def usual_effort(a: argparse.Namespace) -> int:
-    """What `plan` does unasked: a trace is worth seconds, a spec is answered at once; warm and static plans know no other effort than 0."""
-    return int(a.graph is not None and a.policy == Policy.AUTO.value and not a.warm and a.passes is None)
-
-
-def planned_for(a: argparse.Namespace, budget: int, began: float) -> Planned:
-    """The plan of the spec or the trace that `a` names; `began` is when the command did. Raises EinpageError."""
-    return planned_trace(a, budget, began) if a.graph else planned_spec(a, budget, began)
-
-
-def advice_for(a: argparse.Namespace, planned: Planned) -> dict[str, object] | None:
-    """What would help the plan most: found with plans of effort 0. None for a loop, of which each plan takes seconds."""
-    if start_of(a) is Start.LOOP:
-        return None
-    known = a.graph is None or a.machine is not None or a.device_bytes is not None
-
-    def again(budget: int, sizes: Mapping[str, int]) -> Planned:
-        words = {**settings_of(a.set), **sizes}
-        changed = {"set": [f"{name}={value}" for name, value in words.items()], "effort": 0, "bounds": Effort.FAST.value}
-        return planned_for(argparse.Namespace(**{**vars(a), **changed}), budget, perf_counter())
-
-    return advice(planned, planned.sizes, planned.machine.device_bytes if known else None, again)
-
-
-def planned_spec(a: argparse.Namespace, budget: int, began: float) -> Planned:
-    """The plan of `a.spec`; `began` is when the command did. Raises EinpageError."""
-    if a.spec is None:
-        raise UsageError("nothing to plan: give a SPEC, as specs/llama.yaml, or --graph FILE.json, an access trace")
-    machine = load_machine(a.machine or "cpu", h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes)
-    model = open_model(a.spec, settings_of(a.set), a.weights)
-    dtype, outputs, pieces, no_fuse = DType(a.dtype or DTYPE), names_of(a.outputs), pieces_of(a.split), fusions_of(a.no_fuse)
-    start = start_of(a)
-    if start is Start.LOOP:
-        return make_loop(model.program, dtype, budget, machine, a.passes, outputs, pieces, no_fuse, began, a.effort)
-    built = build_graph(model.program, dtype, budget, outputs, pieces, no_fuse)
-    options = PlanOptions(effort=a.effort, policy=Policy(a.policy), start=start, free_order=a.free_order)
-    return replace(make_plan(built, machine, budget, options, began, Effort(a.bounds)), sizes=model.program.sizes)
-
-
-def run_command(a: argparse.Namespace) -> int:
-    with ends_at_once():
-        from einpage.exec.command.run import run_from_arguments
-    return run_from_arguments(a)
-
-
-def machine_command(a: argparse.Namespace) -> int:
-    if a.measure:
-        from einpage.exec.run.choose import device_for, measured_machine
-
-        machine = measured_machine(device_for(a.device).kind, again=True)
-    elif a.name:
-        machine = load_machine(a.name)
-    else:
-        shipped = [load_machine(name) for name in machine_names()]
-        print(json.dumps([machine_facts(m) for m in shipped]) if a.json else "\n".join(machine_line(m) for m in shipped))
-        return 0
-    print(json.dumps(machine_facts(machine)) if a.json else machine_text(machine), end="\n" if a.json else "")
-    return 0
-
-
-def machine_facts(m: Machine) -> dict[str, object]:
-    """A profile as JSON."""
-    return {
-        "name": m.name,
-        "device_bytes": m.device_bytes,
-        "host_bytes": m.host_bytes,
-        "flops_per_s": {d.value: rate for d, rate in m.flops_per_s},
-        "device_bytes_per_s": m.device_bytes_per_s,
-        "h2d_bytes_per_s": m.h2d_bytes_per_s,
-        "d2h_bytes_per_s": m.d2h_bytes_per_s,
-        "copy_latency_s": m.copy_latency_s,
-        "launch_latency_s": m.launch_latency_s,
-        "threads": m.threads,
-        "about": m.about,
-    }
-
-
-def machine_line(m: Machine) -> str:
-    rates = ", ".join(f"{d.value} {rate / 1e12:g}" for d, rate in m.flops_per_s)
-    return f"{m.name:<10} {format_bytes(m.device_bytes):>8}  link {m.h2d_bytes_per_s / 1e9:g} GB/s  TFLOP/s {rates}"
-
-
-def recipe_of(a: argparse.Namespace, planned: Planned) -> dict[str, object]:
-    """What it takes to make this plan again."""
-    word, file = ("graph", Path(a.graph)) if a.graph else ("spec", spec_path(a.spec))
-    return {
-        word: file.name,
-        f"{word}_sha256": sha256(file.read_bytes()).hexdigest(),
-        "settings": settings_of(a.set),
-        "dtype": planned.graph.dtype.value,
-        "budget_bytes": planned.memgraph.budget_bytes,
-        "split": {str(k): n for k, n in planned.graph.split},
-        "policy": planned.report["policy"],
-        "no_fuse": list(fusions_of(a.no_fuse)),
-        "outputs": [name for name, _ in planned.graph.outputs],
-        "machine": machine_facts(planned.machine),
-    }
+def _run_command(a: argparse.Namespace) -> int:
+    with ends_at_once():  # torch takes seconds
+        from einpage.exec.command.run import run_command
+    return run_command(a)

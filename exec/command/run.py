@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,25 +19,25 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from safetensors.torch import save_file
 
-from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import format_bytes, format_seconds, parse_bytes, parse_rate
 from einpage.exec.build.judged_plan import Planned
 from einpage.exec.build.model import open_model
-from einpage.exec.command.options import fusions_of, names_of, pieces_of, settings_of, start_of, write_timeline
+from einpage.exec.command.options import request_of, settings_of, write_timeline
 from einpage.exec.dispatch import progress as watching
 from einpage.exec.load.inputs import TokenLists, encode_prompts, read_input, read_tokens
 from einpage.exec.load.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 from einpage.exec.measure.cpu import cores
 from einpage.exec.picture.chrome_trace import write_trace
 from einpage.exec.run.choose import DeviceKind, Dispatch, device_for, kernels_for, measured_machine
-from einpage.exec.run.prepared import RunOptions, RunResult, run_model
+from einpage.exec.run.options import RunOptions
+from einpage.exec.run.prepared import RunResult, run_model
 from einpage.exec.system.files import refuse_unwritable, write_through
 from einpage.exec.system.spinner import planning, said_to_wait
 from einpage.memplan.problem.machine import Machine, checked_threads, load_machine
 
 
-def run_from_arguments(a: argparse.Namespace) -> int:
+def run_command(a: argparse.Namespace) -> int:
     """The `run` command. Raises the errors of every stage; returns 0."""
     budget = parse_bytes(a.budget, "--budget")
     warnings = thread_warnings(a.threads)
@@ -46,19 +46,12 @@ def run_from_arguments(a: argparse.Namespace) -> int:
     chosen = device_for(a.device)
     if a.threads is not None and chosen.kind is not DeviceKind.CPU:
         raise UsageError("--threads is a figure of the CPU device; leave it out, or say --device cpu")
-    start_of(a)
     options = RunOptions(
-        dtype=DType(a.dtype),
-        budget_bytes=budget,
-        outputs=tuple(names_of(a.outputs) or ()),
+        plan=request_of(a, budget),
         perplexity=a.perplexity,
-        split=pieces_of(a.split),
-        no_fuse=fusions_of(a.no_fuse),
         dispatch=Dispatch(a.dispatch),
         device=chosen.kind,
         kernels=kernels_for(a.kernels, chosen.kind),
-        effort=a.effort,
-        passes=a.passes,
     )
     tokens, tokenizer = tokens_of(a)
     named = inputs_of(a.input)
@@ -67,19 +60,18 @@ def run_from_arguments(a: argparse.Namespace) -> int:
     machine = machine_of(a, chosen.kind)
     with progress_shown(chosen.why, planning(a.effort), quiet=a.json) as shown:
         result = run_model(model, machine, options, named, hooks=shown.hooks, loading=shown.loading, planned_hook=shown.planned)
-    warnings += result.warnings
-    facts = {**result.facts, "warnings": warnings}
+    report = replace(result.report, warnings=(*warnings, *result.report.warnings))
     if a.logits:
         tensors = {name: t.contiguous() for name, t in result.outputs.items()}
         write_through(Path(a.logits), lambda part: save_file(tensors, part))
     if a.trace:
         write_trace(Path(a.trace), result.planned.memgraph, result.measured, result.planned.timeline)
     if a.timeline:
-        write_timeline(Path(a.timeline), replace(result.planned, report=result.facts), result.measured)
+        write_timeline(Path(a.timeline), result.planned, result.facts, result.measured)
     if a.json:
-        print(json.dumps(facts))
+        print(json.dumps(report.facts()))
         return 0
-    for warning in warnings:
+    for warning in report.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     print(rendered(result, a.timeline))
     return 0
@@ -188,46 +180,36 @@ def stuck(heads: tuple[watching.Head, ...]) -> None:
 
 
 def rendered(result: RunResult, timeline: str | None) -> str:
-    """The answer, then what it took: bytes counted, plan ÷ bound, predicted and measured time."""
-    f = result.facts
-    lines = list(_tops(f.get("top")))
-    if "perplexity" in f:
-        lines.append(f"perplexity  {f['perplexity']:.4f} over {f['tokens']} tokens (mean NLL {f['mean_nll']:.6f})")
-    split = " ".join(f"{k}={n}" for k, n in result.planned.graph.split) or "none"
-    beside = "kernels' scratch" if f["device"] == "cpu" else "device memory beside it"
-    arena, scratch, host, peak = (_bytes(f[k]) for k in ("arena_bytes", "outside_arena_bytes", "host_bytes", "peak_rss_bytes"))
-    moved_in, moved_out = _bytes(f["measured_h2d_bytes"]), _bytes(f["measured_d2h_bytes"])
-    predicted, measured, bound, planning = (_seconds(f[k]) for k in ("predicted_s", "wall_s", "bound_s", "plan_s"))
+    """The best next tokens, then what the run took: bytes counted, plan ÷ bound, predicted and measured time."""
+    r, plan, text = result.report, result.report.plan, result.report.text
+    lines = list(_tops(text.top or []))
+    if (of := text.perplexity) is not None:
+        lines.append(f"perplexity  {of.perplexity:.4f} over {of.tokens} tokens (mean NLL {of.mean_nll:.6f})")
+    split = " ".join(f"{letter}={n}" for letter, n in plan.split) or "none"
+    beside = "kernels' scratch" if r.device.name == "cpu" else "device memory beside it"
+    sizes = (r.device.arena_bytes, r.device.outside_arena_bytes, plan.host_bytes, r.peak_rss_bytes)
+    arena, scratch, host, peak = map(format_bytes, sizes)
+    moved_in, moved_out = format_bytes(r.measured.measured_h2d_bytes), format_bytes(r.measured.measured_d2h_bytes)
+    predicted, measured, bound, planning = map(format_seconds, (plan.predicted_s, r.wall_s, plan.bound_s, plan.plan_s))
     lines += [
         "",
-        f"plan        {f['tasks']} tasks, {f['nodes']} nodes, split {split}; judged right; made in {planning}",
+        f"plan        {plan.tasks} tasks, {plan.nodes} nodes, split {split}; judged right; made in {planning}",
         f"memory      arena {arena}, {beside} {scratch}, host {host}, peak resident {peak}",
         f"moved       {moved_in} to the device, {moved_out} back: the plan's bytes exactly",
-        *([f"passes      {f['passes']}; bytes and times are those of one"] if "passes" in f else []),
-        f"time        predicted {predicted}, measured {measured} (× {f['measured_ratio']:.2f}), {f['dispatch']} dispatch",
-        f"plan÷bound  {f['bound_ratio']:.3f}  (bound {bound}, {f['bound_limit']})",
+        *([f"passes      {plan.passes.passes}; bytes and times are those of one"] if plan.passes is not None else []),
+        f"time        predicted {predicted}, measured {measured} (× {r.measured_ratio:.2f}), {r.dispatch.value} dispatch",
+        f"plan÷bound  {plan.bound_ratio:.3f}  (bound {bound}, {plan.bound_limit.value})",
     ]
     if timeline:
         lines.append(f"timeline    {timeline}")
     return "\n".join(lines)
 
 
-def _tops(top: object) -> Iterator[str]:
+def _tops(sequences: Sequence[Sequence[tuple[int, str | None, float]]]) -> Iterator[str]:
     """The best next tokens of each sequence."""
-    sequences = top if isinstance(top, list) else []
     for i, row in enumerate(sequences):
         if len(sequences) > 1:
             yield f"sequence {i}"
         for rank, (token, text, logit) in enumerate(row, 1):
             word = "" if text is None else repr(text)
             yield f"  {rank}  {word:<14} {logit:9.4f}   (id {token})"
-
-
-def _bytes(value: object) -> str:
-    assert isinstance(value, int)
-    return format_bytes(value)
-
-
-def _seconds(value: object) -> str:
-    assert isinstance(value, float)
-    return format_seconds(value)

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 from rich.console import Console
 from rich.progress import track
@@ -26,6 +25,7 @@ from einpage.exec.command.options import settings_of
 from einpage.exec.picture.curve_svg import render_curve
 from einpage.exec.system.files import write_atomically
 from einpage.memplan.errors import DoesNotFit
+from einpage.memplan.report import Report
 
 BUDGET = "budget"
 POINTS, MOST_POINTS = 10, 200
@@ -42,20 +42,35 @@ class Sweep:
     values: tuple[int, ...]
     """Bytes for a budget; ascending."""
 
-    def word(self, value: int) -> str:
+    def value_text(self, value: int) -> str:
         return format_bytes(value) if self.name == BUDGET else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPoint:
+    """One value of a sweep, and its plan's report or why it has none."""
+
+    value: int
+    found: Report | DoesNotFit
+
+    def facts(self, name: str) -> dict[str, object]:
+        """As `plan --sweep NAME=… --json` prints it."""
+        point: dict[str, object] = {"sweep": name, "value": self.value}
+        if isinstance(self.found, DoesNotFit):
+            return {**point, "does_not_fit": str(self.found), "smallest_budget": self.found.misfit.smallest_budget}
+        return {**point, **self.found.facts()}
 
 
 def parse_sweep(text: str) -> Sweep:
     """`NAME=LOW:HIGH[:N]`. Raises UsageError for another form, an empty range, or a number of points that makes no sense."""
     name, equals, span = text.partition("=")
-    name, words = name.strip(), span.split(":")
-    if not (name and equals and len(words) in (2, 3)):
+    name, limits = name.strip(), span.split(":")
+    if not (name and equals and len(limits) in (2, 3)):
         raise UsageError(f"--sweep {text}: write a name and a range, as in --sweep budget=4GiB:40GiB or --sweep seq=512:8192")
-    low, high = (parse_bytes(w, f"--sweep {name}") if name == BUDGET else _whole(w, text) for w in words[:2])
+    low, high = (parse_bytes(w, f"--sweep {name}") if name == BUDGET else _whole(w, text) for w in limits[:2])
     if low >= high:
         raise UsageError(f"--sweep {text}: the range is empty; the first of its ends must be the smaller one")
-    points = _whole(words[2], text) if len(words) == 3 else None
+    points = _whole(limits[2], text) if len(limits) == 3 else None
     if points is not None and not 2 <= points <= MOST_POINTS:
         raise UsageError(f"--sweep {text}: {points} points; give a number from 2 to {MOST_POINTS}")
     if name != BUDGET and points is None:
@@ -70,7 +85,7 @@ def _whole(word: str, text: str) -> int:
     return int(word)
 
 
-def sweep_from_arguments(a: argparse.Namespace, planned_for: PlannedFor) -> int:
+def sweep_command(a: argparse.Namespace, planned_for: PlannedFor) -> int:
     """Plan every point, then print. Raises DoesNotFit where no point has a plan; EinpageError as planning does."""
     sweep = parse_sweep(a.sweep)
     if a.out:
@@ -86,16 +101,15 @@ def sweep_from_arguments(a: argparse.Namespace, planned_for: PlannedFor) -> int:
     budget = 0 if sweep.name == BUDGET else parse_bytes(a.budget, "--budget")
     console = Console(stderr=True)
     quiet = a.json or not console.is_terminal
-    rows: list[dict[str, Any]] = []
-    for value in track(sweep.values, "plan", console=console, transient=True, disable=quiet):
-        rows.append(_point(a, sweep, value, budget or value, planned_for))
+    values = track(sweep.values, "plan", console=console, transient=True, disable=quiet)
+    points = [_point(a, sweep, value, budget or value, planned_for) for value in values]
     if a.timeline:
-        points = [(row["value"], row["makespan_s"], row["bound_s"]) for row in rows if "makespan_s" in row]
-        _draw(Path(a.timeline), render_curve(f"{a.sweep} on {a.machine or 'cpu'}", points, sweep.word))
+        curve = [(p.value, p.found.makespan_s, p.found.bound_s) for p in points if isinstance(p.found, Report)]
+        _draw(Path(a.timeline), render_curve(f"{a.sweep} on {a.machine or 'cpu'}", curve, sweep.value_text))
     if a.json:
-        print(json.dumps(rows))
+        print(json.dumps([point.facts(sweep.name) for point in points]))
     else:
-        Console().print(_table(sweep, rows))
+        Console().print(_table(sweep, points))
     return 0
 
 
@@ -106,34 +120,32 @@ def _draw(path: Path, svg: str) -> None:
     )
 
 
-def _point(a: argparse.Namespace, sweep: Sweep, value: int, budget: int, planned_for: PlannedFor) -> dict[str, Any]:
-    """The report of one point, or why it has none. Raises EinpageError but for a budget that is too small."""
+def _point(a: argparse.Namespace, sweep: Sweep, value: int, budget: int, planned_for: PlannedFor) -> SweepPoint:
+    """Raises EinpageError but for a budget that is too small."""
     settings = a.set if sweep.name == BUDGET else [*a.set, f"{sweep.name}={value}"]
-    point = {"sweep": sweep.name, "value": value}
     try:
         planned = planned_for(argparse.Namespace(**{**vars(a), "set": settings}), budget, perf_counter())
     except DoesNotFit as refused:
         if value == sweep.values[-1] and sweep.name == BUDGET:
             raise
-        return {**point, "does_not_fit": str(refused), "smallest_budget": refused.misfit.smallest_budget}
-    return {**point, **planned.report}
+        return SweepPoint(value, refused)
+    return SweepPoint(value, planned.report)
 
 
-def _table(sweep: Sweep, rows: list[dict[str, Any]]) -> Table:
+def _table(sweep: Sweep, points: list[SweepPoint]) -> Table:
     table = Table(box=None, pad_edge=False)
     for head in (sweep.name, "time", "÷ bound", "moved", "limited by"):
         table.add_column(head, justify="left" if head == "limited by" else "right", no_wrap=True)
     table.add_column("")
-    longest = max((row["makespan_s"] for row in rows if "makespan_s" in row), default=0.0)
-    for row in rows:
-        if "makespan_s" not in row:
-            least = row["smallest_budget"]
-            table.add_row(
-                sweep.word(row["value"]), "-", "-", "-", "", f"does not fit; {format_bytes(least)} would" if least else "does not fit"
-            )
+    longest = max((p.found.makespan_s for p in points if isinstance(p.found, Report)), default=0.0)
+    for point in points:
+        name, found = sweep.value_text(point.value), point.found
+        if isinstance(found, DoesNotFit):
+            least = found.misfit.smallest_budget
+            table.add_row(name, "-", "-", "-", "", f"does not fit; {format_bytes(least)} would" if least else "does not fit")
             continue
-        ratio, moved = row["bound_ratio"], row["h2d_bytes"] + row["d2h_bytes"]
-        bar = "█" * max(1, round(BAR * row["makespan_s"] / longest)) if longest else ""
-        figures = (format_seconds(row["makespan_s"]), "-" if ratio is None else f"{ratio:.3f}", format_bytes(moved), row["limited_by"])
-        table.add_row(sweep.word(row["value"]), *figures, bar)
+        ratio = "-" if found.bound_ratio is None else f"{found.bound_ratio:.3f}"
+        bar = "█" * max(1, round(BAR * found.makespan_s / longest)) if longest else ""
+        moved = format_bytes(found.h2d_bytes + found.d2h_bytes)
+        table.add_row(name, format_seconds(found.makespan_s), ratio, moved, found.limited_by.value, bar)
     return table

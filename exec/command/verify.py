@@ -20,7 +20,7 @@ from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.einsum_front.graph.trace_file import read_trace
 from einpage.exec.build.model import open_model
-from einpage.exec.build.task_graph import cut_graph
+from einpage.exec.build.task_graph import split_as_told
 from einpage.memplan.graph.planfile import load_plan
 from einpage.memplan.judge.validate import judge
 
@@ -28,7 +28,7 @@ OTHER_GRAPH = "OTHER_GRAPH"
 """The reason where a plan is right for another graph."""
 
 
-def verify_from_arguments(a: argparse.Namespace) -> int:
+def verify_command(a: argparse.Namespace) -> int:
     """The `verify` command: 0 where the plan is right, 2 where it is not. Raises UsageError, SpecError."""
     saved = load_plan(Path(a.plan))
     violation = judge(saved.memgraph)
@@ -75,7 +75,7 @@ def wanted_graph(a: argparse.Namespace, recipe: Mapping[str, Any]) -> TaskGraph 
         settings = {str(name): value for name, value in recipe["settings"].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"{a.plan}: damaged plan file: its recipe has no {error}, which it takes to make its graph again") from error
-    return cut_graph(open_model(a.spec, settings, a.weights).program, dtype, pieces, outputs, no_fuse).graph
+    return split_as_told(open_model(a.spec, settings, a.weights).program, dtype, pieces, outputs, no_fuse).graph
 
 
 def difference(found: TaskGraph, wanted: TaskGraph) -> str | None:

@@ -6,11 +6,10 @@ nothing should beat. Tenths of a second.
 
 from __future__ import annotations
 
-from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.taskgraph import Kind
-from einpage.exec.build.judged_plan import make_plan
+from einpage.exec.build.judged_plan import plan_program
 from einpage.exec.build.model import open_model
-from einpage.exec.build.task_graph import build_graph
+from einpage.exec.build.request import PlanRequest
 from einpage.exec.device.arena import HostArena, masters
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.dispatch.dynamic import run_dynamic
@@ -32,7 +31,7 @@ def usual_slowdown(machine: Machine) -> float:
     """
     model = open_model(SPEC, SIZES, "random:0")
     assert model.resolved is not None
-    planned = make_plan(build_graph(model.program, DType.FP32, BUDGET), machine, BUDGET)
+    planned = plan_program(model.program, machine, PlanRequest(BUDGET))
     host = HostArena(planned.memgraph.host_bytes)
     slots = masters(planned.memgraph, host)
     fill(planned.graph, model.resolved, slots)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 
 from einpage.exec.load.tokenizer import Tokenizer
 
+TopToken: TypeAlias = tuple[int, str | None, float]
+"""(id, text where there is a tokenizer, logit)"""
 
-def top_tokens(logits: torch.Tensor, count: int, tokenizer: Tokenizer | None) -> list[list[object]]:
-    """The `count` best of `logits` [v] as [id, text or None, logit], best first; the lower id first among equals."""
+
+def top_tokens(logits: torch.Tensor, count: int, tokenizer: Tokenizer | None) -> list[TopToken]:
+    """The `count` best of `logits` [v] , best first; the lower id first among equals."""
     values, order = torch.sort(logits.double(), descending=True, stable=True)
     best = zip(order[:count].tolist(), values[:count].tolist(), strict=True)
-    return [[token, tokenizer.token_text(token) if tokenizer else None, value] for token, value in best]
+    return [(token, tokenizer.token_text(token) if tokenizer else None, value) for token, value in best]
 
 
 def mean_nll(logits: torch.Tensor, tokens: Sequence[int]) -> float:

@@ -1,0 +1,46 @@
+"""`einpage machine`: the shipped profiles, one of them, or this machine's own, measured now."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from einpage.einsum_front.base.units import format_bytes
+from einpage.memplan.problem.machine import Machine, load_machine, machine_names, machine_text
+
+
+def machine_command(a: argparse.Namespace) -> int:
+    if a.measure:
+        from einpage.exec.run.choose import device_for, measured_machine
+
+        machine = measured_machine(device_for(a.device).kind, again=True)
+    elif a.name:
+        machine = load_machine(a.name)
+    else:
+        shipped = [load_machine(name) for name in machine_names()]
+        print(json.dumps([machine_facts(m) for m in shipped]) if a.json else "\n".join(machine_line(m) for m in shipped))
+        return 0
+    print(json.dumps(machine_facts(machine)) if a.json else machine_text(machine), end="\n" if a.json else "")
+    return 0
+
+
+def machine_facts(m: Machine) -> dict[str, object]:
+    """A profile as JSON."""
+    return {
+        "name": m.name,
+        "device_bytes": m.device_bytes,
+        "host_bytes": m.host_bytes,
+        "flops_per_s": {d.value: rate for d, rate in m.flops_per_s},
+        "device_bytes_per_s": m.device_bytes_per_s,
+        "h2d_bytes_per_s": m.h2d_bytes_per_s,
+        "d2h_bytes_per_s": m.d2h_bytes_per_s,
+        "copy_latency_s": m.copy_latency_s,
+        "launch_latency_s": m.launch_latency_s,
+        "threads": m.threads,
+        "about": m.about,
+    }
+
+
+def machine_line(m: Machine) -> str:
+    rates = ", ".join(f"{d.value} {rate / 1e12:g}" for d, rate in m.flops_per_s)
+    return f"{m.name:<10} {format_bytes(m.device_bytes):>8}  link {m.h2d_bytes_per_s / 1e9:g} GB/s  TFLOP/s {rates}"

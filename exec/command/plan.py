@@ -1,0 +1,144 @@
+"""`einpage plan`: the plan of a spec or of an access trace under a budget, judged, predicted and bounded.
+
+In: the arguments of the command line. Out: the report on stdout; with `--out` the plan file, with `--timeline` the picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from time import perf_counter
+
+from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.base.units import format_bytes, parse_bytes
+from einpage.einsum_front.graph.trace_file import read_trace
+from einpage.exec.build.advice import Advice, advice
+from einpage.exec.build.judged_plan import Planned, plan_program, plan_tasks
+from einpage.exec.build.model import open_model
+from einpage.exec.command.machine import machine_facts
+from einpage.exec.command.options import no_fuse_of, request_of, settings_of, write_timeline
+from einpage.exec.load.find_spec import spec_path
+from einpage.exec.system.files import refuse_unwritable
+from einpage.exec.system.spinner import planning, said_to_wait
+from einpage.memplan.bounds.bounds import Effort
+from einpage.memplan.graph.planfile import save_plan
+from einpage.memplan.problem.machine import Machine, links_only, load_machine
+from einpage.memplan.report import render
+from einpage.memplan.schedule.static_plans import Policy
+
+OF_A_SPEC = ("set", "weights", "dtype", "outputs", "split", "no_fuse")
+"""Options that mean nothing to a trace."""
+
+
+def plan_command(a: argparse.Namespace) -> int:
+    began = perf_counter()
+    refuse_unwritable(a.out, a.timeline)
+    if a.effort is None:
+        a.effort = usual_effort(a)
+    if a.sweep:
+        from einpage.exec.command.sweep import sweep_command
+
+        return sweep_command(a, planned_for)
+    if a.budget is None:
+        raise UsageError("plan needs --budget SIZE, the device arena, as 8GiB; or --sweep budget=4GiB:40GiB")
+    budget = parse_bytes(a.budget, "--budget")
+    with said_to_wait(planning(a.effort), quiet=a.json):
+        planned = planned_for(a, budget, began)
+        helps = advice_for(a, planned)
+    machine = planned.machine
+    warnings = []
+    if budget > machine.device_bytes:
+        warnings.append(f"budget {format_bytes(budget)} is more than the {format_bytes(machine.device_bytes)} of {machine.name}")
+    if a.out:
+        save_plan(Path(a.out), planned.memgraph, recipe_of(a, planned))
+    if a.timeline:
+        write_timeline(Path(a.timeline), planned, planned.facts)
+    if a.json:
+        print(json.dumps({**planned.facts, "advice": None if helps is None else helps.facts(), "warnings": warnings}))
+        return 0
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    print(render(planned.report, None if helps is None else helps.text))
+    return 0
+
+
+def usual_effort(a: argparse.Namespace) -> int:
+    """What `plan` does unasked: a trace is worth seconds, a spec is answered at once; warm and static plans know no other effort than 0."""
+    return int(a.graph is not None and a.policy == Policy.AUTO.value and not a.warm and a.passes is None)
+
+
+def planned_for(a: argparse.Namespace, budget: int, began: float) -> Planned:
+    """The plan of the spec or the trace that `a` names; `began` is when the command did. Raises EinpageError."""
+    return planned_trace(a, budget, began) if a.graph else planned_spec(a, budget, began)
+
+
+def advice_for(a: argparse.Namespace, planned: Planned) -> Advice | None:
+    """What would help the plan most: found with plans of effort 0. None for a loop, of which each plan takes seconds."""
+    if a.passes is not None:
+        return None
+    known = a.graph is None or a.machine is not None or a.device_bytes is not None
+
+    def again(budget: int, sizes: Mapping[str, int]) -> Planned:
+        settings = {**settings_of(a.set), **sizes}
+        changed = {"set": [f"{name}={value}" for name, value in settings.items()], "effort": 0, "bounds": Effort.FAST.value}
+        return planned_for(argparse.Namespace(**{**vars(a), **changed}), budget, perf_counter())
+
+    return advice(planned, planned.sizes, planned.machine.device_bytes if known else None, again)
+
+
+def planned_spec(a: argparse.Namespace, budget: int, began: float) -> Planned:
+    """The plan of `a.spec`; `began` is when the command did. Raises EinpageError."""
+    if a.spec is None:
+        raise UsageError("nothing to plan: give a SPEC, as specs/llama.yaml, or --graph FILE.json, an access trace")
+    machine = load_machine(a.machine or "cpu", h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes)
+    model = open_model(a.spec, settings_of(a.set), a.weights)
+    return plan_program(model.program, machine, request_of(a, budget), began)
+
+
+def planned_trace(a: argparse.Namespace, budget: int, began: float) -> Planned:
+    """The plan of the trace `a.graph`; `began` is when the command did. Raises UsageError, DoesNotFit.
+
+    A trace has its sizes and times already, so options that speak of a spec are refused; its bytes may lie anywhere, so they are planned
+    without alignment.
+    """
+    if a.spec is not None:
+        raise UsageError(f"SPEC {a.spec} and --graph {a.graph} exclude each other: give one of them")
+    given = [f"--{word.replace('_', '-')}" for word in OF_A_SPEC if getattr(a, word)]
+    if given:
+        raise UsageError(f"{', '.join(given)}: of a spec, and --graph {a.graph} is a trace, which has its sizes and times; leave out")
+    machine = _trace_machine(a, budget)
+    request = replace(request_of(a, budget), alignment=1)
+    return plan_tasks(read_trace(a.graph), machine, request, began)
+
+
+def _trace_machine(a: argparse.Namespace, budget: int) -> Machine:
+    """Without --machine, only the links are known, and copies have no latency."""
+    if a.machine is not None:
+        return load_machine(a.machine, h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes)
+    if a.h2d is None:
+        raise UsageError(
+            f"--graph {a.graph}: how fast are the links? give --h2d RATE (and --d2h RATE), as in --h2d 24GB/s, or --machine NAME"
+        )
+    return links_only(a.h2d, a.d2h, budget if a.device_bytes is None else parse_bytes(a.device_bytes, "--device-bytes"))
+
+
+def recipe_of(a: argparse.Namespace, planned: Planned) -> dict[str, object]:
+    """What it takes to make this plan again."""
+    word, file = ("graph", Path(a.graph)) if a.graph else ("spec", spec_path(a.spec))
+    return {
+        word: file.name,
+        f"{word}_sha256": sha256(file.read_bytes()).hexdigest(),
+        "settings": settings_of(a.set),
+        "dtype": planned.graph.dtype.value,
+        "budget_bytes": planned.memgraph.budget_bytes,
+        "split": {str(k): n for k, n in planned.graph.split},
+        "policy": planned.report.policy.value,
+        "no_fuse": list(no_fuse_of(a.no_fuse)),
+        "outputs": [name for name, _ in planned.graph.outputs],
+        "machine": machine_facts(planned.machine),
+    }

@@ -1,0 +1,103 @@
+"""What a run measured, beside what its plan predicted.
+
+In: the plan's Report, the Measured of each pass, the device's figures. Out: a RunReport; `RunReport.facts` is what `run --json` prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from einpage.einsum_front.base.units import format_seconds
+from einpage.exec.dispatch.engine import Measured
+from einpage.exec.measure.profiles import forget
+from einpage.exec.run.choose import DeviceKind, Dispatch
+from einpage.exec.run.outputs import TextFigures
+from einpage.memplan.problem.machine import Machine
+from einpage.memplan.report import Report
+
+TOO_SOON = 0.6
+"""A run that takes less than this share of what was predicted had its machine measured under load."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFigures:
+    name: str
+    arena_bytes: int
+    outside_arena_bytes: int
+    """Device memory beside the arena: kernels' scratch on the CPU, whatever is in use on a GPU."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunReport:
+    """Counted and timed by the run, not copied from the plan."""
+
+    plan: Report
+    device: DeviceFigures
+    dispatch: Dispatch
+    kernels: str
+    threads: int
+    passes: tuple[Measured, ...]
+    """At least one."""
+    peak_rss_bytes: int
+    text: TextFigures
+    warnings: tuple[str, ...]
+
+    @property
+    def measured(self) -> Measured:
+        """The last pass."""
+        return self.passes[-1]
+
+    @property
+    def wall_s(self) -> float:
+        """The mean of the passes."""
+        return sum(m.wall_s for m in self.passes) / len(self.passes)
+
+    @property
+    def measured_ratio(self) -> float:
+        """Measured ÷ predicted seconds."""
+        return self.wall_s / self.plan.predicted_s
+
+    def facts(self) -> dict[str, object]:
+        """What `run --json` prints: the plan's report, then what was measured. Sizes are bytes, times seconds, both of one pass."""
+        measured, text = self.measured, self.text
+        return {
+            **self.plan.facts(),
+            "device": self.device.name,
+            "arena_bytes": self.device.arena_bytes,
+            "outside_arena_bytes": self.device.outside_arena_bytes,
+            "dispatch": self.dispatch.value,
+            "kernels": self.kernels,
+            "threads": self.threads,
+            "wall_s": self.wall_s,
+            **({} if self.plan.passes is None else {"passes_wall_s": [m.wall_s for m in self.passes]}),
+            "measured_ratio": self.measured_ratio,
+            "measured_h2d_bytes": measured.measured_h2d_bytes,
+            "measured_d2h_bytes": measured.measured_d2h_bytes,
+            "measured_compute_s": measured.compute_s,
+            "measured_h2d_s": measured.h2d_s,
+            "measured_d2h_s": measured.d2h_s,
+            "peak_rss_bytes": self.peak_rss_bytes,
+            **({} if text.top is None else {"top": [[list(token) for token in row] for row in text.top]}),
+            **({} if text.perplexity is None else asdict(text.perplexity)),
+            "warnings": list(self.warnings),
+        }
+
+
+def profile_warnings(machine: Machine, device: DeviceKind, wall_s: float, plan: Report) -> Iterator[str]:
+    """Says where a run was faster than its lower bound or far faster than predicted: the profile was measured while the machine was
+    busy. It is dropped if it is the cached one."""
+    bound_s, predicted_s = plan.bound_s, plan.predicted_s
+    if wall_s < bound_s:
+        found = f"the run took {format_seconds(wall_s)}, less than its lower bound of {format_seconds(bound_s)}:"
+    elif machine.usual_slowdown > 1 and wall_s < TOO_SOON * predicted_s:
+        found = f"the run took {format_seconds(wall_s)}, far less than the {format_seconds(predicted_s)} predicted:"
+    else:
+        return
+    measure = f"einpage machine --measure --device {device.value}"
+    if forget(machine):
+        cure = f"the next run measures again, or `{measure}` does it now"
+        yield f"{found} the rates of this machine's profile are too low; {cure}"
+    else:
+        cure = f"`{measure}` measures this machine, and a run without --machine, --h2d and --d2h uses what was measured"
+        yield f"{found} the rates of the profile {machine.name} are too low for this machine; {cure}"
