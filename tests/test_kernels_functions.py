@@ -84,13 +84,13 @@ def test_a_function_of_whole_numbers_may_stand_in_an_index_of_a_triton_kernel(na
 def test_a_costly_function_of_some_letters_is_not_computed_for_every_other(name: str) -> None:
     """Such letters get an axis of the kernel's block to themselves."""
     pytest.importorskip("triton")
-    from einpage.kernels.on_triton.map_shape import shape_of
+    from einpage.kernels.on_triton.map_shape import map_shape
 
     arity = FUNCTIONS[name].arity
     body = fn(name, *(ld("x", "s") for _ in range(arity)))
     parts = (Part((ex("h"), ex("s")), body),)
     job = MapJob(ranges(h=64, s=64), (view("x", 64),), result("r", 64, 64), parts)
-    shape = shape_of(job, tuple(r.letter for r in job.ranges), parts)
+    shape = map_shape(job, tuple(r.letter for r in job.ranges), parts)
     assert bool(shape.columns) == (name in COSTLY)
 
 

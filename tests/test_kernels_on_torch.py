@@ -23,7 +23,7 @@ from einpage.kernels.on_torch.contract import prepare_contract
 from einpage.kernels.on_torch.map import prepare_map
 from einpage.kernels.prepare import Backend, prepare, scratch_bytes
 from kernels_build import fn, op
-from kernels_cases import ATTENTIONS, CONTRACTS, GATHERS, attention, gated, gather, plain_heads, project, unproject
+from kernels_cases import ATTENTIONS, CONTRACTS, GATHERS, attention, causal, gated, gather, plain_heads, project, unproject
 from kernels_maps import MAPS, embedding, last_token, rms_norm, rotation
 from kernels_naive import TOLERANCE, Case, assert_right, expected, relative_error
 
@@ -174,3 +174,12 @@ def test_a_wrong_mask_a_swapped_operand_and_another_number_are_noticed() -> None
         out = wrong.poisoned()
         prepare(wrong.job)(wrong.operands(), out, None)
         assert relative_error(out, expected(right)) > 10 * TOLERANCE[DType.FP32], what
+
+
+def test_emptied_blocks_are_not_computed() -> None:
+    """A window over a long sequence costs a fraction of the scratch and products of the whole."""
+    wide = attention(s=(0, 512), b=1, e=2)
+    narrow = attention(s=(384, 512), t=512, b=1, e=2, score=causal(Acc(0), op("<", op("-", "s", "t"), 32)))
+    whole = prepare_attention(attention(s=(384, 512), t=512, b=1, e=2, score=causal()).job)
+    assert prepare_attention(narrow.job).scratch[1] < 0.5 * whole.scratch[1], "the scores of keys outside the window were laid out"
+    assert prepare_attention(wide.job, 200_000).scratch_bytes <= 200_000

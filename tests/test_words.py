@@ -164,7 +164,6 @@ WORDS: tuple[Word, ...] = (
 PENDING = {
     ("names", "einsum_front"),
     ("names", "memplan"),
-    ("names", "kernels"),
     ("names", "exec"),
     ("prose", "einsum_front"),
     ("prose", "memplan"),
@@ -191,8 +190,8 @@ TWINS: dict[str, frozenset[str]] = {}
 """Class names that stand for a torch class and for its Triton counterpart, with the two modules."""
 
 DOUBLES_PENDING = """
-    Access Arena Axes Block Box Call Choice Chosen Clock Entry Evaluator Flat Floats Frame HostGather Interval Ints Item Kernel Kind Limit
-    Load Mark Memory Node Op Part Piece Plain Planner Product Program Ranges Row Rows Search Shape Source Span Step Stream Tile Tiles Way
+    Access Arena Axes Block Box Call Choice Chosen Clock Entry Evaluator Flat Floats Frame HostGather Ints Item Kernel Kind Limit
+    Load Mark Memory Node Op Part Piece Plain Planner Product Program Row Rows Search Shape Source Span Step Stream Tile Tiles Way
     """
 """Class names that still stand for several things."""
 

@@ -8,7 +8,7 @@ Source positions do not take part in equality, so equal mathematics is equal dat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NewType, TypeAlias, assert_never
@@ -17,6 +17,8 @@ from einpage.einsum_front.base.errors import Span
 
 Letter = NewType("Letter", str)
 """The name of an axis, as declared under `axes:`."""
+Region: TypeAlias = Mapping[Letter, tuple[int, int]]
+"""The half-open range (start, end) of each letter: the points at which an expression is evaluated."""
 
 
 class Reduction(Enum):

@@ -1,90 +1,71 @@
-"""Interval arithmetic over expressions: what an index or a mask can be, over ranges of letters.
+"""The values of an expression over a region, by interval arithmetic.
 
-In: an expression and the half-open range of each letter. Out: an inclusive interval that holds every value the expression takes, None where
-nothing is known (it depends on data). Comparisons give (0, 0), (1, 1) or (0, 1).
+In: an expression and the half-open range of each letter. Out: an interval that holds every value, None where nothing is known; truths are
+FALSE, TRUE or EITHER. An index is proven to lie in its dimension by it, a block of scores to be masked, a load to read part of a tensor.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import TypeAlias
+from collections.abc import Callable
 
-from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Num, Unary
+from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Load, Num, Region, Unary, children
+from einpage.einsum_front.algebra.functions import FUNCTIONS
+from einpage.einsum_front.base.interval import EITHER, UNBOUNDED, Interval, arithmetic, compared, negated, truth
 
-Interval: TypeAlias = "tuple[float, float]"
-"""Inclusive: least and greatest value."""
-
-FALSE, TRUE, EITHER = (0.0, 0.0), (1.0, 1.0), (0.0, 1.0)
+COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 
 
-def interval(e: Expr, range_by_letter: Mapping[Letter, tuple[int, int]]) -> Interval | None:
-    """Bounds of `e` over the half-open ranges, or None where they are not known."""
+def _no_tensor(name: str) -> bool:
+    return False
+
+
+def interval(e: Expr, region: Region, is_integer: Callable[[str], bool] = _no_tensor) -> Interval | None:
+    """The values `e` can take. A load of a tensor that `is_integer` can be any number, any other load NaN as well."""
     match e:
         case Num(value):
-            return (value, value)
+            return Interval(value, value)
         case Axis(letter):
-            start, stop = range_by_letter[letter]
-            return (start, stop - 1)
-        case Unary(op, x):
-            inner = interval(x, range_by_letter)
-            if op == "not":
-                inner = inner or EITHER
-                return (float(not inner[1]), float(not inner[0]))
-            return None if inner is None else (-inner[1], -inner[0])
-        case Binary("and" | "or" as op, x, y):
-            a, b = _truth(interval(x, range_by_letter)), _truth(interval(y, range_by_letter))
-            pick = min if op == "and" else max
-            return (pick(a[0], b[0]), pick(a[1], b[1]))
+            start, end = region[letter]
+            return Interval(start, end - 1)
+        case Load(name, _):
+            return UNBOUNDED if is_integer(name) else None
+        case Unary("not", x):
+            known = truth(interval(x, region, is_integer))
+            return Interval(1 - known.high, 1 - known.low)
+        case Unary(_, x):
+            inner = interval(x, region, is_integer)
+            return None if inner is None else negated(inner)
         case Binary(op, x, y):
-            left, right = interval(x, range_by_letter), interval(y, range_by_letter)
-            return None if left is None or right is None else _binary(op, left, right)
-        case Call("min" | "max" as fn, (x, y)):
-            left, right = interval(x, range_by_letter), interval(y, range_by_letter)
+            left, right = interval(x, region, is_integer), interval(y, region, is_integer)
+            if op in ("and", "or"):
+                a, b = truth(left), truth(right)
+                pick = min if op == "and" else max
+                return Interval(pick(a.low, b.low), pick(a.high, b.high))
             if left is None or right is None:
-                return None
-            choose = min if fn == "min" else max
-            return (choose(left[0], right[0]), choose(left[1], right[1]))
+                return EITHER if op in COMPARISONS else None
+            return compared(op, left, right) if op in COMPARISONS else arithmetic(op, left, right, not_whole(e, is_integer) is None)
+        case Call(fn, args):
+            known_args = [interval(a, region, is_integer) for a in args]
+            known_only = [i for i in known_args if i is not None]
+            values = FUNCTIONS[fn].interval
+            return None if values is None or len(known_only) < len(args) else values(*known_only)
         case _:
             return None
 
 
-def _truth(i: Interval | None) -> Interval:
-    if i is None or i[0] <= 0 <= i[1]:
-        return FALSE if i == FALSE else EITHER
-    return TRUE
-
-
-def _binary(op: str, a: Interval, b: Interval) -> Interval | None:
-    match op:
-        case "+":
-            return (a[0] + b[0], a[1] + b[1])
-        case "-":
-            return (a[0] - b[1], a[1] - b[0])
-        case "*":
-            ends = [x * y for x in a for y in b]
-            return None if any(math.isnan(x) for x in ends) else (min(ends), max(ends))
-        case "//" if b[0] > 0:
-            ends = [x // y for x in a for y in b]
-            return (min(ends), max(ends))
-        case "%" if b[0] == b[1] and b[0] > 0:
-            n = b[0]
-            return (a[0] % n, a[1] % n) if a[0] // n == a[1] // n else (0, n - 1)
-        case "<":
-            return _compare(a[1] < b[0], a[0] >= b[1])
-        case "<=":
-            return _compare(a[1] <= b[0], a[0] > b[1])
-        case ">":
-            return _compare(a[0] > b[1], a[1] <= b[0])
-        case ">=":
-            return _compare(a[0] >= b[1], a[1] < b[0])
-        case "==":
-            return _compare(a[0] == a[1] == b[0] == b[1], a[1] < b[0] or b[1] < a[0])
-        case "!=":
-            return _compare(a[1] < b[0] or b[1] < a[0], a[0] == a[1] == b[0] == b[1])
+def not_whole(e: Expr, is_integer: Callable[[str], bool] = _no_tensor) -> Expr | None:
+    """The first part of `e`, in reading order, for which `e` is not made of whole numbers; None where all of it is."""
+    match e:
+        case Num(value):
+            return None if isinstance(value, int) else e
+        case Axis() | Unary():
+            pass
+        case Load(name, _):
+            return None if is_integer(name) else e
+        case Binary(op, _, _) if op not in ("/", "**"):
+            pass
+        case Call(fn, _) if FUNCTIONS[fn].interval is not None:
+            pass
         case _:
-            return None
-
-
-def _compare(always: bool, never: bool) -> Interval:
-    return TRUE if always else FALSE if never else EITHER
+            return e
+    return next((found for child in children(e) if (found := not_whole(child, is_integer)) is not None), None)

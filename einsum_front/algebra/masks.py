@@ -1,7 +1,8 @@
-"""What an attention's mask leaves: the span of keys a block of queries can see, and how many (query, key) pairs there are.
+"""What an attention's mask leaves: which blocks of scores it empties, the range of keys that a block of queries can see, how many
+(query, key) pairs there are.
 
 The mask is read off the scores' expression: `where(condition, ..., -inf)` at its root. Nothing is assumed about it; blocks are judged by
-interval arithmetic, the mixed ones halved until they can be counted one by one.
+interval arithmetic, the mixed ones halved until they can be counted one by one. Data (lengths, say) is not looked at: it empties nothing.
 """
 
 from __future__ import annotations
@@ -9,25 +10,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Num, Unary, free_letters, loads
+from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Num, Region, Unary, free_letters, loads
 from einpage.einsum_front.algebra.functions import FUNCTIONS
-from einpage.einsum_front.algebra.intervals import FALSE, TRUE, interval
+from einpage.einsum_front.algebra.intervals import interval
+from einpage.einsum_front.base.interval import EITHER, FALSE, TRUE, truth
 
 LEAF = 512
 """Mixed blocks up to this side are counted element by element."""
-
-Ranges = Mapping[Letter, tuple[int, int]]
 
 
 def condition(score: Expr) -> Expr | None:
     """The expression that must hold for a score to be more than -inf; None where the mask empties nothing."""
     match score:
-        case Call("where", (mask, _, other)) if _is_minus_infinity(other):
+        case Call("where", (mask, _, other)) if is_minus_infinity(other):
             return mask
         case _:
             return None
@@ -44,62 +45,72 @@ def without_data(mask: Expr, unknown: bool = True) -> Expr:
             return Num(int(unknown)) if loads(mask) else mask
 
 
-def _is_minus_infinity(e: Expr) -> bool:
+def emptied(score: Expr, region: Region) -> bool:
+    """True where `score` is surely -inf all over `region`."""
+    match score:
+        case Call("where", (mask, then, other)):
+            known = truth(interval(mask, region))
+            return (known == FALSE or emptied(then, region)) and (known == TRUE or emptied(other, region))
+        case _:
+            return is_minus_infinity(score)
+
+
+def is_minus_infinity(e: Expr) -> bool:
     return e in (Num(float("-inf")), Unary("-", Num(float("inf"))))
 
 
-def visible(score: Expr, row: Letter, ranges: Ranges, grain: int) -> tuple[int, int]:
+def visible(score: Expr, row: Letter, region: Region, grain: int) -> tuple[int, int]:
     """The part of `row`'s range, in multiples of `grain`, outside which the mask is surely false. May be empty."""
     mask = condition(score)
-    start, stop = ranges[row]
+    start, end = region[row]
     if mask is None:
-        return start, stop
-    cuts = [*range(start, stop, grain), stop]
-    alive = [i for i in range(len(cuts) - 1) if interval(mask, {**ranges, row: (cuts[i], cuts[i + 1])}) != FALSE]
-    return (cuts[alive[0]], cuts[alive[-1] + 1]) if alive else (start, start)
+        return start, end
+    edges = [*range(start, end, grain), end]
+    seen = [block for block in pairwise(edges) if truth(interval(mask, {**region, row: block})) != FALSE]
+    return (seen[0][0], seen[-1][1]) if seen else (start, start)
 
 
-def pairs(score: Expr, query: Letter | None, row: Letter, ranges: Ranges, at_least: bool) -> int:
-    """How many (query, key) pairs of the ranges the mask surely or, where a clause depends on data, possibly lets through.
+def pairs(score: Expr, query: Letter | None, row: Letter, region: Region, at_least: bool) -> int:
+    """How many (query, key) pairs of the region the mask surely or, where a clause depends on data, possibly lets through.
 
     Where that depends on other letters, undecided pairs count as none (`at_least`) or as all.
     """
     mask = condition(score)
-    span = {query: ranges[query]} if query is not None else {}
-    keys = ranges[row]
-    whole = (keys[1] - keys[0]) * (ranges[query][1] - ranges[query][0] if query is not None else 1)
+    queries, keys = region[query] if query is not None else (0, 1), region[row]
     if mask is None:
-        return whole
+        return _area(queries, keys)
     mask = without_data(mask)
-    if not free_letters(mask) <= {row, *span}:
-        others = interval(mask, ranges)
-        return whole if others == TRUE or (others != FALSE and not at_least) else 0
-    queries = ranges[query] if query is not None else (0, 1)
+    if not free_letters(mask) <= {row, query}:
+        known = truth(interval(mask, region))
+        return _area(queries, keys) if known == TRUE or (known == EITHER and not at_least) else 0
     return _count(mask, query or Letter(""), row, queries, keys)
+
+
+def _area(queries: tuple[int, int], keys: tuple[int, int]) -> int:
+    return (queries[1] - queries[0]) * (keys[1] - keys[0])
 
 
 @lru_cache(maxsize=4096)
 def _count(mask: Expr, query: Letter, row: Letter, queries: tuple[int, int], keys: tuple[int, int]) -> int:
-    area = (queries[1] - queries[0]) * (keys[1] - keys[0])
-    known = interval(mask, {query: queries, row: keys})
-    if known == FALSE or area == 0:
+    area = _area(queries, keys)
+    if area == 0:
         return 0
-    if known == TRUE:
-        return area
+    known = truth(interval(mask, {query: queries, row: keys}))
+    if known != EITHER:
+        return area if known == TRUE else 0
     if max(queries[1] - queries[0], keys[1] - keys[0]) <= LEAF:
         grid = {query: np.arange(*queries, dtype=np.float64)[:, None], row: np.arange(*keys, dtype=np.float64)[None, :]}
         found = np.broadcast_to(_evaluate(mask, grid) != 0, (queries[1] - queries[0], keys[1] - keys[0]))
         return int(found.sum())
-    halves = [(a, b) for a in _halves(queries) for b in _halves(keys)]
-    return sum(_count(mask, query, row, a, b) for a, b in halves)
+    return sum(_count(mask, query, row, a, b) for a in _halves(queries) for b in _halves(keys))
 
 
-def _halves(span: tuple[int, int]) -> tuple[tuple[int, int], ...]:
-    start, stop = span
-    if stop - start <= LEAF:
-        return (span,)
-    middle = start + (stop - start) // 2
-    return (start, middle), (middle, stop)
+def _halves(block: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+    start, end = block
+    if end - start <= LEAF:
+        return (block,)
+    middle = start + (end - start) // 2
+    return (start, middle), (middle, end)
 
 
 def _evaluate(e: Expr, grid: Mapping[Letter, NDArray[np.float64]]) -> NDArray[np.float64]:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from einpage.einsum_front.algebra import arithmetic as fold
 from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Unary, text, walk
-from einpage.einsum_front.algebra.ranges import NotWhole, interval
+from einpage.einsum_front.algebra.intervals import interval, not_whole
 from einpage.einsum_front.base.errors import Span, SpecError, did_you_mean, listing
-from einpage.einsum_front.base.interval import Interval
+from einpage.einsum_front.base.interval import UNBOUNDED, Interval
 from einpage.einsum_front.spec.source import SourceFile
 
 _TRUTH = ("<", "<=", ">", ">=", "==", "!=", "and", "or")
@@ -43,6 +43,10 @@ class Names:
     known: Mapping[str, Known]
     unset: Callable[[str], str | None]
     """For a word that means nothing here: why, where the spec sets it elsewhere."""
+
+    def is_integer(self, name: str) -> bool:
+        """Whether the tensor `name` holds whole numbers."""
+        return self.known[name].is_integer
 
 
 def resolve(e: Expr, names: Names, source: SourceFile) -> Expr:
@@ -168,11 +172,12 @@ class _Resolver:
                 cure = f"use a letter of extent {extent}" + (f", or an index such as `{index.letter} + 0`" if own < extent else "")
                 raise self._source.error(span, f"`{index.letter}` has extent {own}, but stands in {where}", cure=cure)
             return
-        try:
-            found = interval(index, self._names.extents, lambda name: self._names.known[name].is_integer)
-        except NotWhole as bad:
-            raise self._not_whole(bad.node, span) from None
-        self._check_range(span, index, found, extent, where)
+
+        bad = not_whole(index, self._names.is_integer)
+        if bad is not None:
+            raise self._not_whole(bad, span)
+        region = {letter: (0, n) for letter, n in self._names.extents.items()}
+        self._check_range(span, index, interval(index, region, self._names.is_integer) or UNBOUNDED, extent, where)
 
     def _check_range(self, span: Span, index: Expr, found: Interval, extent: int, where: str) -> None:
         depends_on_data = any(isinstance(n, Load) for n in walk(index))

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import prod
 
-from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Reduce, Unary, free_letters, walk
+from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Reduce, Region, Unary, free_letters, walk
 from einpage.einsum_front.algebra.masks import condition, pairs, without_data
 from einpage.einsum_front.graph.opgraph import AttentionOp, ContractOp, FusedOp, MapOp
-from einpage.einsum_front.tile.tiling import Ranges
 
 
-def flops(op: FusedOp, ranges: Ranges, at_least: bool) -> int:
+def flops(op: FusedOp, ranges: Region, at_least: bool) -> int:
     """FLOPs of `op` over `ranges`, multiply-adds as two; `at_least` leaves out attention pairs of blocks that a kernel may skip."""
     match op:
         case MapOp():
@@ -27,12 +26,12 @@ def flops(op: FusedOp, ranges: Ranges, at_least: bool) -> int:
             return 0
 
 
-def extent(letters: Iterable[Letter], ranges: Ranges) -> int:
+def extent(letters: Iterable[Letter], ranges: Region) -> int:
     """How many points the ranges of `letters` span."""
     return prod(ranges[letter][1] - ranges[letter][0] for letter in letters)
 
 
-def pointwise_flops(e: Expr, ranges: Ranges) -> int:
+def pointwise_flops(e: Expr, ranges: Region) -> int:
     """One FLOP an operation and point; index arithmetic is free."""
     total = 0
     stack = [e]
@@ -58,7 +57,7 @@ def pointwise_flops(e: Expr, ranges: Ranges) -> int:
     return total
 
 
-def _attention_flops(op: AttentionOp, ranges: Ranges, at_least: bool) -> int:
+def _attention_flops(op: AttentionOp, ranges: Region, at_least: bool) -> int:
     rows = [i.letter for i in op.q.indices if isinstance(i, Axis) and i.letter not in op.score_letters]
     mask = condition(op.score)
     in_mask = [letter for letter in rows if mask is not None and letter in free_letters(without_data(mask))]

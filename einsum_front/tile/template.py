@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TypeAlias
 
-from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Load, Reduce, loads, substitute, walk
+from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Load, Reduce, Region, loads, substitute, walk
 from einpage.einsum_front.algebra.masks import visible
 from einpage.einsum_front.algebra.rewrite import axes_only
 from einpage.einsum_front.graph.job import Box, Contraction, Part
 from einpage.einsum_front.graph.opgraph import AttentionOp, ContractOp, FusedOp, GatherOp, MapOp, expressions, op_loads, target_letters
-from einpage.einsum_front.tile.tiling import GRAIN, Cuts, Ranges, Tiling, own_cuts
+from einpage.einsum_front.tile.tiling import GRAIN, Cuts, Tiling, own_cuts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,7 +176,7 @@ def _longest(points: Cuts) -> int:
     return max(range(len(points) - 1), key=lambda i: points[i + 1] - points[i])
 
 
-def _visible_keys(op: AttentionOp, ranges: Ranges) -> tuple[int, int]:
+def _visible_keys(op: AttentionOp, ranges: Region) -> tuple[int, int]:
     """The keys a tile's queries can see; where the mask hides all, one grain, so that the kernel has a row to give 0 for."""
     start, end = visible(op.score, op.row, ranges, GRAIN)
     return (start, end) if start < end else (ranges[op.row][0], min(ranges[op.row][0] + GRAIN, ranges[op.row][1]))

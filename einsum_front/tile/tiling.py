@@ -17,7 +17,7 @@ from functools import lru_cache
 from itertools import pairwise
 from math import ceil, prod
 
-from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Load, Num, Reduce, walk
+from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Load, Num, Reduce, Region, walk
 from einpage.einsum_front.algebra.intervals import interval
 from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.opgraph import AttentionOp, ContractOp, FusedOp, GatherOp, MapOp, expressions, target_letters
@@ -30,9 +30,6 @@ GRAINS = (64, 32, 16, 8)
 
 Cuts = tuple[int, ...]
 """Cut points of one dimension, 0 and the extent included."""
-
-Ranges = Mapping[Letter, tuple[int, int]]
-"""Half-open range by letter."""
 
 
 def cuts(extent: int, pieces: int) -> Cuts:
@@ -174,13 +171,13 @@ def _axes(load: Load) -> set[Letter]:
     return {index.letter for index in load.indices if isinstance(index, Axis)}
 
 
-def load_box(load: Load, ranges: Ranges, shape: tuple[int, ...]) -> Box:
+def load_box(load: Load, ranges: Region, shape: tuple[int, ...]) -> Box:
     """The box of a value of `shape` that a load can touch while its letters run over `ranges`."""
     spans = [_span(index, ranges, extent) for index, extent in zip(load.indices, shape, strict=True)]
     return Box(tuple(a for a, _ in spans), tuple(b for _, b in spans))
 
 
-def _span(index: Expr, ranges: Ranges, extent: int) -> tuple[int, int]:
+def _span(index: Expr, ranges: Region, extent: int) -> tuple[int, int]:
     match index:
         case Axis(letter):
             return ranges[letter]
@@ -190,4 +187,4 @@ def _span(index: Expr, ranges: Ranges, extent: int) -> tuple[int, int]:
             known = interval(index, ranges)
             if known is None:
                 return 0, extent
-            return max(0, int(known[0])), min(extent, int(known[1]) + 1)
+            return max(0, int(known.low)), min(extent, int(known.high) + 1)

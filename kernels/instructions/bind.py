@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.algebra.expr import Letter, Region
 from einpage.einsum_front.graph.job import Box, View
 from einpage.kernels.instructions.instruction_list import AccAt, InstructionList, Iota, LoadAt, LookUp, ResultAt, SlotSource
 from einpage.kernels.instructions.look_up import Fetch, look_up
 from einpage.kernels.instructions.value_kind import ValueKind
 from einpage.kernels.layout.affine import Affine
 from einpage.kernels.layout.assemble import assemble
-from einpage.kernels.layout.blocks import Region
 from einpage.kernels.layout.window import BoundStep, JobBuffers, StridedTile, Window, strided_tile, strided_tiles
 
 

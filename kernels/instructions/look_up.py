@@ -13,13 +13,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.algebra.expr import Letter, Region
 from einpage.einsum_front.graph.job import Box, View
 from einpage.kernels.errors import IndexOutOfRange
 from einpage.kernels.instructions.instruction_list import Ref
 from einpage.kernels.layout.affine import Affine, address, row_major
 from einpage.kernels.layout.assemble import assemble
-from einpage.kernels.layout.blocks import Region
 from einpage.kernels.layout.window import JobBuffers, Window
 
 Fetch: TypeAlias = Callable[[JobBuffers, list[Any]], Tensor]

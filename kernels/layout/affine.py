@@ -12,9 +12,8 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from einpage.einsum_front.algebra.expr import Axis, Binary, Expr, Letter, Load, Num, Unary
+from einpage.einsum_front.algebra.expr import Axis, Binary, Expr, Letter, Load, Num, Region, Unary
 from einpage.einsum_front.graph.job import Box
-from einpage.kernels.layout.blocks import Region
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import pairwise, product
-from typing import TypeAlias
 
-from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.algebra.expr import Letter, Region
 from einpage.einsum_front.graph.job import Range
-
-Region: TypeAlias = Mapping[Letter, tuple[int, int]]
-"""The half-open interval of each letter, in the value's own coordinates."""
 
 SCRATCH_BYTES = 8 << 20
 """What the temporaries of one job may hold at once; a single row that cannot be split may exceed it."""

@@ -16,11 +16,10 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from einpage.einsum_front.algebra.expr import Axis, Letter, Load
+from einpage.einsum_front.algebra.expr import Axis, Letter, Load, Region
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import Box, View
 from einpage.kernels.layout.affine import Affine, address, ascending, row_major
-from einpage.kernels.layout.blocks import Region
 
 JobBuffers: TypeAlias = Sequence[Sequence[Tensor]]
 """All a running job can address: its operands, then (result,), then its scratch buffers; each a sequence of tensors."""

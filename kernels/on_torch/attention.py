@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import prod
 
-from einpage.einsum_front.algebra.expr import Acc, Letter, loads
+from einpage.einsum_front.algebra.expr import Acc, Letter, Region, loads
+from einpage.einsum_front.algebra.masks import emptied
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import AttentionJob
 from einpage.kernels.instructions.bind import bind
@@ -20,8 +21,7 @@ from einpage.kernels.instructions.calls import softmax_parts
 from einpage.kernels.instructions.compile import compile_epilogue
 from einpage.kernels.instructions.torch_kernel import TorchKernel
 from einpage.kernels.layout.affine import Affine
-from einpage.kernels.layout.blocks import SCRATCH_BYTES, Region, extents, fit, regions, whole
-from einpage.kernels.layout.mask import emptied
+from einpage.kernels.layout.blocks import SCRATCH_BYTES, extents, fit, regions, whole
 from einpage.kernels.layout.window import BoundStep, JobBuffers, StridedTile, in_several_tiles, strided_tile, tile_borders
 from einpage.kernels.on_torch.gemm import Scratch, multiply
 from einpage.kernels.on_torch.matrix import Factor, Letters, assign_roles, factor_of, letters_one_by_one, matrix_window, needs_no_copy

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Letter, Load, Num, loads
+from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Letter, Load, Num, Region, loads
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import ContractJob, View
 from einpage.kernels.instructions.bind import bind
@@ -17,7 +17,7 @@ from einpage.kernels.instructions.compile import compile_epilogue
 from einpage.kernels.instructions.instruction_list import InstructionList
 from einpage.kernels.instructions.torch_kernel import TorchKernel
 from einpage.kernels.layout.affine import Affine
-from einpage.kernels.layout.blocks import SCRATCH_BYTES, Region, extents, fit, regions, whole
+from einpage.kernels.layout.blocks import SCRATCH_BYTES, extents, fit, regions, whole
 from einpage.kernels.layout.window import BoundStep, JobBuffers, StridedTile, Window, in_several_tiles, strided_tile, tile_borders
 from einpage.kernels.on_torch.gemm import Scratch, multiply
 from einpage.kernels.on_torch.matrix import (

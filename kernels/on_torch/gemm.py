@@ -14,8 +14,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from einpage.einsum_front.algebra.expr import Letter
-from einpage.kernels.layout.blocks import Region, extents, regions
+from einpage.einsum_front.algebra.expr import Letter, Region
+from einpage.kernels.layout.blocks import extents, regions
 from einpage.kernels.layout.window import BoundStep, JobBuffers, StridedTile, Window, scratch_tile
 from einpage.kernels.on_torch.matrix import Factor, Letters, Roles, clip, factor_window, matrix_window
 

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from einpage.einsum_front.algebra.expr import Axis, Letter, Load, Num
+from einpage.einsum_front.algebra.expr import Axis, Letter, Load, Num, Region
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import View
-from einpage.kernels.layout.blocks import Region
 from einpage.kernels.layout.window import StridedTile, Window, affine_indices, strided_tiles
 
 Letters = tuple[Letter, ...]

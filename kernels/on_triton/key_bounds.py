@@ -15,7 +15,8 @@ import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Num, Unary, free_letters, substitute
+from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Num, free_letters, substitute
+from einpage.einsum_front.algebra.masks import is_minus_infinity
 from einpage.kernels.layout.affine import affine
 
 
@@ -44,20 +45,11 @@ class KeyBound:
 
 def masked_score(score: Expr) -> MaskedScore:
     conditions: list[Expr] = []
-    while isinstance(score, Call) and score.fn == "where" and _is_minus_inf(score.args[2]):
+    while isinstance(score, Call) and score.fn == "where" and is_minus_infinity(score.args[2]):
         conditions += _conjuncts(score.args[0])
         score = score.args[1]
     scale, body = _scaled(score)
     return MaskedScore(tuple(conditions), body, scale)
-
-
-def _is_minus_inf(e: Expr) -> bool:
-    match e:
-        case Num(value):
-            return value == -math.inf
-        case Unary("-", Num(value)):
-            return value == math.inf
-    return False
 
 
 def _conjuncts(e: Expr) -> Iterator[Expr]:
