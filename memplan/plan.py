@@ -1,13 +1,18 @@
-"""From a TaskGraph to a MemGraph: which planner makes the plan, and whose plan is taken.
+"""From a TaskGraph to a MemGraph: which planners are tried, and which plan is returned.
 
 In: a TaskGraph, a Machine, a budget in bytes. Out: a MemGraph, the same bytes for the same input; or DoesNotFit, which is raised exactly
 where some task's footprint exceeds the budget (or the host is full).
 
-    order ──► horizons (effort 0) ──► resident sets (warm, loop) ──► offline search (effort 1 to 3) ──► the best by the simulator
+    for each order         as given; or the fastest of FREE_ORDERS
+      for each resident set  nothing (cold); or as many as it takes to come near the bound (warm, loop)
+        online planner         the two horizons
+        offline planner        at effort 1 to 3, from the online plan on
+    the fastest by the simulator, fewest bytes among those hardly slower
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from einpage.einsum_front.base.errors import UsageError
@@ -15,11 +20,11 @@ from einpage.einsum_front.base.units import ALIGNMENT, Nbytes
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.memplan.bounds.bounds import bounds
 from einpage.memplan.bounds.steady import steady_bounds
-from einpage.memplan.errors import DoesNotFit, Misfit
+from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.memgraph import MemGraph, Queue
 from einpage.memplan.graph.simulate import moved_bytes, simulate
 from einpage.memplan.horizons.horizons import HorizonOptions, plan_by_horizons
-from einpage.memplan.problem.footprint import largest_footprint
+from einpage.memplan.problem.footprint import refuse_too_small
 from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.order import FREE_ORDERS, ORDER_BY_POLICY, OrderPolicy
 from einpage.memplan.problem.problem import Problem
@@ -34,7 +39,7 @@ HARDLY_SLOWER = 1.002
 NEAR = 1.005
 """With a plan within this multiple of its bound, no more sets of residents are tried."""
 LARGER = 3
-"""Effort makes do with less room than the horizons: it is also spent on so many sets with more bytes than the best has."""
+"""The offline planner needs less headroom than the horizons: it is also tried on so many sets with more bytes than the best one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +50,9 @@ class PlanOptions(HorizonOptions):
     alignment: int = ALIGNMENT
     """What every offset is a multiple of; kernels want the default, a trace's bytes may lie anywhere."""
     effort: int = 0
-    """0: the horizons alone; 1 to 3: what decide.py finds is taken where it is better, at ten to a thousand times the time."""
+    """0: the online planner; 1 to 3: the offline planner's plan where it is better, at ten to a thousand times the time."""
     policy: Policy = Policy.AUTO
-    """Another than AUTO makes the whole plan, or none is made; then `effort` has to be 0."""
+    """Any but AUTO makes the whole plan, or raises an error; then `effort` has to be 0."""
     start: Start = Start.COLD
     """What is on the device before the first task; WARM wants effort 0."""
     free_order: bool = False
@@ -65,9 +70,9 @@ def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOpt
         raise UsageError(f"effort {options.effort} plans from an empty device; a warm start wants effort 0")
     order = ORDER_BY_POLICY[options.order](graph, options.seed)
     problem = Problem(graph, machine, order, Nbytes(budget_bytes), options.alignment)
-    _refuse_too_small(problem)
+    refuse_too_small(problem)
     if options.free_order:
-        return _in_best_order(problem, options)
+        return _in_fastest_order(problem, options)
     if options.policy is not Policy.AUTO:
         return _by_policy(problem, options)
     if options.start is Start.COLD:
@@ -75,38 +80,33 @@ def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOpt
     return _from_residents(problem, options)
 
 
-def _in_best_order(problem: Problem, options: PlanOptions) -> MemGraph:
-    """An order in which only the host is too small has no plan; DoesNotFit where that holds of all."""
-    found: list[tuple[float, int, MemGraph, OrderPolicy]] = []
+def _in_fastest_order(problem: Problem, options: PlanOptions) -> MemGraph:
+    """The plan in that of FREE_ORDERS whose plan of effort 0 is fastest, fewest bytes among equals.
+
+    An order in which the host is too small has no plan; DoesNotFit where that holds of all.
+    """
+    planned: list[tuple[float, int, OrderPolicy, MemGraph]] = []
     refused: list[DoesNotFit] = []
-
-    def planned(order: OrderPolicy, effort: int) -> MemGraph:
-        chosen = replace(options, free_order=False, order=order, effort=effort)
-        return plan(problem.graph, problem.machine, problem.budget_bytes, chosen)
-
     for order in FREE_ORDERS:
         try:
-            memgraph = planned(order, 0)
+            memgraph = _in_order(problem, options, order, effort=0)
         except DoesNotFit as misfit:
             refused.append(misfit)
         else:
-            found.append((simulate(memgraph, problem.machine).makespan_s, _moved_bytes(memgraph), memgraph, order))
-    if not found:
+            planned.append((_makespan_s(memgraph, problem), _moved_bytes(memgraph), order, memgraph))
+    if not planned:
         raise refused[0]
-    *_, memgraph, order = min(found, key=lambda f: f[:2])
-    return planned(order, options.effort) if options.effort else memgraph
+    _, _, order, memgraph = min(planned, key=lambda entry: entry[:2])
+    return _in_order(problem, options, order, options.effort) if options.effort else memgraph
 
 
-def _from_empty(problem: Problem, options: PlanOptions) -> MemGraph:
-    found = plan_by_horizons(problem, options)
-    slots = slots_of(problem) if options.effort else None
-    if slots is not None:
-        bound_s = bounds(problem.graph, problem.machine, problem.budget_bytes, problem.order).bound_order_s
-        found = better_plan(slots, options.effort, found, bound_s).memgraph
-    return found
+def _in_order(problem: Problem, options: PlanOptions, order: OrderPolicy, effort: int) -> MemGraph:
+    fixed = replace(options, free_order=False, order=order, effort=effort)
+    return plan(problem.graph, problem.machine, problem.budget_bytes, fixed)
 
 
 def _by_policy(problem: Problem, options: PlanOptions) -> MemGraph:
+    """The static plan of `options.policy`."""
     what = f"--policy {options.policy.value}"
     if options.effort:
         raise UsageError(f"{what}: a static plan is not searched for; leave out --effort {options.effort}")
@@ -120,66 +120,74 @@ def _by_policy(problem: Problem, options: PlanOptions) -> MemGraph:
     found = static_plans(slots, (options.policy,))
     if not found:
         nbytes = problem.budget_bytes
-        raise UsageError(f"{what}: even where nothing stays some tensor finds no place in {nbytes} bytes; give a larger --budget")
+        raise UsageError(
+            f"{what}: even with nothing resident between uses, some tensor is unplaced in {nbytes} bytes; give a larger --budget"
+        )
     return found[options.policy].memgraph
 
 
+def _from_empty(problem: Problem, options: PlanOptions) -> MemGraph:
+    """The online plan; with effort, the offline planner's where that is better."""
+    memgraph = plan_by_horizons(problem, options)
+    slots = slots_of(problem) if options.effort else None
+    if slots is None:
+        return memgraph
+    bound_s = bounds(problem.graph, problem.machine, problem.budget_bytes, problem.order).bound_order_s
+    return better_plan(slots, options.effort, memgraph, bound_s).memgraph
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tried:
+    """A set of residents and the plan from it."""
+
+    residents: Residents
+    memgraph: MemGraph
+    seconds: float
+    is_near_bound: bool
+
+
 def _from_residents(problem: Problem, options: PlanOptions) -> MemGraph:
-    """Of the plans from the sets of residents there are, those hardly slower than the fastest, the one that moves least.
+    """The best plan that starts with some set of residents: of those hardly slower than the fastest, the one that moves fewest bytes.
 
-    Sets are tried until a plan comes as near to its bound as makes no difference; effort is spent on the best set and on LARGER more.
+    Sets are tried until a plan comes near its bound. Effort is spent on the best set and on LARGER more, until a plan comes near.
     """
-    plans: list[tuple[float, MemGraph]] = []
+    tried = _until_near_bound(problem, replace(options, effort=0), resident_sets(problem, options.start))
+    if options.effort and not tried[-1].is_near_bound:
+        best = min(range(len(tried)), key=lambda i: tried[i].seconds)
+        tried += _until_near_bound(problem, options, [t.residents for t in tried[max(0, best - LARGER) : best + 1]])
+    enough = HARDLY_SLOWER * min(t.seconds for t in tried)
+    return min((t.memgraph for t in tried if t.seconds <= enough), key=_moved_bytes)
 
-    def is_near_bound(found: MemGraph) -> bool:
-        plans.append((simulate(found, problem.machine).makespan_s, found))
-        return plans[-1][0] <= NEAR * _bound_s(found, problem)
 
-    tried: list[Residents] = []
-    for residents in resident_sets(problem, options.start):
-        tried.append(residents)
-        if is_near_bound(_with(problem, replace(options, effort=0), residents)):
+def _until_near_bound(problem: Problem, options: PlanOptions, sets: Iterable[Residents]) -> list[_Tried]:
+    """Plans from the sets in turn, up to the first that is near its bound."""
+    tried: list[_Tried] = []
+    for residents in sets:
+        tried.append(_try(problem, options, residents))
+        if tried[-1].is_near_bound:
             break
+    return tried
+
+
+def _try(problem: Problem, options: PlanOptions, residents: Residents) -> _Tried:
+    """Plan from `residents`; a loop is planned without them, in the arena below."""
+    if residents.for_good:
+        memgraph = with_residents(_from_empty(without(problem, residents), options), problem, residents)
     else:
-        best = min(range(len(plans)), key=lambda i: plans[i][0])
-        for residents in tried[max(0, best - LARGER) : best + 1] if options.effort else ():
-            if is_near_bound(_with(problem, options, residents)):
-                break
-    enough = HARDLY_SLOWER * min(seconds for seconds, _ in plans)
-    return min((found for seconds, found in plans if seconds <= enough), key=_moved_bytes)
+        memgraph = plan_by_horizons(problem, options, residents)
+    seconds = _makespan_s(memgraph, problem)
+    return _Tried(residents, memgraph, seconds, seconds <= NEAR * _bound_s(memgraph, problem))
 
 
-def _with(problem: Problem, options: PlanOptions, residents: Residents) -> MemGraph:
-    if not residents.for_good:
-        return plan_by_horizons(problem, options, residents)
-    return with_residents(_from_empty(without(problem, residents), options), problem, residents)
+def _makespan_s(memgraph: MemGraph, problem: Problem) -> float:
+    return simulate(memgraph, problem.machine).makespan_s
 
 
-def _bound_s(found: MemGraph, problem: Problem) -> float:
-    if found.loops:
+def _bound_s(memgraph: MemGraph, problem: Problem) -> float:
+    if memgraph.loops:
         return steady_bounds(problem.graph, problem.machine, problem.budget_bytes).bound_order_s
-    return bounds(problem.graph, problem.machine, None, problem.order, resident=found.resident).bound_order_s
+    return bounds(problem.graph, problem.machine, None, problem.order, resident=memgraph.resident).bound_order_s
 
 
-def _moved_bytes(found: MemGraph) -> int:
-    return moved_bytes(found, Queue.H2D) + moved_bytes(found, Queue.D2H)
-
-
-def _refuse_too_small(problem: Problem) -> None:
-    """Raise DoesNotFit if the largest task does not fit an empty arena, with its operands laid out as far as they go."""
-    graph, capacity = problem.graph, problem.capacity
-    task_id, least = largest_footprint(graph, problem.alignment)
-    if least <= capacity:
-        return
-    task = graph.tasks[task_id]
-    sizes = [(graph.tensors[t].name, problem.sizes[t]) for t in (() if task.gathers else task.reads())]
-    operands = sum(nbytes for _, nbytes in sizes)
-    pinned: list[tuple[str, int]] = []
-    free, wanted = int(capacity), least - operands
-    for name, nbytes in sizes:
-        if nbytes > free:
-            wanted = nbytes
-            break
-        pinned.append((name, nbytes))
-        free -= nbytes
-    raise DoesNotFit(Misfit(task.name, "device", wanted, free, free, problem.budget_bytes, tuple(pinned), int(least)))
+def _moved_bytes(memgraph: MemGraph) -> int:
+    return moved_bytes(memgraph, Queue.H2D) + moved_bytes(memgraph, Queue.D2H)

@@ -1,7 +1,7 @@
 """Bytes that one task needs in the arena when it runs alone: the feasibility rule of the whole planner.
 
-In: a TaskGraph. Out: bytes. Spill or drop everything, lay out one task, run it: this always works, so a plan exists exactly where the
-largest footprint fits the budget (host permitting).
+In: a TaskGraph, or a Problem. Out: bytes, or DoesNotFit. Spill or drop everything, lay out one task, run it: this always works, so a plan
+exists exactly where the largest footprint fits the budget (host permitting).
 
     footprint = aligned distinct device operands + aligned result + aligned workspace
 
@@ -14,6 +14,8 @@ from collections.abc import Mapping
 
 from einpage.einsum_front.base.units import ALIGNMENT, Nbytes, aligned
 from einpage.einsum_front.graph.taskgraph import Kind, Task, TaskGraph, TaskId, TensorId
+from einpage.memplan.errors import DoesNotFit, Misfit
+from einpage.memplan.problem.problem import Problem
 
 
 def last_use_by_tensor(graph: TaskGraph) -> dict[TensorId, TaskId]:
@@ -60,3 +62,22 @@ def largest_footprint(graph: TaskGraph, alignment: int = ALIGNMENT) -> tuple[Tas
         if nbytes > most:
             best, most = task.id, nbytes
     return best, most
+
+
+def refuse_too_small(problem: Problem) -> None:
+    """Raise DoesNotFit if the largest task does not fit an empty arena, with its operands laid out as far as they fit."""
+    graph, capacity = problem.graph, problem.capacity
+    task_id, least = largest_footprint(graph, problem.alignment)
+    if least <= capacity:
+        return
+    task = graph.tasks[task_id]
+    sizes = [(graph.tensors[t].name, problem.sizes[t]) for t in (() if task.gathers else task.reads())]
+    pinned: list[tuple[str, int]] = []
+    free, wanted = int(capacity), least - sum(nbytes for _, nbytes in sizes)
+    for name, nbytes in sizes:
+        if nbytes > free:
+            wanted = nbytes
+            break
+        pinned.append((name, nbytes))
+        free -= nbytes
+    raise DoesNotFit(Misfit(task.name, "device", wanted, free, free, problem.budget_bytes, tuple(pinned), int(least)))

@@ -1,4 +1,4 @@
-"""What is to be planned: one graph, in one order of its tasks, on one machine, in so many bytes of its device.
+"""A planning problem: one graph, in one order of its tasks, on one machine, within a budget of device bytes.
 
 In: the five figures that every part of the planner works on. Out: a frozen Problem, in which bytes are aligned once: the arena's capacity
 down to a multiple of the alignment, every tensor's bytes up to one. Invariant: `order` names every task of the graph once, producers first.
@@ -15,6 +15,8 @@ from einpage.memplan.problem.machine import Machine
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Problem:
+    """One planning problem; bytes of the arena and of tensors are aligned."""
+
     graph: TaskGraph
     machine: Machine
     order: tuple[TaskId, ...]
@@ -23,7 +25,7 @@ class Problem:
     alignment: int = ALIGNMENT
     """What every offset is a multiple of."""
     capacity: Nbytes = field(init=False)
-    """Bytes of the arena that aligned blocks can use."""
+    """Bytes of the arena that aligned tensors can use."""
     sizes: tuple[int, ...] = field(init=False, repr=False)
     """[tensor] aligned bytes."""
 
