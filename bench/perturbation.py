@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from einpage.einsum_front.graph.taskgraph import Task, TaskGraph
-from einpage.memplan.graph.memgraph import Compute, Free, HostGather, MemGraph, Move, PlaceKind
+from einpage.memplan.graph.memgraph import Compute, Free, HostGather, MemGraph, Move
 from einpage.memplan.graph.simulate import simulate
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.machine import Machine, op_seconds, task_seconds
+from einpage.memplan.problem.places import Link, PlaceKind, Queue
 
 Factors = NDArray[np.float64]
 
@@ -62,8 +63,9 @@ def known(graph: TaskGraph, machine: Machine, noise: Noise) -> tuple[TaskGraph, 
     ops = tuple(op if op.kind == "gather" else replace(op, seconds=op_seconds(machine, graph, op) * off[op.id]) for op in graph.ops)
     nbytes = [t.nbytes for t in graph.tensors]
     load, store = (float(np.average(of_link, weights=nbytes)) for of_link in (noise.load, noise.store))
-    links = replace(machine, h2d_bytes_per_s=machine.h2d_bytes_per_s / load, d2h_bytes_per_s=machine.d2h_bytes_per_s / store)
-    return replace(graph, tasks=tasks, ops=ops), replace(links, copy_latency_s=machine.copy_latency_s * load)
+    slower = {Queue.H2D: load, Queue.D2H: store}
+    links = tuple(Link(link.queue, link.bytes_per_s / slower[link.queue], link.latency_s * load) for link in machine.links)
+    return replace(graph, tasks=tasks, ops=ops), machine.with_links(*links)
 
 
 def _with_seconds(task: Task, seconds: float, noise: Noise) -> Task:

@@ -17,12 +17,12 @@ from bench.results import ROOT
 from bench.traces import SHORT, references
 from einpage.einsum_front.graph.trace_file import read_trace
 from einpage.memplan.bounds.bounds import bounds
-from einpage.memplan.graph.memgraph import Queue
 from einpage.memplan.graph.simulate import moved_bytes
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.machine import links_only
 from einpage.memplan.problem.order import as_written
+from einpage.memplan.problem.places import Queue
 from einpage.memplan.problem.problem import problem_of
 from einpage.memplan.problem.slots import slots_of
 from einpage.memplan.schedule.search import better_plan

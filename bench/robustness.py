@@ -29,7 +29,8 @@ from einpage.exec.build.model import open_model
 from einpage.exec.build.request import PlanRequest
 from einpage.exec.build.task_graph import build_graph
 from einpage.memplan.plan import PlanOptions
-from einpage.memplan.problem.machine import Machine, links_only, load_machine
+from einpage.memplan.problem.machine import Machine, links_only
+from einpage.memplan.problem.profile import load_machine
 
 CELLS = (("v100", "8GiB", 512, 1), ("a100", "16GiB", 2048, 1), ("a100", "8GiB", 8192, 1), ("h100", "8GiB", 2048, 8))
 """Machine, budget, sequence, batch."""

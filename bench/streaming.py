@@ -18,6 +18,7 @@ from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, Task, TaskGraph, TensorId
 from einpage.einsum_front.tile.split import split
 from einpage.memplan.problem.machine import Machine, task_seconds
+from einpage.memplan.problem.places import Queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +38,13 @@ def streaming(program: Program, dtype: DType, machine: Machine) -> Streaming:
         {t for task in layer if not task.gathers for t in task.reads() if graph.tensors[t].kind in HOST_AT_START} for layer in layers
     ]
     gather_s = sum(task_seconds(machine, graph, task) for task in graph.tasks if task.gathers)
-    load_s = [sum(machine.h2d_seconds(graph.tensors[t].nbytes) for t in sorted(layer)) for layer in weights]
+    load_s = [sum(machine.link(Queue.H2D).seconds(graph.tensors[t].nbytes) for t in sorted(layer)) for layer in weights]
     loaded = computed = before = 0.0
     for i, (load, compute) in enumerate(zip(load_s, compute_s, strict=True)):
         free_at = before  # the buffer was that of the layer before the last
         loaded = max(loaded, free_at) + load + (0.0 if i else gather_s)
         before, computed = computed, max(computed, loaded) + compute
-    out_s = sum(machine.d2h_seconds(t.nbytes) for t in graph.tensors if t.kind is Kind.OUTPUT)
+    out_s = sum(machine.link(Queue.D2H).seconds(t.nbytes) for t in graph.tensors if t.kind is Kind.OUTPUT)
     largest = max(sum(aligned(graph.tensors[t].nbytes) for t in layer) for layer in weights)
     return Streaming(computed + out_s, 2 * largest + _most_live(graph))
 

@@ -22,8 +22,9 @@ from einpage.exec.build.judged_plan import Planned, plan_program
 from einpage.exec.build.model import open_model
 from einpage.exec.build.request import PlanRequest
 from einpage.memplan.bounds.bounds import Effort
-from einpage.memplan.graph.memgraph import MemGraph, Move, PlaceKind
+from einpage.memplan.graph.memgraph import MemGraph, Move
 from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.places import PlaceKind, host_links
 
 NO_FUSE = ("attention",)
 PIECES = {Letter("k"): 2}
@@ -63,9 +64,7 @@ def machine_of(case: Published) -> Machine:
         host_bytes=2**39,
         flops_per_s=tuple((dtype, 140e12) for dtype in RUN_DTYPES),
         device_bytes_per_s=1.3e12,
-        h2d_bytes_per_s=LINK,
-        d2h_bytes_per_s=LINK,
-        copy_latency_s=0.0,
+        links=host_links(LINK, LINK),
         launch_latency_s=8e-6,
         about="The cost model that the published planner was simulated with.",
     )

@@ -24,7 +24,8 @@ from einpage.exec.build.model import Model, open_model
 from einpage.exec.build.request import PlanRequest
 from einpage.exec.load.inputs import TokenLists, encode_prompts
 from einpage.exec.load.tokenizer import load_tokenizer
-from einpage.memplan.problem.machine import Machine, load_machine
+from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.profile import load_machine
 
 if TYPE_CHECKING:
     from einpage.exec.run.prepared import RunResult

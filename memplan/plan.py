@@ -21,8 +21,8 @@ from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.memplan.bounds.bounds import bounds
 from einpage.memplan.bounds.steady import steady_bounds
 from einpage.memplan.errors import DoesNotFit
-from einpage.memplan.graph.memgraph import MemGraph, Queue
-from einpage.memplan.graph.simulate import moved_bytes, simulate
+from einpage.memplan.graph.memgraph import MemGraph
+from einpage.memplan.graph.simulate import all_moved_bytes, simulate
 from einpage.memplan.horizons.horizons import HorizonOptions, plan_by_horizons
 from einpage.memplan.problem.footprint import refuse_too_small
 from einpage.memplan.problem.machine import Machine
@@ -93,7 +93,7 @@ def _in_fastest_order(problem: Problem, options: PlanOptions) -> MemGraph:
         except DoesNotFit as misfit:
             refused.append(misfit)
         else:
-            planned.append((_makespan_s(memgraph, problem), _moved_bytes(memgraph), order, memgraph))
+            planned.append((_makespan_s(memgraph, problem), all_moved_bytes(memgraph), order, memgraph))
     if not planned:
         raise refused[0]
     _, _, order, memgraph = min(planned, key=lambda entry: entry[:2])
@@ -156,7 +156,7 @@ def _from_residents(problem: Problem, options: PlanOptions) -> MemGraph:
         best = min(range(len(tried)), key=lambda i: tried[i].seconds)
         tried += _until_near_bound(problem, options, [t.residents for t in tried[max(0, best - LARGER) : best + 1]])
     enough = HARDLY_SLOWER * min(t.seconds for t in tried)
-    return min((t.memgraph for t in tried if t.seconds <= enough), key=_moved_bytes)
+    return min((t.memgraph for t in tried if t.seconds <= enough), key=all_moved_bytes)
 
 
 def _until_near_bound(problem: Problem, options: PlanOptions, sets: Iterable[Residents]) -> list[_Tried]:
@@ -187,7 +187,3 @@ def _bound_s(memgraph: MemGraph, problem: Problem) -> float:
     if memgraph.loops:
         return steady_bounds(problem.graph, problem.machine, problem.budget_bytes).bound_order_s
     return bounds(problem.graph, problem.machine, None, problem.order, resident=memgraph.resident).bound_order_s
-
-
-def _moved_bytes(memgraph: MemGraph) -> int:
-    return moved_bytes(memgraph, Queue.H2D) + moved_bytes(memgraph, Queue.D2H)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
 from enum import Enum
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,12 +16,13 @@ from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import aligned, format_bytes, format_rate, format_seconds
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, TaskId, TensorId
-from einpage.memplan.bounds.bounds import Bounds, Limit, Method
-from einpage.memplan.graph.memgraph import MemGraph, Queue
+from einpage.memplan.bounds.bounds import Bounds, Limit, Method, limit_name
+from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.packed import COMPUTE, GATHER, MOVE, Nodes, Residencies
-from einpage.memplan.graph.simulate import Timeline, moved_bytes
+from einpage.memplan.graph.simulate import Timeline, moved_bytes_by_queue
 from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.places import DEVICE, ENGINES, Queue
 from einpage.memplan.residency.resident_sets import Start
 from einpage.memplan.schedule.static_plans import Policy
 
@@ -46,7 +47,7 @@ def in_written_order(memgraph: MemGraph) -> bool:
 def peak_bytes(memgraph: MemGraph) -> int:
     """The smallest arena these very offsets would fit: the highest byte ever used, rounded up to the alignment."""
     nodes, residencies = Nodes.of(memgraph.nodes), Residencies.of(memgraph.residencies)
-    extents = np.repeat(residencies.on_device, np.diff(residencies.extent_row))
+    extents = np.repeat(residencies.at(DEVICE), np.diff(residencies.extent_row))
     tops = (residencies.offset + residencies.nbytes)[extents], nodes.scratch_offset + nodes.scratch_nbytes
     return min(aligned(max(int(top.max(initial=0)) for top in tops), memgraph.alignment), memgraph.budget_bytes)
 
@@ -68,15 +69,31 @@ class TaskOrder(Enum):
     REORDERED = "reordered"
 
 
-class Bottleneck(Enum):
-    """What would have to be faster or larger for a plan to be faster."""
+class Shortage(Enum):
+    """What holds a plan up where no engine does."""
 
-    COMPUTE = "compute"
-    H2D = "h2d"
-    D2H = "d2h"
     MEMORY = "memory"
     LATENCY = "latency"
     """Nothing is busy."""
+
+
+Bottleneck: TypeAlias = "Queue | Shortage"
+"""What would have to be faster or larger for a plan to be faster."""
+
+
+def bottleneck_name(limit: Bottleneck) -> str:
+    """As the JSON and tables write it."""
+    return limit.name if isinstance(limit, Queue) else limit.value
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUse:
+    """A link that is not between the host and the device."""
+
+    queue: Queue
+    nbytes: int
+    seconds: float
+    """How long it is busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,18 +163,28 @@ class Report:
     """From the spec to the judged plan."""
     verified: bool
     """Whether the judge has passed the plan."""
+    other_links: tuple[LinkUse, ...] = ()
+    """In the JSON as `disk_to_host_bytes`, `disk_to_host_s` and the like."""
     passes: PassesReport | None = None
 
     def facts(self) -> dict[str, Any]:
         """What `plan --json` prints: plain JSON values in the order of the fields."""
-        out = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "passes"}
-        out = {key: value.value if isinstance(value, Enum) else value for key, value in out.items()}
+        out = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name not in ("passes", "other_links")}
+        for use in self.other_links:
+            out |= {f"{use.queue.name}_bytes": use.nbytes, f"{use.queue.name}_s": use.seconds}
         out["split"] = {str(letter): pieces for letter, pieces in self.split}
         return out if self.passes is None else {**out, **asdict(self.passes)}
 
     def __getitem__(self, key: str) -> Any:
         """A figure by its key in the JSON."""
         return self.facts()[key]
+
+
+def _plain(value: object) -> object:
+    """As JSON has it."""
+    if isinstance(value, Queue):
+        return value.name
+    return value.value if isinstance(value, Enum) else value
 
 
 def report(
@@ -167,7 +194,7 @@ def report(
     """The report of a plan. `plan_s` is the time from spec to judged plan, `verified` the judge's verdict, `policy` and `effort` say how
     the plan was made."""
     graph = memgraph.graph
-    h2d_bytes, d2h_bytes = moved_bytes(memgraph, Queue.H2D), moved_bytes(memgraph, Queue.D2H)
+    moved = moved_bytes_by_queue(memgraph)
     largest_task, largest_bytes = largest_footprint(graph, memgraph.alignment)
     return Report(
         spec=spec,
@@ -187,11 +214,11 @@ def report(
         tasks=len(graph.tasks),
         nodes=len(memgraph.nodes),
         edges=len(memgraph.edges),
-        h2d_bytes=h2d_bytes,
-        d2h_bytes=d2h_bytes,
+        h2d_bytes=moved[Queue.H2D],
+        d2h_bytes=moved[Queue.D2H],
         disk_read_bytes=0,
-        bytes_bound_h2d=int(bounds.bytes_bound_h2d),
-        bytes_bound_d2h=int(bounds.bytes_bound_d2h),
+        bytes_bound_h2d=int(bounds.compulsory(Queue.H2D)),
+        bytes_bound_d2h=int(bounds.compulsory(Queue.D2H)),
         compute_s=timeline.busy(Queue.COMPUTE),
         h2d_s=timeline.busy(Queue.H2D),
         d2h_s=timeline.busy(Queue.D2H),
@@ -206,17 +233,18 @@ def report(
         bound_order_by=bounds.order_by,
         bytes_bound_order=int(bounds.bytes_bound_order),
         bytes_bound_order_by=bounds.bytes_order_by,
-        limited_by=limited_by(timeline, h2d_bytes + d2h_bytes, once_bytes(memgraph)),
+        limited_by=limited_by(timeline, sum(moved.values()), once_bytes(memgraph)),
         over_device_bytes=max(0, int(memgraph.budget_bytes) - machine.device_bytes),
         plan_s=plan_s,
         verified=verified,
+        other_links=tuple(LinkUse(q, nbytes, timeline.busy(q)) for q, nbytes in moved.items() if q not in ENGINES),
     )
 
 
 def passes_report(memgraph: MemGraph, machine: Machine, timeline: Timeline, passes: int) -> PassesReport:
     """What `plan --passes N --json` adds: the time of a first, cold pass and all of them, resident tensors preloaded before it starts."""
     tensors = memgraph.graph.tensors
-    prologue_s = sum(machine.h2d_seconds(tensors[t].nbytes) for t in sorted(memgraph.resident))
+    prologue_s = sum(machine.link(Queue.H2D).seconds(tensors[t].nbytes) for t in sorted(memgraph.resident))
     return PassesReport(passes, prologue_s, prologue_s + passes * timeline.makespan_s)
 
 
@@ -227,16 +255,16 @@ def _ratio(seconds: float, bound: float) -> float | None:
 def limited_by(timeline: Timeline, moved: int, once: int) -> Bottleneck:
     """What would have to be faster or larger.
 
-    `moved` and `once` are the bytes over both links, in this plan and if it moved nothing twice. A busy link counts as memory
+    `moved` and `once` are the bytes over all links, in this plan and if it moved nothing twice. A busy link counts as memory
     when it carries the same bytes more than once; so do idle engines when bytes are carried more than once.
     """
     busiest = max(timeline.busy_s, key=lambda entry: entry[1])
     again = moved > AGAIN_TOO_MUCH * once
-    if busiest[0] is not Queue.COMPUTE and again:
-        return Bottleneck.MEMORY
+    if busiest[0] != Queue.COMPUTE and again:
+        return Shortage.MEMORY
     if timeline.makespan_s > 0 and busiest[1] < BUSY_ENOUGH * timeline.makespan_s:
-        return Bottleneck.MEMORY if again else Bottleneck.LATENCY
-    return Bottleneck(busiest[0].value)
+        return Shortage.MEMORY if again else Shortage.LATENCY
+    return busiest[0]
 
 
 _BYTES_BY = {
@@ -244,12 +272,12 @@ _BYTES_BY = {
     Method.COMPULSORY: "each byte once",
     Method.INTERVAL_LP: "in this order and budget; by the interval LP",
 }
-_CURES = {
-    Bottleneck.COMPUTE: "arithmetic; more memory or a faster link would not help",
-    Bottleneck.H2D: "the link to the device carries each byte once; more tokens at once, or a faster link",
-    Bottleneck.D2H: "the link to the host carries each byte once; fewer or smaller outputs, or a faster link",
-    Bottleneck.MEMORY: "bytes cross a link more than once, or wait for room; a larger budget helps",
-    Bottleneck.LATENCY: "no engine is busy: loads, tasks and stores wait for one another; a coarser split, or more work at once",
+_CURES: dict[Bottleneck, str] = {
+    Queue.COMPUTE: "arithmetic; more memory or a faster link would not help",
+    Queue.H2D: "the link to the device carries each byte once; more tokens at once, or a faster link",
+    Queue.D2H: "the link to the host carries each byte once; fewer or smaller outputs, or a faster link",
+    Shortage.MEMORY: "bytes cross a link more than once, or wait for room; a larger budget helps",
+    Shortage.LATENCY: "no engine is busy: loads, tasks and stores wait for one another; a coarser split, or more work at once",
 }
 
 
@@ -257,7 +285,8 @@ def render(r: Report, advice: str | None = None) -> str:
     """The report for a person, a dozen lines of plain text, no trailing newline; `advice`, where there is some, comes last."""
     makespan = r.makespan_s
     order_holds_for = f"these tasks; by the {r.bound_order_by.value}"
-    moved, least = r.h2d_bytes + r.d2h_bytes, r.bytes_bound_order
+    moved = r.h2d_bytes + r.d2h_bytes + sum(use.nbytes for use in r.other_links)
+    least = r.bytes_bound_order
     bytes_text = f"{format_bytes(moved)} over both links, {format_bytes(least)} at the least ({_BYTES_BY[r.bytes_bound_order_by]})"
     rows = [
         ("plan", f"{r.spec}, {r.dtype.value}, on {r.machine}: {r.tasks} tasks, {r.nodes} nodes"),
@@ -269,10 +298,11 @@ def render(r: Report, advice: str | None = None) -> str:
         ("compute", _engine(r.compute_s, makespan)),
         ("to device", _engine(r.h2d_s, makespan, r.h2d_bytes, r.bytes_bound_h2d)),
         ("to host", _engine(r.d2h_s, makespan, r.d2h_bytes, r.bytes_bound_d2h)),
+        *((use.queue.title, _engine(use.seconds, makespan, use.nbytes)) for use in r.other_links),
         ("predicted", _predicted(makespan, r.predicted_s) + (" a pass" if r.start is Start.LOOP else "")),
         *([("passes", _passes(r.passes))] if r.passes else []),
-        ("plan / bound", _over(r.bound_ratio, r.bound_s, r.bound_limit.value, "any order and split")),
-        ("", _over(r.bound_order_ratio, r.bound_order_s, r.bound_order_limit.value, order_holds_for)),
+        ("plan / bound", _over(r.bound_ratio, r.bound_s, limit_name(r.bound_limit), "any order and split")),
+        ("", _over(r.bound_order_ratio, r.bound_order_s, limit_name(r.bound_order_limit), order_holds_for)),
         ("bytes", bytes_text),
         ("judge", ("passed" if r.verified else "not asked") + f"; planned in {format_seconds(r.plan_s)}"),
     ]
@@ -282,7 +312,8 @@ def render(r: Report, advice: str | None = None) -> str:
         rows.insert(1, ("policy", f"{r.policy.value}, as asked"))
     if r.over_device_bytes:
         rows.append(("warning", f"the budget exceeds the device of {r.machine} by {format_bytes(r.over_device_bytes)}"))
-    rows.append(("limited by", f"{r.limited_by.value}: {_CURES[r.limited_by]}"))
+    cure = _CURES.get(r.limited_by, "that link carries each byte once; a faster one would help")
+    rows.append(("limited by", f"{bottleneck_name(r.limited_by)}: {cure}"))
     if advice is not None:
         rows.append(("would help", advice))
     return "\n".join(f"{name:<13} {text}" for name, text in rows)
@@ -301,10 +332,11 @@ def _passes(p: PassesReport) -> str:
 def _engine(seconds: float, makespan: float, moved: int | None = None, least: int | None = None) -> str:
     share = f"{100 * seconds / makespan:.0f} %" if makespan > 0 else "0 %"
     text = f"{format_seconds(seconds)} busy, {share}"
-    if moved is None or least is None:
+    if moved is None:
         return text
     rate = f" at {format_rate(moved / seconds)}" if seconds > 0 else ""
-    return f"{text}; {format_bytes(moved)}{rate}, {format_bytes(least)} at the least"
+    at_least = "" if least is None else f", {format_bytes(least)} at the least"
+    return f"{text}; {format_bytes(moved)}{rate}{at_least}"
 
 
 def _over(ratio: float | None, seconds: float, limit: str, holds_for: str) -> str:

@@ -13,6 +13,7 @@ from itertools import combinations, count
 
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, Task, TaskGraph, TensorId
 from einpage.memplan.problem.machine import Machine, task_seconds
+from einpage.memplan.problem.places import Queue
 
 Tensors = frozenset[TensorId]
 
@@ -131,18 +132,20 @@ def least_seconds(graph: TaskGraph, machine: Machine, capacity: int, most_states
 
 
 def _starts(s: Small, now: Now, machine: Machine) -> Iterator[tuple[Now]]:
+    loads, stores = machine.link(Queue.H2D), machine.link(Queue.D2H)
     busy = now.pinned | frozenset(x[1] for x in (now.load, now.store) if x is not None)
     wanted = s.read_from[now.begun] | s.outputs
     may_go = s.may_go(now.there, now.host, busy, now.begun)
     if now.store is None:
         for t in now.ready - now.host:
             if t in wanted and (now.task is None or t != now.task[1]):
-                yield (replace(now, store=(machine.d2h_seconds(s.size[t]), t)),)
+                yield (replace(now, store=(stores.seconds(s.size[t]), t)),)
     if now.load is None:
         for t in (now.host & s.read_from[now.begun] | now.to_gather) - now.there:
             for kept in s.room(now.there, s.size[t] + now.workspace, may_go):
                 left = now.to_gather - {t}
-                yield (replace(now, there=kept | {t}, ready=now.ready & kept, to_gather=left, load=(machine.h2d_seconds(s.size[t]), t)),)
+                load = loads.seconds(s.size[t]), t
+                yield (replace(now, there=kept | {t}, ready=now.ready & kept, to_gather=left, load=load),)
     if now.task is None and now.begun < len(s.tasks) and now.ready.issuperset(s.tasks[now.begun].reads()):
         task = s.tasks[now.begun]
         reads = frozenset(task.reads())

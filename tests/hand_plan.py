@@ -17,8 +17,6 @@ from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
 from einpage.memplan.graph.memgraph import (
-    DEVICE,
-    HOST,
     Compute,
     EdgeKind,
     Edges,
@@ -31,7 +29,8 @@ from einpage.memplan.graph.memgraph import (
     Offset,
     Residency,
     ResidencyId,
-)  # fmt: skip
+)
+from einpage.memplan.problem.places import DEVICE, HOST
 
 TENSORS = (
     ("table", (4, 64), DType.FP32, Kind.WEIGHT),
@@ -117,7 +116,7 @@ def hand_plan() -> MemGraph:
         Free(r[10]),
     )
     start, end = (r[0], r[1], r[2]), (r[0], r[1], r[2], r[8], r[11])
-    return MemGraph(graph, Nbytes(2048), Nbytes(2560), residencies, nodes, edges_of(EDGES, MEMORY), start, end)
+    return MemGraph(graph, ((DEVICE, Nbytes(2048)), (HOST, Nbytes(2560))), residencies, nodes, edges_of(EDGES, MEMORY), start, end)
 
 
 def edges_of(pairs: tuple[tuple[int, int], ...], memory: frozenset[tuple[int, int]] = frozenset()) -> Edges:

@@ -12,8 +12,6 @@ import numpy as np
 from einpage.einsum_front.base.units import ALIGNMENT, Nbytes, aligned
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Task, TaskGraph, TensorId
 from einpage.memplan.graph.memgraph import (
-    DEVICE,
-    HOST,
     Compute,
     EdgeKind,
     Edges,
@@ -25,11 +23,11 @@ from einpage.memplan.graph.memgraph import (
     Node,
     NodeId,
     Offset,
-    Place,
     Residency,
     ResidencyId,
 )
 from einpage.memplan.problem.footprint import donated_operand, footprint, largest_footprint, last_use_by_tensor
+from einpage.memplan.problem.places import DEVICE, HOST, Place
 
 
 class _Writer:
@@ -93,7 +91,8 @@ class _Writer:
             np.array([self.edges[key] for key in keys], np.uint8),
         )
         residencies, nodes = tuple(self.residencies), tuple(self.nodes)
-        return MemGraph(self.graph, Nbytes(budget), Nbytes(self.host_top), residencies, nodes, edges, tuple(start), tuple(end))
+        arenas = (DEVICE, Nbytes(budget)), (HOST, Nbytes(self.host_top))
+        return MemGraph(self.graph, arenas, residencies, nodes, edges, tuple(start), tuple(end))
 
 
 def plain_plan(graph: TaskGraph, budget: int | None = None) -> MemGraph:

@@ -28,8 +28,9 @@ from einpage.exec.dispatch.serial import run_serial
 from einpage.exec.load.fill import fill, read_weights
 from einpage.exec.load.inputs import TokenLists, bind_inputs
 from einpage.exec.load.tokenizer import load_tokenizer
-from einpage.memplan.graph.memgraph import DEVICE, Extent, HostGather, MemGraph, Move, Offset
-from einpage.memplan.problem.machine import load_machine
+from einpage.memplan.graph.memgraph import Extent, HostGather, MemGraph, Move, Offset
+from einpage.memplan.problem.places import DEVICE
+from einpage.memplan.problem.profile import load_machine
 from real_bytes import slices
 from smollm2 import smollm2_path
 
@@ -134,7 +135,7 @@ class Loaded:
         self._host.poison(Extent(Offset(top), Nbytes(memgraph.host_bytes - top)))
         measured = dispatch(memgraph, device)
         assert device.arena_bytes == memgraph.budget_bytes
-        assert (measured.measured_h2d_bytes, measured.measured_d2h_bytes) == moved(memgraph)
+        assert tuple(measured.moved_bytes.values()) == moved(memgraph)
         return measured, outputs(memgraph, self._host)
 
 

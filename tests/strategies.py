@@ -26,6 +26,7 @@ from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, Task, TaskGraph
 from einpage.memplan.packing.rectangles import Rectangle
 from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.places import Link, Queue, host_links
 
 Pick = Callable[[int, int], int]
 """pick(low, high) answers an integer with both ends included; low is the simplest answer."""
@@ -317,15 +318,25 @@ def machines(draw: st.DrawFn) -> Machine:
     return Machine(
         name="made", device_bytes=2**30, host_bytes=2 ** draw(st.integers(30, 40)),
         flops_per_s=((DType.FP32, flops), (DType.BF16, 2 * flops), (DType.FP16, 2 * flops)),
-        device_bytes_per_s=draw(rate), h2d_bytes_per_s=draw(rate), d2h_bytes_per_s=draw(rate),
-        copy_latency_s=draw(latency), launch_latency_s=draw(latency), about="made by a strategy",
+        device_bytes_per_s=draw(rate), links=host_links(draw(rate), draw(rate), draw(latency)),
+        launch_latency_s=draw(latency), about="made by a strategy",
     )  # fmt: skip
 
 
 def a_machine(**figures: Any) -> Machine:
-    """One ordinary machine; `figures` replaces fields."""
+    """One ordinary machine; `figures` as for `changed`."""
     rates = ((DType.FP32, 1e9), (DType.BF16, 2e9), (DType.FP16, 2e9))
-    return replace(Machine("plain", 2**30, 2**36, rates, 1e9, 1e8, 1e8, 1e-5, 1e-5), **figures)
+    return changed(Machine("plain", 2**30, 2**36, rates, 1e9, host_links(1e8, 1e8, 1e-5), 1e-5), **figures)
+
+
+def changed(machine: Machine, **figures: Any) -> Machine:
+    """`machine` with other figures, named as in a profile: `h2d_bytes_per_s` and `copy_latency_s` are those of its links."""
+    for queue in (Queue.H2D, Queue.D2H):
+        link = machine.link(queue)
+        rate = figures.pop(f"{queue.name}_bytes_per_s", link.bytes_per_s)
+        machine = machine.with_links(Link(queue, rate, figures.get("copy_latency_s", link.latency_s)))
+    figures.pop("copy_latency_s", None)
+    return replace(machine, **figures)
 
 
 alignments = st.sampled_from((ALIGNMENT, 1))

@@ -20,9 +20,10 @@ from einpage.memplan.bounds.bounds import bounds
 from einpage.memplan.graph.simulate import simulate
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.footprint import largest_footprint
-from einpage.memplan.problem.machine import links_only, load_machine
+from einpage.memplan.problem.machine import links_only
+from einpage.memplan.problem.profile import load_machine
 from specs_small import SPECS
-from strategies import a_machine, random_graph
+from strategies import a_machine, changed, random_graph
 
 DATA = Path(__file__).parent / "data"
 SHARE = 0.25
@@ -51,7 +52,7 @@ def test_no_noise_changes_nothing() -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_what_is_known_is_what_happens(seed: int) -> None:
     """Under one factor an engine, the nominal plan's clock with factors is the clock of the same plan on what `known` tells."""
-    graph, machine = random_graph(seed, most_ops=12), replace(a_machine(), copy_latency_s=0.0)
+    graph, machine = random_graph(seed, most_ops=12), changed(a_machine(), copy_latency_s=0.0)
     memgraph = plan(graph, machine, largest_footprint(graph)[1] + 512)
     noise = drawn(graph, SHARE, seed, Spread.ENGINE)
     real_graph, real_machine = known(graph, machine, noise)

@@ -24,7 +24,8 @@ from einpage.exec.run import choose
 from einpage.exec.run.choose import Chosen, DeviceKind, Dispatch, device_for, kernels_for, make_device, runner
 from einpage.exec.run.options import RunOptions
 from einpage.exec.run.prepared import run_model
-from einpage.memplan.problem.machine import load_machine
+from einpage.memplan.problem.places import HOST
+from einpage.memplan.problem.profile import load_machine
 from fake_driver import FakeDriver
 from hand_plan import hand_plan
 
@@ -78,7 +79,7 @@ def test_every_dispatch_has_a_runner_on_each_device() -> None:
 
 def test_the_device_is_of_the_kind() -> None:
     plan, machine = hand_plan(), load_machine("cpu")
-    plan = replace(plan, nodes=(), host_bytes=0)
+    plan = replace(plan.with_arena(HOST, 0), nodes=())
     from einpage.exec.device.arena import HostArena
 
     assert isinstance(make_device(DeviceKind.CPU, plan, HostArena(0), machine, "torch"), CpuDevice)

@@ -19,11 +19,11 @@ from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.device.errors import NodeError
 from einpage.exec.dispatch.dynamic import run_dynamic
 from einpage.exec.dispatch.engine import Measured
-from einpage.exec.dispatch.progress import plan_bytes
 from einpage.exec.dispatch.serial import random_order, run_serial
 from einpage.exec.dispatch.static import run_static
 from einpage.kernels.errors import IndexOutOfRange
 from einpage.memplan.graph.memgraph import Compute, EdgeKind, Edges, Extent, Free, HostGather, MemGraph, NodeId, Offset
+from einpage.memplan.graph.simulate import moved_bytes_by_queue
 from plain_plan import plain_plan
 from real_bytes import Data, differences, direct, filled_host, run_on_bytes
 from strategies import data, random_graph
@@ -68,7 +68,7 @@ def test_a_second_pass_gives_the_same() -> None:
     for _ in range(3):
         measured = run_dynamic(plan, device)
         assert differences(outputs(plan, host), direct(graph, values)) == []
-        assert (measured.measured_h2d_bytes, measured.measured_d2h_bytes) == plan_bytes(plan)
+        assert measured.moved_bytes == moved_bytes_by_queue(plan)
 
 
 @pytest.mark.parametrize("kind", EdgeKind, ids=lambda kind: kind.name.lower())

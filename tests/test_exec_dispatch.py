@@ -20,7 +20,8 @@ from einpage.exec.dispatch.dynamic import run_dynamic
 from einpage.exec.dispatch.progress import Hooks, Progress
 from einpage.exec.dispatch.serial import random_order, run_serial
 from einpage.exec.dispatch.static import run_static, schedule
-from einpage.memplan.graph.memgraph import ENGINES, Free, MemGraph, Move, NodeId, Queue
+from einpage.memplan.graph.memgraph import Free, MemGraph, Move, NodeId
+from einpage.memplan.problem.places import ENGINES, Queue
 from hand_plan import edges_of, hand_plan
 from plain_plan import plain_plan
 from strategies import random_graph
@@ -72,11 +73,11 @@ def test_every_node_runs_once_after_its_predecessors(dispatch: Any) -> None:
     assert_respects_edges(plan, device.calls)
     assert (measured.finish_s >= measured.start_s).all()
     assert (measured.start_s[plan.edges.target] >= measured.finish_s[plan.edges.source]).all()
-    assert (measured.measured_h2d_bytes, measured.measured_d2h_bytes) == (512 + 256 + 512, 512 + 512 + 512)
+    assert tuple(measured.moved_bytes.values()) == (512 + 256 + 512, 512 + 512 + 512)
     busy = measured.finish_s - measured.start_s
-    assert measured.h2d_s == pytest.approx(busy[[0, 1, 8]].sum())
-    assert measured.d2h_s == pytest.approx(busy[[3, 7, 11]].sum())
-    assert measured.compute_s == pytest.approx(busy[[2, 5, 10]].sum())
+    assert measured.busy_s[Queue.H2D] == pytest.approx(busy[[0, 1, 8]].sum())
+    assert measured.busy_s[Queue.D2H] == pytest.approx(busy[[3, 7, 11]].sum())
+    assert measured.busy_s[Queue.COMPUTE] == pytest.approx(busy[[2, 5, 10]].sum())
     assert measured.wall_s >= measured.finish_s.max()
 
 
@@ -141,7 +142,7 @@ def test_dynamic_takes_the_lowest_ready_node_of_an_engine() -> None:
     for _ in range(5):
         device = NullDevice(plan)
         run_dynamic(plan, device)
-        assert [n for n in device.calls if plan.queue(n) is Queue.H2D] == [0, 1, 8]
+        assert [n for n in device.calls if plan.queue(n) == Queue.H2D] == [0, 1, 8]
 
 
 def test_engines_overlap() -> None:
@@ -180,7 +181,8 @@ def test_a_fault_in_any_node_ends_the_run_and_names_it(dispatch: Any, node: int)
     assert caught.value.exit_status == 1
     text = str(caught.value)
     assert f"node {node} (" in text
-    assert f"on the {plan.queue(NodeId(node)).value} engine" in text or isinstance(plan.nodes[node], Free)
+    queue = plan.queue(NodeId(node))
+    assert queue is None or f"on the {queue.name} engine" in text
     assert "ValueError: the kernel broke" in text
     assert not [t for t in threading.enumerate() if t.name.startswith("einpage-")]
 
@@ -199,10 +201,10 @@ def test_other_bytes_than_planned_are_our_bug(dispatch: Any) -> None:
         def copy(self, node: NodeId) -> None:
             super().copy(node)
             if node == 7:
-                self.d2h_bytes += 1
+                self._counted.add(node, 1)
 
     plan = hand_plan()
-    with pytest.raises(CountMismatch, match=r"\(1280, 1537\).*\(1280, 1536\)"):
+    with pytest.raises(CountMismatch, match="h2d 1280, d2h 1537; the plan says h2d 1280, d2h 1536"):
         dispatch(plan, Miscounting(plan))
 
 
@@ -280,7 +282,7 @@ def test_a_plan_without_moves_runs() -> None:
     only = replace(plan, nodes=(plan.nodes[6],), edges=edges_of(()))
     for dispatch in DISPATCHERS.values():
         measured = dispatch(only, NullDevice(only))
-        assert measured.measured_h2d_bytes == 0
+        assert measured.moved_bytes[Queue.H2D] == 0
         assert np.isfinite(measured.finish_s).all()
 
 
@@ -289,7 +291,7 @@ def test_null_counts_what_the_plan_names() -> None:
     device = NullDevice(plan)
     moves = [NodeId(i) for i, n in enumerate(plan.nodes) if isinstance(n, Move)]
     device.copy(moves[0])
-    assert (device.h2d_bytes, device.d2h_bytes) == (256, 0)
+    assert device.moved_bytes == {Queue.H2D: 256, Queue.D2H: 0}
     device.begin()
-    assert (device.h2d_bytes, device.calls) == (0, [])
+    assert (sum(device.moved_bytes.values()), device.calls) == (0, [])
     assert device.arena_bytes == 2048

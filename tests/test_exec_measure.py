@@ -16,7 +16,8 @@ from einpage.exec.measure import cpu as measure
 from einpage.exec.measure import profiles
 from einpage.exec.measure.slowdown import usual_slowdown
 from einpage.memplan.problem.machine import Machine
-from strategies import a_machine
+from einpage.memplan.problem.places import Queue
+from strategies import a_machine, changed
 
 
 @pytest.fixture(autouse=True)
@@ -42,9 +43,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
 
 def test_measuring_gives_a_whole_profile() -> None:
     machine = measure.measure_cpu(seconds=0.1, threads=1)
-    rates = (machine.device_bytes_per_s, machine.h2d_bytes_per_s, machine.d2h_bytes_per_s, *(machine.flops_of(d) for d in RUN_DTYPES))
+    rates = (
+        machine.device_bytes_per_s,
+        machine.link(Queue.H2D).bytes_per_s,
+        machine.link(Queue.D2H).bytes_per_s,
+        *(machine.flops_of(d) for d in RUN_DTYPES),
+    )
     assert all(1e6 < rate < 1e16 for rate in rates), rates
-    assert 0 < machine.copy_latency_s < machine.launch_latency_s < 1
+    assert 0 < machine.link(Queue.H2D).latency_s < machine.launch_latency_s < 1
     assert 0 < machine.device_bytes < machine.host_bytes
     assert 1 <= machine.usual_slowdown < 1e4
     assert machine.threads == 1
@@ -76,27 +82,27 @@ def test_the_best_of_several_samples_is_kept(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(measure, "_rates", rates)
     machine = measure.measure_cpu(seconds=0.01, threads=1)
     assert [machine.flops_of(d) for d in RUN_DTYPES] == [5e9, 10e9, 15e9]
-    assert (machine.device_bytes_per_s, machine.h2d_bytes_per_s, machine.d2h_bytes_per_s) == (20e9, 5e9, 6e9)
+    assert (machine.device_bytes_per_s, machine.link(Queue.H2D).bytes_per_s, machine.link(Queue.D2H).bytes_per_s) == (20e9, 5e9, 6e9)
 
 
 def test_runs_that_take_longer_than_the_rates_say_are_noticed() -> None:
     """Of a machine said to be a thousand times faster than another, runs are found to take far longer, however busy this one is."""
     one, factor = measure.measure_cpu(seconds=0.1, threads=1), 1000
-    faster = replace(
+    faster = changed(
         one,
         flops_per_s=tuple((dtype, factor * rate) for dtype, rate in one.flops_per_s),
         device_bytes_per_s=factor * one.device_bytes_per_s,
-        h2d_bytes_per_s=factor * one.h2d_bytes_per_s,
-        d2h_bytes_per_s=factor * one.d2h_bytes_per_s,
+        h2d_bytes_per_s=factor * one.link(Queue.H2D).bytes_per_s,
+        d2h_bytes_per_s=factor * one.link(Queue.D2H).bytes_per_s,
         launch_latency_s=one.launch_latency_s / factor,
-        copy_latency_s=one.copy_latency_s / factor,
+        copy_latency_s=one.link(Queue.H2D).latency_s / factor,
     )
     assert usual_slowdown(faster) > 2 * one.usual_slowdown
 
 
 def test_only_the_kept_profile_is_forgotten(own_cache: Path, quick: list[int | None]) -> None:
     kept = measure.measured_cpu(threads=2)
-    assert not profiles.forget(replace(kept, h2d_bytes_per_s=1.0)) and profiles.cached(measure.cpu_profile(2)) == kept
+    assert not profiles.forget(changed(kept, h2d_bytes_per_s=1.0)) and profiles.cached(measure.cpu_profile(2)) == kept
     assert not profiles.forget(replace(kept, threads=None))
     assert profiles.forget(kept) and profiles.cached(measure.cpu_profile(2)) is None
     assert not profiles.forget(kept)

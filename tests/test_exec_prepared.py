@@ -10,7 +10,8 @@ from einpage.exec.load.inputs import TokenLists
 from einpage.exec.run.choose import Dispatch
 from einpage.exec.run.options import RunOptions
 from einpage.exec.run.prepared import prepare_run
-from einpage.memplan.problem.machine import load_machine
+from einpage.memplan.problem.places import Queue
+from einpage.memplan.problem.profile import load_machine
 from specs_small import SMALL, SPECS
 
 MACHINE = load_machine("cpu", threads=1)
@@ -28,7 +29,7 @@ def test_every_run_of_one_preparation_gives_the_same() -> None:
     found = []
     for dispatch in (Dispatch.SERIAL, Dispatch.STATIC, Dispatch.DYNAMIC, Dispatch.STATIC):
         (measured,) = prepared.run(dispatch)
-        assert measured.measured_h2d_bytes == prepared.planned.report.h2d_bytes
+        assert measured.moved_bytes[Queue.H2D] == prepared.planned.report.h2d_bytes
         found.append(prepared.outputs()["all_logits"])
     assert not found[0].isnan().any()
     for other in found[1:]:

@@ -12,6 +12,7 @@ from einpage.exec.build.judged_plan import plan_graph
 from einpage.exec.build.request import PlanRequest
 from einpage.exec.build.task_graph import build_graph
 from einpage.memplan.plan import PlanOptions
+from einpage.memplan.problem.places import Queue
 from einpage.memplan.residency.resident_sets import Start
 from smollm2_run import FRANCE, LLAMA, MACHINE, MIB, WEIGHT_ELEMENTS, arena, moved, open_smollm2, planned
 
@@ -25,8 +26,8 @@ def test_every_weight_comes_in_once_and_only_the_logits_go_out(budget: int, dtyp
     model = open_smollm2([FRANCE])
     memgraph = planned(model, budget, dtype=dtype).memgraph
     measured, _ = arena().run(memgraph, arena().device(model, memgraph))
-    assert measured.measured_h2d_bytes == (WEIGHT_ELEMENTS + len(FRANCE) * WIDTH) * dtype.nbytes + LENGTHS
-    assert measured.measured_d2h_bytes == VOCAB * dtype.nbytes
+    assert measured.moved_bytes[Queue.H2D] == (WEIGHT_ELEMENTS + len(FRANCE) * WIDTH) * dtype.nbytes + LENGTHS
+    assert measured.moved_bytes[Queue.D2H] == VOCAB * dtype.nbytes
 
 
 def test_a_table_that_is_only_gathered_from_stays_on_the_host(tmp_path: Path) -> None:
@@ -39,8 +40,8 @@ def test_a_table_that_is_only_gathered_from_stays_on_the_host(tmp_path: Path) ->
     memgraph = planned(model, 64 * MIB, ["all_final"]).memgraph
     measured, _ = arena().run(memgraph, arena().device(model, memgraph))
     rows = len(FRANCE) * WIDTH
-    assert measured.measured_h2d_bytes == (WEIGHT_ELEMENTS - VOCAB * WIDTH + rows) * 4
-    assert measured.measured_d2h_bytes == rows * 4
+    assert measured.moved_bytes[Queue.H2D] == (WEIGHT_ELEMENTS - VOCAB * WIDTH + rows) * 4
+    assert measured.moved_bytes[Queue.D2H] == rows * 4
 
 
 def test_ten_steady_passes_of_smollm2_move_the_planned_bytes() -> None:
@@ -55,5 +56,5 @@ def test_ten_steady_passes_of_smollm2_move_the_planned_bytes() -> None:
     device.bring()
     for _ in range(10):
         measured, found = arena().run(memgraph, device)
-        assert (measured.measured_h2d_bytes, measured.measured_d2h_bytes) == moved(memgraph)
+        assert tuple(measured.moved_bytes.values()) == moved(memgraph)
         assert torch.equal(found["logits"], expected["logits"])

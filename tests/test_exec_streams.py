@@ -15,7 +15,7 @@ from einpage.exec.device import streams
 from einpage.exec.device.arena import outputs
 from einpage.exec.device.errors import NodeError
 from einpage.exec.device.stream_judge import Put, Seen, Waited, unenforced
-from einpage.exec.dispatch.progress import Hooks, Progress, plan_bytes
+from einpage.exec.dispatch.progress import Hooks, Progress
 from einpage.exec.dispatch.serial import run_serial
 from einpage.exec.dispatch.static import schedule
 from einpage.exec.dispatch.stream_dynamic import run_polled
@@ -23,7 +23,9 @@ from einpage.exec.dispatch.stream_static import groups, run_issued
 from einpage.kernels.errors import IndexOutOfRange
 from einpage.kernels.on_torch.host_gather import prepare_gather, split_gather
 from einpage.memplan.graph.memgraph import Free, HostGather, MemGraph, Move, NodeId
+from einpage.memplan.graph.simulate import moved_bytes_by_queue
 from einpage.memplan.plan import plan as make_plan
+from einpage.memplan.problem.places import Queue
 from fake_driver import FakeDriver, WatchedDevice
 from kernels_cases import GATHERS
 from plain_plan import plain_plan
@@ -52,8 +54,8 @@ def test_whatever_order_streams_take_the_result_is_the_direct_one(seed: int, way
     for draw in range(6):
         found, device, measured = run(plan, values, way, FakeDriver(seed=draw, steps=draw))
         assert differences(found, expected) == []
-        assert (measured.measured_h2d_bytes, measured.measured_d2h_bytes) == plan_bytes(plan)
-        assert (device.h2d_bytes, device.d2h_bytes) == plan_bytes(plan)
+        assert measured.moved_bytes == moved_bytes_by_queue(plan)
+        assert device.moved_bytes == moved_bytes_by_queue(plan)
 
 
 @pytest.mark.parametrize("way", ["static", "dynamic"])
@@ -110,7 +112,7 @@ def test_large_copies_and_gathers_go_in_pieces(way: str, monkeypatch: pytest.Mon
     for draw in range(4):
         found, device, _ = run(plan, values, way, FakeDriver(seed=draw))
         assert differences(found, expected) == []
-        assert (device.h2d_bytes, device.d2h_bytes) == plan_bytes(plan)
+        assert device.moved_bytes == moved_bytes_by_queue(plan)
         moves = [i for i, n in enumerate(plan.nodes) if isinstance(n, Move)]
         assert max(device.pieces(i) for i in moves) > 1  # type: ignore[arg-type]
         if way != "serial":
@@ -160,7 +162,7 @@ def test_progress_is_told(way: str) -> None:
     told: list[Progress] = []
     WAYS[way](plan, device, Hooks(progress=told.append))  # type: ignore[operator]
     assert told[-1].tasks_done == told[-1].tasks > 0
-    assert (told[-1].h2d_bytes, told[-1].d2h_bytes) == plan_bytes(plan)
+    assert told[-1].moved_bytes == told[-1].plan_bytes == moved_bytes_by_queue(plan)
 
 
 def test_exactly_the_host_arena_is_pinned_and_given_back() -> None:
@@ -208,7 +210,7 @@ def test_a_second_pass_gives_the_same() -> None:
     for way in ("static", "dynamic", "static"):
         measured = WAYS[way](plan, device)  # type: ignore[operator]
         assert differences(outputs(plan, host), direct(graph, values)) == []
-        assert (measured.measured_h2d_bytes, measured.measured_d2h_bytes) == plan_bytes(plan)
+        assert measured.moved_bytes == moved_bytes_by_queue(plan)
 
 
 def test_stretches_of_computes_are_recorded_when_met_again() -> None:
@@ -230,7 +232,7 @@ def test_stretches_of_computes_are_recorded_when_met_again() -> None:
         assert driver.acts_at_capture == ([0] * len(stretches) if turn == 1 else []), "recorded while the run was going on"
         assert differences(outputs(plan, host), direct(graph, values)) == []
         assert unenforced(plan, device.acts) == []
-        assert measured.compute_s <= measured.wall_s
+        assert measured.busy_s[Queue.COMPUTE] <= measured.wall_s
 
 
 @pytest.mark.parametrize("name", GATHERS)

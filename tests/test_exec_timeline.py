@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from einpage.exec.picture.timeline import Clock, Picture, Rect, picture
 from einpage.exec.picture.timeline_html import figure, render_html
 from einpage.exec.picture.timeline_svg import render_svg
-from einpage.memplan.graph.memgraph import Extent, Free, MemGraph, Nbytes, Offset, PlaceKind, Queue
+from einpage.memplan.graph.memgraph import Extent, Free, MemGraph, Nbytes, Offset
+from einpage.memplan.problem.places import PlaceKind, Queue
 from hand_plan import hand_plan
 
 NASTY = "</script><img src=x onerror=alert(1)> \"q\" 'a' & {{data}} <!-- \u2028 é"
@@ -37,7 +38,7 @@ def as_soon_as_possible(memgraph: MemGraph) -> Times:
         waits = [finish[s] for s, t in zip(memgraph.edges.source, memgraph.edges.target, strict=True) if t == n]
         start[n] = max([*waits, busy_until.get(queue, 0.0)])
         finish[n] = start[n]
-        if queue is not Queue.NONE:
+        if queue is not None:
             busy_until[queue] = finish[n] = start[n] + 1e-3 * (1 + n % 3)
     return Times(start, finish)
 

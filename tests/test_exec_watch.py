@@ -15,7 +15,8 @@ from einpage.exec.dispatch.progress import Head, Hooks, Progress, Watch, heads
 from einpage.exec.dispatch.serial import run_serial
 from einpage.exec.dispatch.static import run_static
 from einpage.memplan.graph.dump import describe
-from einpage.memplan.graph.memgraph import NodeId, Queue
+from einpage.memplan.graph.memgraph import NodeId
+from einpage.memplan.problem.places import Queue
 from hand_plan import hand_plan
 
 DISPATCHERS = {"serial": run_serial, "dynamic": run_dynamic, "static": run_static}
@@ -117,7 +118,7 @@ def test_progress_ends_with_everything_done(dispatch: Any) -> None:
     dispatch(plan, Slow(plan), Hooks(progress=progress, poll_s=0.005))
     last = seen[-1]
     assert (last.tasks_done, last.tasks) == (4, 4)
-    assert (last.h2d_bytes, last.plan_h2d_bytes, last.d2h_bytes, last.plan_d2h_bytes) == (1280, 1280, 1536, 1536)
+    assert last.moved_bytes == last.plan_bytes == {Queue.H2D: 1280, Queue.D2H: 1536}
     assert [p.tasks_done for p in seen] == sorted(p.tasks_done for p in seen)
     assert [p.seconds for p in seen] == sorted(p.seconds for p in seen)
     assert any(p.tasks_done == 2 for p in seen)

@@ -27,7 +27,7 @@ from einpage.exec.build.request import PlanRequest
 from einpage.exec.build.task_graph import build_graph
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.problem.footprint import largest_footprint
-from einpage.memplan.problem.machine import load_machine
+from einpage.memplan.problem.profile import load_machine
 from spec_strategies import random_spec, specs
 from specs_small import SPECS, small_program
 

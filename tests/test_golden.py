@@ -20,7 +20,7 @@ from einpage.einsum_front.tile.split import split
 from einpage.exec.build.judged_plan import Planned, plan_program
 from einpage.exec.build.request import PlanRequest
 from einpage.memplan.graph.dump import memgraph_text
-from einpage.memplan.problem.machine import load_machine
+from einpage.memplan.problem.profile import load_machine
 from einpage.memplan.report import render
 from golden_mistakes import command, mistakes_text
 from specs_small import SMALL, SPECS, small_program

@@ -13,14 +13,15 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
-from einpage.memplan.bounds.bounds import Effort, Limit, Method, Reached, bounds, compulsory_h2d, window_bound
-from einpage.memplan.graph.memgraph import Compute, HostGather, MemGraph, Queue
-from einpage.memplan.graph.simulate import moved_bytes, simulate
+from einpage.memplan.bounds.bounds import Cause, Effort, Method, Reached, bounds, compulsory_load_bytes, window_bound
+from einpage.memplan.graph.memgraph import Compute, HostGather, MemGraph
+from einpage.memplan.graph.simulate import all_moved_bytes, simulate
 from einpage.memplan.plan import plan as make_plan
 from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.places import Queue
 from hand_plan import hand_graph, hand_plan
 from plain_plan import plain_plan
-from strategies import a_machine, budgets, machines, task_graphs
+from strategies import a_machine, budgets, changed, machines, task_graphs
 
 SECONDS = a_machine(
     flops_per_s=((DType.FP32, 128.0),), device_bytes_per_s=1e12, h2d_bytes_per_s=256.0, d2h_bytes_per_s=128.0,
@@ -34,13 +35,15 @@ def order_of(plan: MemGraph) -> list[TaskId]:
 
 def test_the_hand_made_graph_by_hand() -> None:
     b = bounds(hand_graph(), SECONDS)
-    assert (b.compute_s, b.h2d_s, b.d2h_s) == (3.0, 3.0, 8.0), "three tasks of 1 s; 512 gathered + 256; two outputs of 512"
-    assert (b.bytes_bound_h2d, b.bytes_bound_d2h) == (768, 1024)
-    assert (b.bound_s, b.limit) == (8.0, Limit.D2H)
+    assert (b.busy(Queue.COMPUTE), b.busy(Queue.H2D), b.busy(Queue.D2H)) == (3.0, 3.0, 8.0), (
+        "three tasks of 1 s; 512 gathered + 256; two outputs of 512"
+    )
+    assert (b.compulsory(Queue.H2D), b.compulsory(Queue.D2H)) == (768, 1024)
+    assert (b.bound_s, b.limit) == (8.0, Queue.D2H)
     assert b.critical_path_s == 2.5 + 3 + 3 + 3 + 4.5, "gather, a, b, c, store"
     d2h_path = 2.5 + 3 + 3 + 4.5 + 4.5
     assert b.bound_order_s == d2h_path, "gather, a, b, and both stores"
-    assert b.limit_order is Limit.COMPUTE, "as long as the D2H bound, and as busy"
+    assert b.limit_order == Queue.COMPUTE, "as long as the D2H bound, and as busy"
     assert b.bound_order_s <= simulate(hand_plan(), SECONDS).makespan_s
 
 
@@ -48,21 +51,21 @@ def test_compute_counts_the_first_loads_and_the_last_store() -> None:
     slow = replace(SECONDS, launch_latency_s=20.0)
     b = bounds(hand_graph(), slow)
     assert b.bound_order_s == (2.5 + 1.5) + 3 * 21.0 + 4.5
-    assert b.limit_order is Limit.COMPUTE
+    assert b.limit_order == Queue.COMPUTE
 
 
 def test_loads_count_what_must_follow_them() -> None:
-    slow = replace(SECONDS, copy_latency_s=0.0, h2d_bytes_per_s=1.0, d2h_bytes_per_s=1e9)
+    slow = changed(SECONDS, copy_latency_s=0.0, h2d_bytes_per_s=1.0, d2h_bytes_per_s=1e9)
     b = bounds(hand_graph(), slow)
     assert b.bound_order_s == pytest.approx(512 + 256 + 9.0), "after the last of the two loads, a, b and c run"
-    assert b.limit_order is Limit.H2D
+    assert b.limit_order == Queue.H2D
 
 
 def test_a_table_smaller_than_its_gathered_rows_is_the_bound() -> None:
     graph = hand_graph()
     table = replace(graph.tensors[0], box=Box((0, 0), (1, 64)))
     smaller = replace(graph, tensors=(table, *graph.tensors[1:]))
-    assert compulsory_h2d(smaller) == 256 + 256
+    assert compulsory_load_bytes(smaller) == 256 + 256
 
 
 def cut_twice(boxes: tuple[tuple[tuple[int, int], tuple[int, int]], ...]) -> TaskGraph:
@@ -77,10 +80,10 @@ def cut_twice(boxes: tuple[tuple[tuple[int, int], tuple[int, int]], ...]) -> Tas
 
 def test_overlapping_tiles_count_each_element_once() -> None:
     left, top = ((0, 8), (0, 4)), ((0, 4), (0, 8))
-    assert compulsory_h2d(cut_twice((left,))) == 4 * 32
-    assert compulsory_h2d(cut_twice((left, top))) == 4 * 48
-    assert compulsory_h2d(cut_twice((left, ((0, 8), (4, 8))))) == 4 * 64
-    assert compulsory_h2d(cut_twice((left, ((2, 3), (1, 2))))) == 4 * 32
+    assert compulsory_load_bytes(cut_twice((left,))) == 4 * 32
+    assert compulsory_load_bytes(cut_twice((left, top))) == 4 * 48
+    assert compulsory_load_bytes(cut_twice((left, ((0, 8), (4, 8))))) == 4 * 64
+    assert compulsory_load_bytes(cut_twice((left, ((2, 3), (1, 2))))) == 4 * 32
 
 
 def loop(passes: int, weights: int) -> TaskGraph:
@@ -103,14 +106,14 @@ def loop(passes: int, weights: int) -> TaskGraph:
 def test_window_bound_of_passes_over_weights() -> None:
     """H2D >= W + (P - 1) * (W - C), the closed form for P passes over W clean bytes (and a little for the value they change)."""
     graph, passes, whole = loop(passes=5, weights=8), 5, 8 * 1024
-    machine = replace(SECONDS, launch_latency_s=0.0, h2d_bytes_per_s=1.0)
+    machine = changed(SECONDS, launch_latency_s=0.0, h2d_bytes_per_s=1.0)
     order = [t.id for t in graph.tasks]
     for budget in (2048, 4096, 6144):
         seconds = window_bound(graph, machine, budget, order)
         assert seconds >= whole + (passes - 1) * (whole - budget)
         assert seconds <= whole + (passes - 1) * (whole - budget + 256 * 2)
         b = bounds(graph, machine, budget, order)
-        assert b.limit_order is Limit.MEMORY
+        assert b.limit_order is Cause.MEMORY
         assert b.bound_order_s == seconds
         assert seconds <= simulate(plain_plan(graph, budget), machine).makespan_s
     roomy = window_bound(graph, machine, 10**6, order)
@@ -128,7 +131,7 @@ def test_no_plan_beats_its_bounds(
     plan = planner(graph, budget) if planner else make_plan(graph, machine, budget)
     b = bounds(graph, machine, plan.budget_bytes, order_of(plan), effort)
     makespan = simulate(plan, machine).makespan_s * (1 + 1e-9)
-    assert b.bytes_bound_h2d + b.bytes_bound_d2h <= b.bytes_bound_order <= moved_bytes(plan, Queue.H2D) + moved_bytes(plan, Queue.D2H)
+    assert b.compulsory(Queue.H2D) + b.compulsory(Queue.D2H) <= b.bytes_bound_order <= all_moved_bytes(plan)
     assert b.bound_s <= b.bound_order_s <= makespan
     assert b.critical_path_s <= makespan
     assert bounds(graph, machine).bound_order_s <= b.bound_order_s
@@ -137,13 +140,13 @@ def test_no_plan_beats_its_bounds(
 def test_the_linear_programmes_are_asked_only_where_they_are_worth_it() -> None:
     """Four weights of which two and a half fit, three times over: links and compute are each nearly busy, the windows say less."""
     graph = loop(passes=3, weights=4)
-    machine = replace(SECONDS, h2d_bytes_per_s=1024.0, launch_latency_s=0.5, copy_latency_s=0.0)
+    machine = changed(SECONDS, h2d_bytes_per_s=1024.0, launch_latency_s=0.5, copy_latency_s=0.0)
     order, budget = [t.id for t in graph.tasks], 2 * 1024 + 3 * 256
     fast = bounds(graph, machine, budget, order)
     assert fast.order_by is not Method.SLOT_LP and fast.bytes_order_by is Method.COMPULSORY
     best = bounds(graph, machine, budget, order, Effort.LP)
     assert (best.order_by, best.bytes_order_by) == (Method.SLOT_LP, Method.INTERVAL_LP)
-    assert (fast.bound_order_s, best.bound_order_s) == (10.5, pytest.approx(12.25)) and best.limit_order is Limit.MEMORY
+    assert (fast.bound_order_s, best.bound_order_s) == (10.5, pytest.approx(12.25)) and best.limit_order is Cause.MEMORY
     assert (fast.bytes_bound_order, best.bytes_bound_order) == (4 * 1024 + 256, 8704)
     assert best == bounds(graph, machine, budget, order, Effort.AUTO)
     assert best == bounds(graph, machine, budget, order, Effort.AUTO, Reached(2 * fast.bound_order_s, 10**6))
@@ -153,7 +156,7 @@ def test_the_linear_programmes_are_asked_only_where_they_are_worth_it() -> None:
 
 
 def test_where_the_slot_lp_is_too_dear_the_least_bytes_in_bound_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, machine = loop(passes=3, weights=4), replace(SECONDS, h2d_bytes_per_s=512.0, launch_latency_s=0.0, copy_latency_s=0.0)
+    graph, machine = loop(passes=3, weights=4), changed(SECONDS, h2d_bytes_per_s=512.0, launch_latency_s=0.0, copy_latency_s=0.0)
     order, budget = [t.id for t in graph.tasks], 2 * 1024 + 3 * 256
     slot = bounds(graph, machine, budget, order, Effort.AUTO)
     monkeypatch.setattr("einpage.memplan.bounds.bounds.CHEAP_SLOTS_TIME", 11)
@@ -163,7 +166,7 @@ def test_where_the_slot_lp_is_too_dear_the_least_bytes_in_bound_the_time(monkeyp
 
 
 def test_without_a_solver_the_window_bound_is_what_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, machine = loop(passes=5, weights=8), replace(SECONDS, launch_latency_s=0.0, h2d_bytes_per_s=1.0)
+    graph, machine = loop(passes=5, weights=8), changed(SECONDS, launch_latency_s=0.0, h2d_bytes_per_s=1.0)
     order = [t.id for t in graph.tasks]
     monkeypatch.setattr("einpage.memplan.bounds.lp.find_spec", lambda name: None)
     b = bounds(graph, machine, 4096, order, Effort.LP)

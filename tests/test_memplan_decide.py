@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import accumulate
 from typing import Any, TypeAlias
 
@@ -14,14 +13,15 @@ from hypothesis import strategies as st
 
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, TaskGraph
 from einpage.memplan.graph.dump import memgraph_text
-from einpage.memplan.graph.memgraph import MemGraph, Queue
-from einpage.memplan.graph.simulate import QUEUES, moved_bytes, queue_numbers, simulate
+from einpage.memplan.graph.memgraph import MemGraph
+from einpage.memplan.graph.simulate import moved_bytes, queue_numbers, simulate
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.packing.place import place
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.accesses import Accesses
 from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.places import ENGINES, Queue
 from einpage.memplan.problem.problem import problem_of
 from einpage.memplan.problem.slots import Slots, slots_of
 from einpage.memplan.residency.policies import (
@@ -45,7 +45,7 @@ from einpage.memplan.schedule.split_ranges import cut, within
 from einpage.memplan.schedule.static_plans import Policy, static_plans
 from einpage.memplan.schedule.timetable import Timetable, timetable
 from plan_problems import in_arena
-from strategies import a_machine, machines, random_graph, task_graphs
+from strategies import a_machine, changed, machines, random_graph, task_graphs
 
 IntervalPolicy: TypeAlias = Callable[[Accesses, Headroom], ResidentIntervals]
 POLICIES: tuple[IntervalPolicy, ...] = (
@@ -257,7 +257,7 @@ def test_the_same_wish_makes_one_plan() -> None:
 
 def late_s(memgraph: MemGraph) -> float:
     """The makespan when tasks are slow, and when copies are."""
-    on = [QUEUES[q] is Queue.COMPUTE for q in queue_numbers(memgraph)]
+    on = [q == ENGINES.index(Queue.COMPUTE) for q in queue_numbers(memgraph).tolist()]
     factors = [np.array([SLOWER if slow is late else 1.0 for slow in on]) for late in (True, False)]
     return sum(simulate(memgraph, a_machine(), f).makespan_s for f in factors)
 
@@ -287,7 +287,7 @@ def test_the_host_gets_first_what_leaves_first() -> None:
     tensor has left; some are issued before those of tensors that were there sooner."""
     overtaken = 0
     for seed in range(60):
-        graph, machine = random_graph(seed, most_ops=12), replace(a_machine(), d2h_bytes_per_s=1e6)
+        graph, machine = random_graph(seed, most_ops=12), changed(a_machine(), d2h_bytes_per_s=1e6)
         slots = slots_of(problem_of(graph, machine, 0))
         if slots is None:
             continue

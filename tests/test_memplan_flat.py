@@ -11,21 +11,9 @@ from einpage.einsum_front.base.columns import AT_ONCE
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.packed import packed
 from einpage.einsum_front.graph.taskgraph import TaskId, TensorId
-from einpage.memplan.graph.memgraph import (
-    DEVICE,
-    HOST,
-    Compute,
-    Extent,
-    Free,
-    HostGather,
-    Move,
-    Offset,
-    Place,
-    PlaceKind,
-    Residency,
-    ResidencyId,
-)
+from einpage.memplan.graph.memgraph import Compute, Extent, Free, HostGather, Move, Offset, Residency, ResidencyId
 from einpage.memplan.graph.packed import Nodes, Residencies
+from einpage.memplan.problem.places import DEVICE, HOST, Place, PlaceKind
 from strategies import random_graph
 
 R = ResidencyId

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph
 from einpage.exec.build.judged_plan import plan_graph
-from einpage.memplan.bounds.bounds import Limit, Method
+from einpage.memplan.bounds.bounds import Method
 from einpage.memplan.bounds.steady import steady_bounds
 from einpage.memplan.graph.dump import memgraph_text
-from einpage.memplan.graph.memgraph import DEVICE, HOST, Free, MemGraph, Move, Offset, Queue, Residency, ResidencyId
+from einpage.memplan.graph.memgraph import Free, MemGraph, Move, Offset, Residency, ResidencyId
 from einpage.memplan.graph.planfile import load_plan, save_plan
 from einpage.memplan.graph.recorder import EdgeList
 from einpage.memplan.graph.simulate import moved_bytes, simulate
@@ -22,6 +22,7 @@ from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.order import OrderPolicy
+from einpage.memplan.problem.places import DEVICE, HOST, Queue
 from einpage.memplan.residency.resident_sets import Start
 from hand_plan import hand_graph
 from strategies import a_machine, alignments, budgets, machines, task_graphs
@@ -52,7 +53,7 @@ def test_loops_are_right_and_end_as_they_began(data: st.DataObject, graph: TaskG
     b = steady_bounds(graph, machine, found.budget_bytes)
     assert simulate(found, machine).makespan_s >= b.bound_order_s * (1 - 1e-9) >= b.bound_s * (1 - 2e-9)
     assert moved_bytes(found, Queue.H2D) + moved_bytes(found, Queue.D2H) >= b.bytes_bound_order
-    assert moved_bytes(found, Queue.H2D) >= b.bytes_bound_h2d
+    assert moved_bytes(found, Queue.H2D) >= b.compulsory(Queue.H2D)
 
 
 @settings(max_examples=60, deadline=None)
@@ -133,9 +134,9 @@ def test_the_bound_on_a_steady_pass_by_hand() -> None:
     """Anew come 512 bytes of rows. The 256 of w fit beside e and b, 1024, in 2048 bytes; in 1200 all but 80; 56 are too many for 200."""
     machine = a_machine(launch_latency_s=1.0)
     roomy, tight = steady_bounds(hand_graph(), machine, 2048), steady_bounds(hand_graph(), machine, 200)
-    assert (roomy.bytes_bound_h2d, tight.bytes_bound_h2d) == (512, 512 + 56)
-    assert roomy.compute_s == pytest.approx(3 * 1.0, rel=1e-3), "three launches; the gather has none"
-    assert (roomy.limit, roomy.order_by, roomy.bytes_order_by) == (Limit.COMPUTE, Method.STEADY, Method.STEADY)
+    assert (roomy.compulsory(Queue.H2D), tight.compulsory(Queue.H2D)) == (512, 512 + 56)
+    assert roomy.busy(Queue.COMPUTE) == pytest.approx(3 * 1.0, rel=1e-3), "three launches; the gather has none"
+    assert (roomy.limit, roomy.order_by, roomy.bytes_order_by) == (Queue.COMPUTE, Method.STEADY, Method.STEADY)
     assert roomy.bytes_bound_order == 512 + 1024
     assert steady_bounds(hand_graph(), machine, 1200).bytes_bound_order == 512 + 80 + 1024
 

@@ -16,15 +16,16 @@ from brute_force import TooMany, fewest_bytes, least_seconds
 from einpage.einsum_front.base.units import ALIGNMENT
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.einsum_front.graph.trace_file import read_trace
-from einpage.memplan.bounds.bounds import compulsory_d2h, compulsory_h2d
+from einpage.memplan.bounds.bounds import compulsory_load_bytes, compulsory_store_bytes
 from einpage.memplan.bounds.interval_lp import bytes_bound, keeps_everything
-from einpage.memplan.bounds.slot_lp import Links, time_bound
-from einpage.memplan.graph.memgraph import MemGraph, Queue
+from einpage.memplan.bounds.slot_lp import time_bound
+from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.simulate import moved_bytes, simulate
 from einpage.memplan.plan import PlanOptions
 from einpage.memplan.plan import plan as make_plan
 from einpage.memplan.problem.accesses import Accesses, accesses, from_lists
 from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.places import Link, Queue, host_links
 from einpage.memplan.report import tasks_in_order
 from hand_plan import hand_graph, hand_plan
 from plain_plan import plain_plan
@@ -36,8 +37,8 @@ TRACES = Path(__file__).parents[2] / "shared" / "data" / "paging"
 """All traces with their figures, where a checkout has them beside it."""
 
 
-def links_of(machine: Machine) -> Links:
-    return Links(machine.h2d_bytes_per_s, machine.d2h_bytes_per_s, machine.copy_latency_s)
+def links_of(machine: Machine) -> tuple[Link, ...]:
+    return machine.links[:2]
 
 
 def drawing() -> Accesses:
@@ -57,7 +58,7 @@ def test_the_drawing() -> None:
     assert list(zip(a.tensor, a.start, a.end, a.is_first, strict=True)) == [(0, 1, 3, True), (1, 1, 5, True)]
     assert a.footprint.tolist() == [11, 14, 1, 11, 1, 5]
     assert (a.made_at[1], a.last_at[1], a.last_at[6]) == (1, 5, 5)
-    assert (a.compulsory_h2d, a.compulsory_d2h) == (10, 1)
+    assert (a.compulsory_load_bytes, a.compulsory_store_bytes) == (10, 1)
     assert a.dirty.tolist() == [False, True, True, True, True, True, False]
 
 
@@ -70,18 +71,18 @@ def test_bytes_of_the_drawing_by_hand() -> None:
     assert cut.kept == pytest.approx([1, 0.75]) and cut.written[1] == pytest.approx(0.25)
     assert bytes_bound(drawing(), 14, omega=3.0).total == pytest.approx(10 + 3 + 1 + 3)
     whole = bytes_bound(drawing(), 14, integer=True)
-    assert whole.total == pytest.approx(11 + 8) and (whole.h2d, whole.d2h) == pytest.approx((14, 5))
+    assert whole.total == pytest.approx(11 + 8) and (whole.loaded, whole.stored) == pytest.approx((14, 5))
 
 
 def test_time_of_the_drawing_by_hand() -> None:
     """10 bytes in, six tasks of a second, a byte out; with 14 bytes of arena, h leaves a byte in slot 2 and gets it again in slot 4."""
-    assert time_bound(drawing(), 100, Links(10.0, 4.0)).seconds == pytest.approx(1 + 6 + 1 / 4)
-    tight = time_bound(drawing(), 14, Links(10.0, 4.0))
+    assert time_bound(drawing(), 100, host_links(10.0, 4.0)).seconds == pytest.approx(1 + 6 + 1 / 4)
+    tight = time_bound(drawing(), 14, host_links(10.0, 4.0))
     assert tight.seconds == pytest.approx(1 + 6 + 1 / 4)
-    slow = time_bound(drawing(), 14, Links(10.0, 0.5))
+    slow = time_bound(drawing(), 14, host_links(10.0, 0.5))
     assert slow.seconds == pytest.approx(1 + 6 + 0.05 + 2), "half of h's byte waits after slot 2: half a byte of w goes, and comes again"
     assert slow.stall_s.sum() == pytest.approx(1.05) and slow.written[1] == pytest.approx(0.25)
-    late = time_bound(drawing(), 100, Links(10.0, 4.0, copy_latency_s=2.0))
+    late = time_bound(drawing(), 100, host_links(10.0, 4.0, 2.0))
     assert late.seconds == pytest.approx(2 + 1 + 6 + 1 / 4)
 
 
@@ -91,7 +92,7 @@ def test_a_spill_may_be_written_before_it_leaves() -> None:
         reads=[(), (0,), (1,), (0,)], writes=[(0,), (2,), (3,), (4,)], seconds=[1.0, 1.0, 0.0, 1.0], extra_bytes=[0] * 4,
         nbytes=[4, 4, 1, 1, 1], clean=[False, True, False, False, False], output=[False] * 4 + [True],
     )  # fmt: skip
-    bound = time_bound(a, 5, Links(1e9, 4.0))
+    bound = time_bound(a, 5, host_links(1e9, 4.0))
     assert bound.seconds == pytest.approx(3 + 1 / 4, rel=1e-6)
 
 
@@ -100,7 +101,7 @@ def test_a_gather_is_a_load_without_a_slot() -> None:
     assert a.slots == 3
     assert a.footprint.tolist() == [512 + 256 + 100, 512 + 256, 512 + 512], "results take over an operand where the task offers one"
     assert list(zip(a.loaded, a.load_at, strict=True)) == [(3, 0), (2, 0)]
-    assert a.compulsory_h2d == 768
+    assert a.compulsory_load_bytes == 768
     assert bytes_bound(a, hand_plan().budget_bytes).total == 768 + 1024, "768 in, two outputs of 512 out"
 
 
@@ -116,14 +117,14 @@ def check_trace(path: Path) -> None:
         where = f"{path.name} at {case['capacity']}"
         found = bytes_bound(a, case["capacity"])
         assert found.total == pytest.approx(case["lp_total"], rel=1e-4), where
-        assert found.h2d + found.d2h == pytest.approx(case["lp_total"], rel=1e-4), where
+        assert found.loaded + found.stored == pytest.approx(case["lp_total"], rel=1e-4), where
         reads_cost_more = bytes_bound(a, case["capacity"], omega=1.001)
-        assert reads_cost_more.h2d == pytest.approx(case["lp_h2d"], rel=0.01), f"{where}: the cheapest solutions split alike"
-        seconds = time_bound(a, case["capacity"], Links(case["bw_h2d"], case["bw_d2h"])).seconds
+        assert reads_cost_more.loaded == pytest.approx(case["lp_h2d"], rel=0.01), f"{where}: the cheapest solutions split alike"
+        seconds = time_bound(a, case["capacity"], host_links(case["bw_h2d"], case["bw_d2h"])).seconds
         assert seconds == pytest.approx(case["lp_makespan_s"], rel=1e-4), where
         if "mip_total" in case:
             whole = bytes_bound(a, case["capacity"], integer=True, time_limit_s=60)
-            assert whole.h2d + whole.d2h == pytest.approx(case["mip_total"], rel=1e-4), where
+            assert whole.loaded + whole.stored == pytest.approx(case["mip_total"], rel=1e-4), where
             assert found.total <= whole.total * NEAR
             assert whole.total <= case["mip_total"] * NEAR
 
@@ -151,7 +152,7 @@ def check_plan(plan: MemGraph, machine: Machine) -> None:
     for omega in (0.0, 1.0, 2.5):
         assert bytes_bound(a, plan.budget_bytes, omega).total <= (h2d + omega * d2h) * NEAR
     found = bytes_bound(a, plan.budget_bytes)
-    assert found.total >= compulsory_h2d(plan.graph) + compulsory_d2h(plan.graph)
+    assert found.total >= compulsory_load_bytes(plan.graph) + compulsory_store_bytes(plan.graph)
     whole = bytes_bound(a, plan.budget_bytes, integer=True)
     assert found.total <= whole.total * NEAR and whole.total <= (h2d + d2h) * NEAR
     if a.slots:

@@ -10,7 +10,9 @@ from hypothesis import given
 
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
-from einpage.memplan.problem.machine import PROFILES, Machine, load_machine, machine_from_text, machine_names, machine_text
+from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.places import Queue
+from einpage.memplan.problem.profile import PROFILES, load_machine, machine_from_text, machine_names, machine_text
 from strategies import machines
 
 GOOD = (PROFILES / "h100.yaml").read_text(encoding="utf-8")
@@ -28,10 +30,10 @@ def test_the_profiles_that_ship() -> None:
 
 def test_facts_of_the_profiles() -> None:
     assert load_machine("p100").flops_of(DType.FP16) == 16e12
-    assert load_machine("v100").h2d_bytes_per_s == 12e9
+    assert load_machine("v100").link(Queue.H2D).bytes_per_s == 12e9
     assert load_machine("a100").flops_of(DType.BF16) == 250e12
     assert load_machine("a100-80").device_bytes > 79 * 2**30
-    assert load_machine("h100").d2h_bytes_per_s == 55e9
+    assert load_machine("h100").link(Queue.D2H).bytes_per_s == 55e9
     for name, least in (("p100", 15), ("v100", 15), ("a100", 38), ("h100", 38)):
         assert load_machine(name).device_bytes >= least * 2**30
 
@@ -40,12 +42,12 @@ def test_roofline() -> None:
     machine = load_machine("h100")
     assert machine.compute_seconds(790 * 10**12, 1, DType.BF16) == 1.0
     assert machine.compute_seconds(1, 3 * 10**12, DType.BF16) == 1.0
-    assert machine.h2d_seconds(55 * 10**9) == pytest.approx(1.0 + 10e-6)
+    assert machine.link(Queue.H2D).seconds(55 * 10**9) == pytest.approx(1.0 + 10e-6)
 
 
 def test_overrides() -> None:
     machine = load_machine("a100", h2d="50GB/s", d2h=1e9, device_bytes="10GiB", host_bytes=2**33, threads=3)
-    assert (machine.h2d_bytes_per_s, machine.d2h_bytes_per_s) == (50e9, 1e9)
+    assert (machine.link(Queue.H2D).bytes_per_s, machine.link(Queue.D2H).bytes_per_s) == (50e9, 1e9)
     assert (machine.device_bytes, machine.host_bytes, machine.threads) == (10 * 2**30, 2**33, 3)
     with pytest.raises(UsageError, match="--h2d"):
         load_machine("a100", h2d=0)

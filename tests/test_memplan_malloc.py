@@ -10,7 +10,7 @@ import pytest
 from einpage.einsum_front.base.units import ALIGNMENT, Nbytes
 from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.taskgraph import TaskGraph
-from einpage.memplan.graph.memgraph import NodeId, Queue
+from einpage.memplan.graph.memgraph import NodeId
 from einpage.memplan.graph.recorder import NO_RESIDENCY
 from einpage.memplan.horizons import memory, victim
 from einpage.memplan.horizons.malloc import Allocator
@@ -18,6 +18,7 @@ from einpage.memplan.horizons.memory import NOWHERE, Reservation
 from einpage.memplan.horizons.victim import FEW, LARGE, VictimPolicy, traffic
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.footprint import largest_footprint
+from einpage.memplan.problem.places import Queue
 from strategies import a_machine, random_graph
 
 
@@ -96,5 +97,5 @@ def test_an_arena_of_petabytes_has_the_plan_of_a_small_one() -> None:
         large = plan(of_units(graph), a_machine(host_bytes=2**80), budget * UNIT, PlanOptions(alignment=UNIT))
         places = [(r.tensor, r.place, r.extents[0].offset * UNIT) for r in small.residencies]
         assert [(r.tensor, r.place, r.extents[0].offset) for r in large.residencies] == places
-        offloads += sum(small.queue(NodeId(n)) is Queue.D2H for n in range(len(small.nodes)))
+        offloads += sum(small.queue(NodeId(n)) == Queue.D2H for n in range(len(small.nodes)))
     assert offloads > 100

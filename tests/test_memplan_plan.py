@@ -16,7 +16,7 @@ from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.arena import HOLE, FitPolicy
-from einpage.memplan.graph.memgraph import DEVICE, Compute, MemGraph, Move, NodeId, Queue
+from einpage.memplan.graph.memgraph import Compute, MemGraph, Move, NodeId
 from einpage.memplan.graph.recorder import NO_RESIDENCY
 from einpage.memplan.horizons.horizons import Horizons
 from einpage.memplan.horizons.malloc import Allocator
@@ -29,6 +29,7 @@ from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.order import OrderPolicy
+from einpage.memplan.problem.places import DEVICE, Queue
 from einpage.memplan.problem.problem import problem_of
 from strategies import a_machine, alignments, budgets, machines, random_graph, task_graphs
 
@@ -67,7 +68,7 @@ def moves(memgraph: MemGraph, queue: Queue) -> list[str]:
     """Names of the tensors that cross a link, in node order."""
     out = []
     for n, node in enumerate(memgraph.nodes):
-        if isinstance(node, Move) and memgraph.queue(NodeId(n)) is queue:
+        if isinstance(node, Move) and memgraph.queue(NodeId(n)) == queue:
             out.append(memgraph.graph.tensors[memgraph.residencies[node.source].tensor].name)
     return out
 

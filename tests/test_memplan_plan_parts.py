@@ -13,7 +13,7 @@ from einpage.einsum_front.base.units import ALIGNMENT, aligned
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, TaskGraph
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.host_slots import HostSlots
-from einpage.memplan.graph.memgraph import HOST, EdgeKind
+from einpage.memplan.graph.memgraph import EdgeKind
 from einpage.memplan.graph.recorder import AT_START, EdgeList, Recorder
 from einpage.memplan.horizons import victim
 from einpage.memplan.horizons.reuse import Reuse, Step
@@ -31,6 +31,7 @@ from einpage.memplan.horizons.victim import (
     weighted,
 )
 from einpage.memplan.problem.order import as_written, random_topological
+from einpage.memplan.problem.places import HOST
 from einpage.memplan.problem.problem import problem_of
 from strategies import a_machine, random_graph, task_graphs
 

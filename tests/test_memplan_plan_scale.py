@@ -10,10 +10,11 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
-from einpage.memplan.graph.memgraph import MemGraph, NodeId, Queue
+from einpage.memplan.graph.memgraph import MemGraph, NodeId
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.footprint import largest_footprint
+from einpage.memplan.problem.places import Queue
 from strategies import a_machine
 
 MODEL, FFN, ROWS, PIECES = 256, 1024, 32, 4
@@ -62,7 +63,7 @@ def layered(layers: int, chunks: int) -> TaskGraph:
 
 
 def loaded_bytes(memgraph: MemGraph) -> int:
-    return sum(memgraph.moved_bytes(NodeId(n)) for n in range(len(memgraph.nodes)) if memgraph.queue(NodeId(n)) is Queue.H2D)
+    return sum(memgraph.moved_bytes(NodeId(n)) for n in range(len(memgraph.nodes)) if memgraph.queue(NodeId(n)) == Queue.H2D)
 
 
 def test_the_hand_made_graph_is_valid() -> None:

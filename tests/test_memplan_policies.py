@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.graph.taskgraph import TaskGraph
-from einpage.memplan.graph.memgraph import MemGraph, Queue
+from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.simulate import moved_bytes, simulate
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.accesses import Accesses, from_lists
 from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.places import Queue
 from einpage.memplan.problem.problem import problem_of
 from einpage.memplan.problem.slots import Slots, slots_of
 from einpage.memplan.residency.policies import ResidentIntervals

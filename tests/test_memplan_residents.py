@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import aligned
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, TensorId
-from einpage.memplan.bounds.bounds import Effort, bounds, compulsory_h2d
-from einpage.memplan.graph.memgraph import DEVICE, HOST, MemGraph, Move, Queue
+from einpage.memplan.bounds.bounds import Effort, bounds, compulsory_load_bytes
+from einpage.memplan.graph.memgraph import MemGraph, Move
 from einpage.memplan.graph.simulate import moved_bytes, simulate
 from einpage.memplan.judge.reason import Reason
 from einpage.memplan.judge.validate import judge
@@ -21,6 +21,7 @@ from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.footprint import footprint, largest_footprint, last_use_by_tensor
 from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.order import OrderPolicy
+from einpage.memplan.problem.places import DEVICE, HOST, Queue
 from einpage.memplan.problem.problem import problem_of
 from einpage.memplan.report import tasks_in_order
 from einpage.memplan.residency.resident_sets import Start, resident_sets
@@ -46,7 +47,7 @@ def test_warm_plans_are_right(data: st.DataObject, graph: TaskGraph, machine: Ma
     assert all(graph.tensors[t].kind is Kind.WEIGHT for t in found.resident)
     b = bounds(graph, machine, found.budget_bytes, tasks_in_order(found), Effort.LP, resident=found.resident)
     assert simulate(found, machine).makespan_s >= b.bound_order_s * (1 - 1e-9)
-    assert moved_bytes(found, Queue.H2D) >= b.bytes_bound_h2d == compulsory_h2d(graph, found.resident)
+    assert moved_bytes(found, Queue.H2D) >= b.compulsory(Queue.H2D) == compulsory_load_bytes(graph, found.resident)
 
 
 @settings(max_examples=100, deadline=None)
@@ -68,7 +69,7 @@ def test_where_everything_fits_no_weight_moves() -> None:
     found = plan(graph, a_machine(), 1 << 20, WARM)
     assert on_device(found, found.start) == {2: (1 << 20) - 256}
     assert moved_bytes(found, Queue.H2D) == 512, "the gathered rows"
-    assert bounds(graph, a_machine(), resident=found.resident).bytes_bound_h2d == 512
+    assert bounds(graph, a_machine(), resident=found.resident).compulsory(Queue.H2D) == 512
 
 
 def test_warm_moves_no_more_than_cold() -> None:
@@ -102,7 +103,7 @@ def test_bounds_of_a_warm_start() -> None:
     for effort in (Effort.FAST, Effort.LP):
         cold = bounds(plain.graph, machine, 2048, order, effort)
         warm = bounds(plain.graph, machine, 2048, order, effort, resident={w})
-        assert cold.bytes_bound_h2d - warm.bytes_bound_h2d == 256
+        assert cold.compulsory(Queue.H2D) - warm.compulsory(Queue.H2D) == 256
         assert cold.bytes_bound_order - warm.bytes_bound_order == 256
-        assert np.isclose(cold.h2d_s - warm.h2d_s, 256 / machine.h2d_bytes_per_s)
+        assert np.isclose(cold.busy(Queue.H2D) - warm.busy(Queue.H2D), 256 / machine.link(Queue.H2D).bytes_per_s)
         assert warm.bound_order_s < cold.bound_order_s, "w stands before the first task"

@@ -78,7 +78,7 @@ def test_a_third_of_what_a_policy_loses_is_won_back() -> None:
         )  # fmt: skip
         capacity = sum(sizes) // 2
         resident = nearest(a, capacity - a.footprint)
-        least = bytes_bound(a, capacity).total - a.compulsory_h2d
+        least = bytes_bound(a, capacity).total - a.compulsory_load_bytes
         lost += moved(a, resident) - least
         left += moved(a, ruin_and_recreate(a, capacity - a.footprint, resident, lambda _: True)) - least
     assert 0 <= left < 0.67 * lost, (left, lost)

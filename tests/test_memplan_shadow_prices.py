@@ -36,7 +36,7 @@ def moved(a: Accesses, resident: ResidentIntervals) -> int:
     """Bytes over both links."""
     evicted = ~resident
     written = np.unique(a.tensor[evicted & a.dirty[a.tensor]])
-    return int(a.compulsory_h2d + a.compulsory_d2h + a.nbytes[a.tensor[evicted]].sum() + a.nbytes[written].sum())
+    return int(a.compulsory_load_bytes + a.compulsory_store_bytes + a.nbytes[a.tensor[evicted]].sum() + a.nbytes[written].sum())
 
 
 def test_the_shares_of_a_loop_are_the_headroom_s() -> None:

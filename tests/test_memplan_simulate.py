@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from einpage.einsum_front.base.dtype import DType
-from einpage.memplan.graph.memgraph import NodeId, Queue
-from einpage.memplan.graph.simulate import QUEUES, durations, queue_numbers, simulate
+from einpage.memplan.graph.memgraph import NodeId
+from einpage.memplan.graph.simulate import NO_QUEUE, durations, queue_numbers, queues_of, simulate
 from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.places import Queue
 from hand_plan import edges_of, hand_plan
 from plain_plan import plain_plan
 from strategies import a_machine, budgets, machines, task_graphs
@@ -69,11 +70,11 @@ def test_first_in_first_out_and_after_predecessors(data: st.DataObject, machine:
     for source, target in zip(plan.edges.source.tolist(), plan.edges.target.tolist(), strict=True):
         latest[target] = max(latest[target], float(line.finish_s[source]))
     numbers = queue_numbers(plan)
-    free_at = dict.fromkeys(Queue, 0.0)
+    free_at = dict.fromkeys((*queues_of(plan), None), 0.0)
     for n in range(len(plan.nodes)):
         queue = plan.queue(NodeId(n))
-        assert QUEUES[numbers[n]] is queue
-        assert line.start_s[n] == max(latest[n], 0.0 if queue is Queue.NONE else free_at[queue])
+        assert queue == (None if numbers[n] == NO_QUEUE else queues_of(plan)[numbers[n]])
+        assert line.start_s[n] == max(latest[n], 0.0 if queue is None else free_at[queue])
         free_at[queue] = float(line.finish_s[n])
     assert np.allclose(line.finish_s - line.start_s, durations(plan, machine), rtol=1e-9, atol=1e-9)
     assert line.makespan_s == max(line.finish_s)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from einpage.einsum_front.base.units import Nbytes
 from einpage.memplan.graph import dump as text
 from einpage.memplan.graph.dump import memgraph_text
 from einpage.memplan.graph.memgraph import Edges, Free, MemGraph, ResidencyId
+from einpage.memplan.problem.places import DEVICE, HOST
 from hand_plan import hand_plan
 
 NODES = """\
@@ -50,8 +50,8 @@ def test_any_change_shows() -> None:
     plan = hand_plan()
     e = plan.edges
     changed: list[MemGraph] = [
-        replace(plan, budget_bytes=Nbytes(4096)),
-        replace(plan, host_bytes=Nbytes(4096)),
+        plan.with_arena(DEVICE, 4096),
+        plan.with_arena(HOST, 4096),
         replace(plan, start=plan.start[:2]),
         replace(plan, end=plan.end[:2]),
         replace(plan, nodes=(*plan.nodes[:-1], Free(ResidencyId(9)))),

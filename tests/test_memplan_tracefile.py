@@ -20,6 +20,7 @@ from einpage.memplan.graph.simulate import simulate
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import plan
 from einpage.memplan.problem.footprint import last_use_by_tensor
+from einpage.memplan.problem.places import Queue
 from strategies import a_machine
 
 DATA = Path(__file__).parent / "data"
@@ -100,8 +101,8 @@ def test_shipped_traces(name: str) -> None:
     machine = a_machine(h2d_bytes_per_s=12e9, d2h_bytes_per_s=12e9, copy_latency_s=0.0, launch_latency_s=1.0)
     reference = raw["reference"][-1]
     bound = bounds(graph, machine, reference["capacity"], [task.id for task in graph.tasks])
-    assert (bound.bytes_bound_h2d, bound.bytes_bound_d2h) == (reference["lp_h2d"], reference["lp_d2h"])
-    assert bound.compute_s == pytest.approx(sum(op[3] for op in raw["ops"]) / 1e6)
+    assert (bound.compulsory(Queue.H2D), bound.compulsory(Queue.D2H)) == (reference["lp_h2d"], reference["lp_d2h"])
+    assert bound.busy(Queue.COMPUTE) == pytest.approx(sum(op[3] for op in raw["ops"]) / 1e6)
     assert bound.bound_order_s <= reference["lp_makespan_s"] * (1 + 1e-4)
     memgraph = plan(graph, machine, 2 * reference["capacity"])
     assert judge(memgraph) is None

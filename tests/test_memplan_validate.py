@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import Kind, TaskId, TensorId
 from einpage.memplan.graph.memgraph import (
-    DEVICE,
-    HOST,
     Compute,
     Edges,
     Extent,
@@ -25,14 +23,13 @@ from einpage.memplan.graph.memgraph import (
     Node,
     NodeId,
     Offset,
-    Place,
-    PlaceKind,
     Residency,
     ResidencyId,
 )  # fmt: skip
 from einpage.memplan.judge.last_user import LastUsers
 from einpage.memplan.judge.reason import Reason
 from einpage.memplan.judge.validate import judge
+from einpage.memplan.problem.places import DEVICE, HOST, Place, PlaceKind
 from hand_plan import EDGES, MEMORY, edges_of, hand_plan
 from plain_plan import plain_plan
 from strategies import alignments, budgets, task_graphs
@@ -91,7 +88,7 @@ def offloaded_again(plan: MemGraph) -> MemGraph:
     """Instead of being freed, c goes to a second place on the host."""
     again = Residency(R(12), TensorId(6), HOST, (Extent(Offset(2560), Nbytes(512)),))
     plan = with_node(plan, 13, Move(R(10), R(12)))
-    return replace(plan, residencies=(*plan.residencies, again), host_bytes=Nbytes(3072), end=(*plan.end, R(10), R(12)))
+    return replace(plan.with_arena(HOST, 3072), residencies=(*plan.residencies, again), end=(*plan.end, R(10), R(12)))
 
 
 def left_on_the_device(plan: MemGraph) -> MemGraph:
@@ -128,9 +125,9 @@ MUTANTS: list[tuple[Reason, tuple[int | None, int | None], Mutant]] = [
     (Reason.MISALIGNED, (2, 2), lambda p: moved(p, 5, 772)),
     (Reason.MISALIGNED, (2, 2), lambda p: with_node(p, 2, replace(compute(p, 2), workspace=Extent(Offset(1284), Nbytes(100))))),
     (Reason.MISALIGNED, (None, None), lambda p: replace(p, alignment=512)),
-    (Reason.DEVICE_CAPACITY, (8, 8), lambda p: replace(p, budget_bytes=Nbytes(1791))),
-    (Reason.DEVICE_CAPACITY, (2, 2), lambda p: with_node(p, 2, replace(compute(p, 2), workspace=Extent(Offset(2048), Nbytes(100))))),
-    (Reason.HOST_CAPACITY, (7, 7), lambda p: replace(p, host_bytes=Nbytes(2559))),
+    (Reason.OUTSIDE_ARENA, (8, 8), lambda p: p.with_arena(DEVICE, 1791)),
+    (Reason.OUTSIDE_ARENA, (2, 2), lambda p: with_node(p, 2, replace(compute(p, 2), workspace=Extent(Offset(2048), Nbytes(100))))),
+    (Reason.OUTSIDE_ARENA, (7, 7), lambda p: p.with_arena(HOST, 2559)),
     (Reason.WORKSPACE_SIZE, (2, 2), lambda p: with_node(p, 2, replace(compute(p, 2), workspace=None))),
     (Reason.WORKSPACE_SIZE, (2, 2), lambda p: with_node(p, 2, replace(compute(p, 2), workspace=Extent(Offset(1280), Nbytes(99))))),
     (Reason.TASK_TWICE, (5, 10), lambda p: with_node(p, 10, compute(p, 5))),

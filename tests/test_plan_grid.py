@@ -19,8 +19,9 @@ from einpage.einsum_front.graph.taskgraph import HOST_AT_START
 from einpage.exec.build.judged_plan import plan_program
 from einpage.exec.build.model import open_model
 from einpage.exec.build.request import PlanRequest
-from einpage.memplan.graph.memgraph import Move, NodeId, Queue
-from einpage.memplan.problem.machine import load_machine
+from einpage.memplan.graph.memgraph import Move, NodeId
+from einpage.memplan.problem.places import Queue
+from einpage.memplan.problem.profile import load_machine
 
 LLAMA = Path(__file__).parents[1] / "specs" / "llama.yaml"
 BUDGETS = {"p100": ("8GiB", "15GiB"), "v100": ("8GiB", "15GiB"), "a100": ("8GiB", "16GiB", "38GiB"), "h100": ("8GiB", "16GiB", "38GiB")}
@@ -46,7 +47,7 @@ def check(model: str, machine: str, budget: str, seq: int, batch: int) -> None:
     written = Counter(
         memgraph.residencies[node.source].tensor
         for n, node in enumerate(memgraph.nodes)
-        if isinstance(node, Move) and memgraph.queue(NodeId(n)) is Queue.D2H
+        if isinstance(node, Move) and memgraph.queue(NodeId(n)) == Queue.D2H
     )
     tensors = memgraph.graph.tensors
     assert written, "not even the logits reach the host"

@@ -16,12 +16,13 @@ import pytest
 
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START
 from einpage.einsum_front.graph.trace_file import read_trace
-from einpage.memplan.graph.memgraph import MemGraph, Move, NodeId, Queue
+from einpage.memplan.graph.memgraph import MemGraph, Move, NodeId
 from einpage.memplan.graph.simulate import simulate
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.problem.machine import links_only
+from einpage.memplan.problem.places import Queue
 from einpage.memplan.problem.problem import problem_of
 from einpage.memplan.problem.slots import slots_of
 from einpage.memplan.schedule.static_plans import STATIC, static_plans
@@ -93,7 +94,7 @@ def writes(memgraph: MemGraph) -> Counter[int]:
     return Counter(
         memgraph.residencies[node.source].tensor
         for n, node in enumerate(memgraph.nodes)
-        if isinstance(node, Move) and memgraph.queue(NodeId(n)) is Queue.D2H
+        if isinstance(node, Move) and memgraph.queue(NodeId(n)) == Queue.D2H
     )
 
 

@@ -19,7 +19,7 @@ from einpage.exec.build.request import PlanRequest
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.plan import PlanOptions
 from einpage.memplan.problem.footprint import largest_footprint
-from einpage.memplan.problem.machine import load_machine
+from einpage.memplan.problem.profile import load_machine
 from specs_small import SPECS
 
 PUBLISHED = {1024: 1.14, 4096: 1.28}

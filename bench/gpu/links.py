@@ -19,7 +19,9 @@ from bench.gpu.report import Report
 from bench.gpu.timing import timed_event
 from einpage.exec.measure.cpu import measure_cpu
 from einpage.exec.run.choose import DeviceKind, measured_machine
-from einpage.memplan.problem.machine import Machine, load_machine, machine_text
+from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.places import Queue
+from einpage.memplan.problem.profile import load_machine, machine_text
 
 PROFILE = "machine.yaml"
 LARGE, SMALL, TINY = 1 << 30, 1 << 20, 4 << 10
@@ -42,7 +44,7 @@ def link_rate(out: Path, machine: Machine) -> float:
     """Bytes/s to the device, at best: what `links` saw of that link alone, else what the profile says."""
     path = out / "links.json"
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
-    return max([machine.h2d_bytes_per_s, *(float(row["h2d_bytes_per_s"]) for row in rows if "h2d_bytes_per_s" in row)])
+    return max([machine.link(Queue.H2D).bytes_per_s, *(float(row["h2d_bytes_per_s"]) for row in rows if "h2d_bytes_per_s" in row)])
 
 
 def measure(report: Report) -> None:
@@ -56,7 +58,8 @@ def _cpu(report: Report) -> Machine:
     for what in ("pinned host to device", "device to host", "both at once", "copy inside the device"):
         report.lacks(what, "dry run on the CPU")
     machine = measure_cpu(0.3)
-    report.check("profile", machine.h2d_bytes_per_s > 0, f"the CPU device's links, {machine.h2d_bytes_per_s / 1e9:.1f} GB/s")
+    rate = machine.link(Queue.H2D).bytes_per_s
+    report.check("profile", rate > 0, f"the CPU device's links, {rate / 1e9:.1f} GB/s")
     return machine
 
 

@@ -25,6 +25,7 @@ from einpage.exec.run.choose import Dispatch
 from einpage.exec.run.prepared import Prepared
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.places import Queue
 from einpage.memplan.report import Report as PlanReport
 
 GIB = 1 << 30
@@ -130,9 +131,9 @@ def _figures(bench: Bench, ready: Prepared, runs: dict[Dispatch, Runs], watched:
         "walls_s": {dispatch.value: run.walls_s for dispatch, run in runs.items()},
         "predicted_s": ready.planned.report.predicted_s,
         "measured_ratio": runs[Dispatch.STATIC].wall_s / ready.planned.report.predicted_s,
-        "kernels_s": runs[Dispatch.SERIAL].measured.compute_s,
-        "h2d_bytes": runs[Dispatch.STATIC].measured.measured_h2d_bytes,
-        "d2h_bytes": runs[Dispatch.STATIC].measured.measured_d2h_bytes,
+        "kernels_s": runs[Dispatch.SERIAL].measured.busy_s[Queue.COMPUTE],
+        "h2d_bytes": runs[Dispatch.STATIC].measured.moved_bytes[Queue.H2D],
+        "d2h_bytes": runs[Dispatch.STATIC].measured.moved_bytes[Queue.D2H],
         "arena_bytes": ready.device.arena_bytes,
         "outside_arena_bytes": ready.device.outside_arena_bytes,
         "driver_outside_arena_bytes": outside,
@@ -154,7 +155,7 @@ def _compute_alone(bench: Bench, cell: Cell, model: Model, alone: dict[tuple[str
             found = repeat(ready, Dispatch.STATIC, 1)
     except DoesNotFit:  # the host has no room for it
         return
-    if found.measured.measured_h2d_bytes < MOST_GATHERED * need:
+    if found.measured.moved_bytes[Queue.H2D] < MOST_GATHERED * need:
         alone[key] = found
 
 
@@ -203,4 +204,4 @@ def _report(
 
 def static_kernels_s(runs: dict[Dispatch, Runs]) -> float:
     """Seconds that kernels kept the compute engine, one after the other."""
-    return runs[Dispatch.SERIAL].measured.compute_s
+    return runs[Dispatch.SERIAL].measured.busy_s[Queue.COMPUTE]

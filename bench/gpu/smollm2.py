@@ -20,6 +20,7 @@ from einpage.exec.build.model import open_model
 from einpage.exec.load.inputs import TokenLists
 from einpage.exec.run.choose import Dispatch
 from einpage.exec.run.prepared import Prepared
+from einpage.memplan.problem.places import Queue
 
 MODEL = ROOT / ".cache" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 REFERENCE = ROOT / "tests" / "data" / "smollm2_reference.json"
@@ -69,7 +70,7 @@ def _judge(report: Report, setting: Setting, ready: Prepared, prompt: dict[str, 
         "wall_s": {dispatch.value: run.wall_s for dispatch, run in runs.items()},
         "predicted_s": ready.planned.report.predicted_s,
         "measured_ratio": runs[Dispatch.STATIC].wall_s / ready.planned.report.predicted_s,
-        "h2d_bytes": runs[Dispatch.STATIC].measured.measured_h2d_bytes,
+        "h2d_bytes": runs[Dispatch.STATIC].measured.moved_bytes[Queue.H2D],
         "outside_arena_bytes": ready.device.outside_arena_bytes,
     }
     key = {"prompt": text, "budget_bytes": BUDGET, "top": best, "device": ready.device.name}

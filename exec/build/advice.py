@@ -14,7 +14,7 @@ from math import ceil, log2
 from einpage.einsum_front.base.errors import EinpageError
 from einpage.einsum_front.base.units import format_bytes, format_seconds
 from einpage.exec.build.judged_plan import Planned
-from einpage.memplan.report import Bottleneck
+from einpage.memplan.problem.places import Queue
 
 MOST_NODES = 10_000
 """Of a plan with more, nothing is said: to plan it again takes long."""
@@ -88,7 +88,7 @@ def advice(planned: Planned, sizes: Mapping[str, int], most_bytes: int | None, a
     if nodes > MOST_NODES or before_s <= 0:
         return None
     spare = max(1 - bound_s / before_s, 0.0)
-    knobs = [*_tokens(planned, sizes)] if planned.report.limited_by is Bottleneck.H2D else []
+    knobs = [*_tokens(planned, sizes)] if planned.report.limited_by == Queue.H2D else []
     if spare >= WORTH:
         knobs += _budgets(int(planned.memgraph.budget_bytes), most_bytes)
     tried = [

@@ -20,12 +20,13 @@ from einpage.exec.build.task_graph import build_graph
 from einpage.memplan.bounds.bounds import GOOD_ENOUGH, Bounds, Effort, Reached, bounds
 from einpage.memplan.bounds.steady import steady_bounds
 from einpage.memplan.errors import DoesNotFit
-from einpage.memplan.graph.memgraph import MemGraph, Queue
+from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.simulate import Timeline, moved_bytes, simulate
 from einpage.memplan.judge.reason import Violation
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.places import Queue
 from einpage.memplan.report import Report, passes_report, report, tasks_in_order
 
 

@@ -6,7 +6,9 @@ import argparse
 import json
 
 from einpage.einsum_front.base.units import format_bytes
-from einpage.memplan.problem.machine import Machine, load_machine, machine_names, machine_text
+from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.places import Queue
+from einpage.memplan.problem.profile import load_machine, machine_names, machine_text
 
 
 def machine_command(a: argparse.Namespace) -> int:
@@ -32,9 +34,8 @@ def machine_facts(m: Machine) -> dict[str, object]:
         "host_bytes": m.host_bytes,
         "flops_per_s": {d.value: rate for d, rate in m.flops_per_s},
         "device_bytes_per_s": m.device_bytes_per_s,
-        "h2d_bytes_per_s": m.h2d_bytes_per_s,
-        "d2h_bytes_per_s": m.d2h_bytes_per_s,
-        "copy_latency_s": m.copy_latency_s,
+        **{f"{link.queue.name}_bytes_per_s": link.bytes_per_s for link in m.links},
+        "copy_latency_s": m.link(Queue.H2D).latency_s,
         "launch_latency_s": m.launch_latency_s,
         "threads": m.threads,
         "about": m.about,
@@ -43,4 +44,4 @@ def machine_facts(m: Machine) -> dict[str, object]:
 
 def machine_line(m: Machine) -> str:
     rates = ", ".join(f"{d.value} {rate / 1e12:g}" for d, rate in m.flops_per_s)
-    return f"{m.name:<10} {format_bytes(m.device_bytes):>8}  link {m.h2d_bytes_per_s / 1e9:g} GB/s  TFLOP/s {rates}"
+    return f"{m.name:<10} {format_bytes(m.device_bytes):>8}  link {m.link(Queue.H2D).bytes_per_s / 1e9:g} GB/s  TFLOP/s {rates}"

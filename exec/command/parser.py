@@ -22,7 +22,7 @@ from einpage.exec.command.verify import verify_command
 from einpage.exec.load.find_spec import spec_names
 from einpage.exec.system.interrupt import ends_at_once
 from einpage.memplan.bounds.bounds import Effort
-from einpage.memplan.problem.machine import machine_names
+from einpage.memplan.problem.profile import machine_names
 from einpage.memplan.schedule.static_plans import Policy
 
 

@@ -27,7 +27,8 @@ from einpage.exec.system.files import refuse_unwritable
 from einpage.exec.system.spinner import planning, said_to_wait
 from einpage.memplan.bounds.bounds import Effort
 from einpage.memplan.graph.planfile import save_plan
-from einpage.memplan.problem.machine import Machine, links_only, load_machine
+from einpage.memplan.problem.machine import Machine, links_only
+from einpage.memplan.problem.profile import load_machine
 from einpage.memplan.report import render
 from einpage.memplan.schedule.static_plans import Policy
 

@@ -34,7 +34,10 @@ from einpage.exec.run.options import RunOptions
 from einpage.exec.run.prepared import RunResult, run_model
 from einpage.exec.system.files import refuse_unwritable, write_through
 from einpage.exec.system.spinner import planning, said_to_wait
-from einpage.memplan.problem.machine import Machine, checked_threads, load_machine
+from einpage.memplan.bounds.bounds import limit_name
+from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.places import Queue
+from einpage.memplan.problem.profile import checked_threads, load_machine
 
 
 def run_command(a: argparse.Namespace) -> int:
@@ -115,9 +118,9 @@ def machine_of(a: argparse.Namespace, kind: DeviceKind) -> Machine:
         return load_machine(a.machine, h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes, threads=a.threads)
     machine = measured_machine(kind, a.threads, say=lambda text: print(text, file=sys.stderr))
     if a.h2d:
-        machine = replace(machine, h2d_bytes_per_s=parse_rate(a.h2d, "--h2d"))
+        machine = machine.with_rate(Queue.H2D, parse_rate(a.h2d, "--h2d"))
     if a.d2h:
-        machine = replace(machine, d2h_bytes_per_s=parse_rate(a.d2h, "--d2h"))
+        machine = machine.with_rate(Queue.D2H, parse_rate(a.d2h, "--d2h"))
     if a.device_bytes:
         machine = replace(machine, device_bytes=parse_bytes(a.device_bytes, "--device-bytes"))
     return machine
@@ -151,8 +154,8 @@ class Shown:
 
     def running(self, p: watching.Progress) -> None:
         if self._run is None:
-            self._run = self._bars.add_task("run", total=p.plan_h2d_bytes + p.plan_d2h_bytes)
-        self._bars.update(self._run, completed=p.h2d_bytes + p.d2h_bytes, description=f"run {p.tasks_done}/{p.tasks} tasks")
+            self._run = self._bars.add_task("run", total=sum(p.plan_bytes.values()))
+        self._bars.update(self._run, completed=sum(p.moved_bytes.values()), description=f"run {p.tasks_done}/{p.tasks} tasks")
 
 
 @contextmanager
@@ -189,7 +192,7 @@ def rendered(result: RunResult, timeline: str | None) -> str:
     beside = "kernels' scratch" if r.device.name == "cpu" else "device memory beside it"
     sizes = (r.device.arena_bytes, r.device.outside_arena_bytes, plan.host_bytes, r.peak_rss_bytes)
     arena, scratch, host, peak = map(format_bytes, sizes)
-    moved_in, moved_out = format_bytes(r.measured.measured_h2d_bytes), format_bytes(r.measured.measured_d2h_bytes)
+    moved_in, moved_out = format_bytes(r.measured.moved_bytes[Queue.H2D]), format_bytes(r.measured.moved_bytes[Queue.D2H])
     predicted, measured, bound, planning = map(format_seconds, (plan.predicted_s, r.wall_s, plan.bound_s, plan.plan_s))
     lines += [
         "",
@@ -198,7 +201,7 @@ def rendered(result: RunResult, timeline: str | None) -> str:
         f"moved       {moved_in} to the device, {moved_out} back: the plan's bytes exactly",
         *([f"passes      {plan.passes.passes}; bytes and times are those of one"] if plan.passes is not None else []),
         f"time        predicted {predicted}, measured {measured} (× {r.measured_ratio:.2f}), {r.dispatch.value} dispatch",
-        f"plan÷bound  {plan.bound_ratio:.3f}  (bound {bound}, {plan.bound_limit.value})",
+        f"plan÷bound  {plan.bound_ratio:.3f}  (bound {bound}, {limit_name(plan.bound_limit)})",
     ]
     if timeline:
         lines.append(f"timeline    {timeline}")

@@ -23,8 +23,9 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import TensorId
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
-from einpage.memplan.graph.memgraph import Extent, MemGraph, Offset, PlaceKind, Residency, ResidencyId
+from einpage.memplan.graph.memgraph import Extent, MemGraph, Offset, Residency, ResidencyId
 from einpage.memplan.graph.packed import Residencies
+from einpage.memplan.problem.places import DEVICE, PlaceKind
 
 POISON = 0x7FC1
 """Two bytes, little-endian, written over memory whose contents have ended."""
@@ -92,7 +93,7 @@ class _Tiles(Mapping[TensorId, torch.Tensor]):
     def __init__(self, memgraph: MemGraph, arena: HostArena, residencies: Iterable[ResidencyId]) -> None:
         self._memgraph, self._arena = memgraph, arena
         found = Residencies.of(memgraph.residencies)
-        on_device, tensor = found.on_device, found.tensor
+        on_device, tensor = found.at(DEVICE), found.tensor
         self._residency_by_tensor = {TensorId(int(tensor[r])): r for r in residencies if not on_device[r]}
 
     def __getitem__(self, tensor: TensorId) -> torch.Tensor:

@@ -8,7 +8,7 @@ overwritten wherever its contents are undefined: at the start, at every Free, an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
@@ -19,10 +19,11 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import TaskId
 from einpage.exec.device.arena import Arena, HostArena, residency_view
-from einpage.exec.device.device import nothing
+from einpage.exec.device.device import Counted, nothing
 from einpage.kernels.prepare import Backend, PreparedKernels
-from einpage.memplan.graph.memgraph import DEVICE, Compute, Extent, Free, HostGather, MemGraph, Move, NodeId, Offset, Place, PlaceKind
+from einpage.memplan.graph.memgraph import Compute, Extent, Free, HostGather, MemGraph, Move, NodeId, Offset
 from einpage.memplan.graph.packed import Nodes, Residencies
+from einpage.memplan.problem.places import DEVICE, Place, PlaceKind, Queue
 
 
 class CpuDevice:
@@ -43,7 +44,9 @@ class CpuDevice:
         if poison:
             self._device.poison()
         self._nodes, self._residencies = Nodes.of(memgraph.nodes), Residencies.of(memgraph.residencies)
-        self._on_device = self._residencies.on_device
+        self._arenas = [self._arena(place) for place in self._residencies.places]
+        """[place] as the residencies number them"""
+        self._counted = Counted(memgraph)
         self._gathered: dict[NodeId, int] = {}
         self.arena_bytes: int = memgraph.budget_bytes
         calls = _Calls(memgraph, self._arena, self._backend)
@@ -55,9 +58,12 @@ class CpuDevice:
     def close(self) -> None:
         pass
 
+    @property
+    def moved_bytes(self) -> Mapping[Queue, int]:
+        return self._counted.by_link()
+
     def begin(self) -> None:
-        self.h2d_bytes = 0
-        self.d2h_bytes = 0
+        self._counted.clear()
 
     def enter(self) -> None:
         # A new thread has OpenMP's own number of threads until torch is asked in it for anything that consults torch's: a product of few
@@ -65,10 +71,10 @@ class CpuDevice:
         torch.set_num_threads(torch.get_num_threads())
 
     def bring(self) -> None:
-        tensor, start = self._residencies.tensor, self._memgraph.start
-        master_by_tensor = {int(tensor[r]): r for r in start if not self._on_device[r]}
+        tensor, start, on_device = self._residencies.tensor, self._memgraph.start, self._residencies.at(DEVICE)
+        master_by_tensor = {int(tensor[r]): r for r in start if not on_device[r]}
         for r in start:
-            if self._on_device[r]:
+            if on_device[r]:
                 np.copyto(self._bytes(r), self._bytes(master_by_tensor[int(tensor[r])]))
 
     def compute(self, node: NodeId) -> None:
@@ -83,14 +89,11 @@ class CpuDevice:
         source, target = self._nodes.subject[node], self._nodes.result[node]
         copied = self._bytes(target)
         np.copyto(copied, self._bytes(source))
-        if self._on_device[target]:
-            self.h2d_bytes += copied.nbytes
-        else:
-            self.d2h_bytes += copied.nbytes
+        self._counted.add(node, copied.nbytes)
 
     def gather(self, node: NodeId) -> None:
         self._calls[node]()
-        self.h2d_bytes += self._gathered[node]
+        self._counted.add(node, self._gathered[node])
 
     def free(self, node: NodeId) -> None:
         if self._poison:
@@ -113,7 +116,8 @@ class CpuDevice:
     def _bytes(self, residency: int) -> NDArray[np.uint8]:
         found, at = self._residencies, self._residencies.extent_row[residency]
         extent = Extent(Offset(int(found.offset[at])), Nbytes(int(found.nbytes[at])))
-        return (self._device if self._on_device[residency] else self._host).bytes(extent)
+        arena: Arena = self._arenas[found.place[residency]]
+        return arena.bytes(extent)
 
     def _arena(self, place: Place) -> Arena:
         match place.kind:

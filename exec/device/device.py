@@ -1,17 +1,19 @@
 """A device: what turns the nodes of a MemGraph into actions.
 
 A dispatcher decides when a node runs; the device does it and counts the bytes it really moved. One engine thread at a time calls
-`compute`, one the host → device transfers, one the device → host transfers; `free` is called by whoever finished last. Everything slow
+`compute`, one each link's transfers; `free` is called by whoever finished last. Everything slow
 (views, kernels) is made when the device is made, before any clock starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias
 
-from einpage.memplan.graph.memgraph import NodeId
+from einpage.memplan.graph.memgraph import MemGraph, NodeId
 from einpage.memplan.graph.packed import COMPUTE, FREE, GATHER, MOVE
+from einpage.memplan.graph.simulate import queue_numbers, queues_of
+from einpage.memplan.problem.places import Queue
 
 Action: TypeAlias = Callable[[NodeId], None]
 
@@ -29,12 +31,8 @@ class Device(Protocol):
         """The most device memory ever in use besides the arena: temporaries of kernels, the device's own buffers."""
 
     @property
-    def h2d_bytes(self) -> int:
-        """Bytes moved host → device since `begin`."""
-
-    @property
-    def d2h_bytes(self) -> int:
-        """Bytes moved device → host since `begin`."""
+    def moved_bytes(self) -> Mapping[Queue, int]:
+        """By link, in the order of queues_of: bytes moved since `begin`."""
 
     def begin(self) -> None:
         """Called before each run: forget what was counted."""
@@ -62,6 +60,27 @@ def actions(device: Device) -> tuple[Action, ...]:
     """For each kind of node, as Nodes.kind says it, the method of `device` that runs it."""
     by_kind: dict[int, Action] = {COMPUTE: device.compute, GATHER: device.gather, MOVE: device.copy, FREE: device.free}
     return tuple(by_kind[kind] for kind in range(len(by_kind)))
+
+
+class Counted:
+    """Bytes that nodes really moved, by link. Each link is counted by its own engine, so no lock is wanted."""
+
+    __slots__ = ("_bytes", "_number", "_queues")
+
+    def __init__(self, memgraph: MemGraph) -> None:
+        self._queues = queues_of(memgraph)
+        self._number = queue_numbers(memgraph).tobytes()
+        """[node] a position in `_queues`"""
+        self.clear()
+
+    def clear(self) -> None:
+        self._bytes = [0] * len(self._queues)
+
+    def add(self, node: NodeId, nbytes: int) -> None:
+        self._bytes[self._number[node]] += nbytes
+
+    def by_link(self) -> Mapping[Queue, int]:
+        return {queue: nbytes for queue, nbytes in zip(self._queues, self._bytes, strict=True) if queue != Queue.COMPUTE}
 
 
 def nothing() -> None:

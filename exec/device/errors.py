@@ -7,7 +7,8 @@ is an AssertionError.
 from __future__ import annotations
 
 from einpage.einsum_front.base.errors import EinpageError
-from einpage.memplan.graph.memgraph import NodeId, Queue
+from einpage.memplan.graph.memgraph import NodeId
+from einpage.memplan.problem.places import Queue
 
 
 class NodeError(EinpageError):
@@ -16,12 +17,12 @@ class NodeError(EinpageError):
     The exit status is the cause's where the cause is a user's mistake (an index that is out of range, say), and 1 otherwise.
     """
 
-    def __init__(self, node: NodeId, what: str, engine: Queue, cause: BaseException) -> None:
+    def __init__(self, node: NodeId, what: str, engine: Queue | None, cause: BaseException) -> None:
         self.node = node
         self.what = what
         self.engine = engine
         self.exit_status = cause.exit_status if isinstance(cause, EinpageError) else 1
-        where = "" if engine is Queue.NONE else f" on the {engine.value} engine"
+        where = "" if engine is None else f" on the {engine.name} engine"
         super().__init__(f"node {node} ({what}) failed{where}: {type(cause).__name__}: {cause}")
         self.__cause__ = cause
 

@@ -5,7 +5,11 @@ For dry runs and for tests of the dispatchers.
 
 from __future__ import annotations
 
-from einpage.memplan.graph.memgraph import MemGraph, NodeId, Queue
+from collections.abc import Mapping
+
+from einpage.exec.device.device import Counted
+from einpage.memplan.graph.memgraph import MemGraph, NodeId
+from einpage.memplan.problem.places import Queue
 
 
 class NullDevice:
@@ -17,11 +21,15 @@ class NullDevice:
     def __init__(self, memgraph: MemGraph) -> None:
         self._memgraph = memgraph
         self.arena_bytes: int = memgraph.budget_bytes
+        self._counted = Counted(memgraph)
         self.begin()
 
+    @property
+    def moved_bytes(self) -> Mapping[Queue, int]:
+        return self._counted.by_link()
+
     def begin(self) -> None:
-        self.h2d_bytes = 0
-        self.d2h_bytes = 0
+        self._counted.clear()
         self.calls: list[NodeId] = []
 
     def enter(self) -> None:
@@ -43,9 +51,5 @@ class NullDevice:
         self.calls.append(node)
 
     def _transfer(self, node: NodeId) -> None:
-        nbytes = self._memgraph.moved_bytes(node)
-        if self._memgraph.queue(node) is Queue.H2D:
-            self.h2d_bytes += nbytes
-        else:
-            self.d2h_bytes += nbytes
+        self._counted.add(node, self._memgraph.moved_bytes(node))
         self.calls.append(node)

@@ -8,7 +8,7 @@ serial loop. Everything slow (views, kernels, pinning) is done when the device i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,25 +20,16 @@ from torch import Tensor
 from einpage.einsum_front.graph.job import GatherJob, View
 from einpage.einsum_front.graph.taskgraph import TaskId
 from einpage.exec.device.arena import Arena, HostArena, residency_view
+from einpage.exec.device.device import Counted
 from einpage.exec.device.driver import Driver, Mark, Stream
 from einpage.exec.device.errors import NodeError
 from einpage.kernels.errors import IndexOutOfRange, Unsupported
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.kernels.prepare import Backend, Kernel, Launches, prepare, prepare_gathers, prepare_launches
 from einpage.memplan.graph.dump import describe
-from einpage.memplan.graph.memgraph import (
-    ENGINES,
-    Compute,
-    Free,
-    HostGather,
-    MemGraph,
-    Move,
-    NodeId,
-    PlaceKind,
-    Queue,
-    Residency,
-    ResidencyId,
-)
+from einpage.memplan.graph.memgraph import Compute, Free, HostGather, MemGraph, Move, NodeId, Residency, ResidencyId
+from einpage.memplan.graph.simulate import NO_QUEUE, queue_numbers
+from einpage.memplan.problem.places import ENGINES, PlaceKind, Queue
 
 COPY_BYTES = 32 << 20
 """The most one copy moves: what an urgent one may have to wait for."""
@@ -46,7 +37,6 @@ SLOT_BYTES = 8 << 20
 """Of gathered rows, on the host; two slots take turns."""
 
 COMPUTE, H2D, D2H = map(Stream, range(len(ENGINES)))
-STREAM_BY_QUEUE = dict(zip(ENGINES, (COMPUTE, H2D, D2H), strict=True))
 Call: TypeAlias = Callable[[], object]
 Piece: TypeAlias = Callable[[], None]
 
@@ -82,8 +72,8 @@ class StreamDevice:
         self._recorded: dict[NodeId, Call] = {}
         """Stretches of computes, by their first."""
         self._pieces: list[tuple[Piece, ...]] = []
-        self._streams = [STREAM_BY_QUEUE.get(memgraph.queue(NodeId(i))) for i in range(len(memgraph.nodes))]
-        self.h2d_bytes, self.d2h_bytes = 0, 0
+        self._streams = [None if number == NO_QUEUE else Stream(number) for number in queue_numbers(memgraph).tolist()]
+        self._counted = Counted(memgraph)
         if host.nbytes:
             driver.pin(self._host_bytes)
         try:
@@ -113,10 +103,13 @@ class StreamDevice:
         self._used = max(self._used, self.driver.used_bytes())
         return max(0, self._used - self.arena_bytes)
 
+    @property
+    def moved_bytes(self) -> Mapping[Queue, int]:
+        return self._counted.by_link()
+
     def begin(self) -> None:
         """Forget what was counted. Raises NodeError where an index that a kernel will use is outside: no kernel can."""
-        self.h2d_bytes = 0
-        self.d2h_bytes = 0
+        self._counted.clear()
         for node, check in self._checks:
             try:
                 check()
@@ -184,9 +177,9 @@ class StreamDevice:
                 self._calls[i] = self._call(i, node)
                 return (partial(self.driver.launch, COMPUTE, self._calls[i]),)
             case Move(source, target):
-                return tuple(self._copies(source, target))
+                return tuple(self._copies(i, source, target))
             case HostGather(task, operands, creates):
-                return tuple(self._gathers(task, operands, creates))
+                return tuple(self._gathers(i, task, operands, creates))
             case Free():
                 return ()
         assert_never(node)
@@ -213,21 +206,19 @@ class StreamDevice:
         masters = [self._masters.get(t) for t in tensors]
         return None if None in masters else tuple(self._view(r) for r in masters if r is not None)
 
-    def _copies(self, source: ResidencyId, target: ResidencyId) -> list[Piece]:
+    def _copies(self, node: NodeId, source: ResidencyId, target: ResidencyId) -> list[Piece]:
         there, here = (self.memgraph.residencies[r] for r in (source, target))
-        inward = here.place.kind is PlaceKind.DEVICE
         given, taken = self._bytes(there), self._bytes(here)
         starts = range(0, taken.nbytes, COPY_BYTES)
-        return [partial(self._copy, inward, taken[a : a + COPY_BYTES], given[a : a + COPY_BYTES]) for a in starts]
+        return [partial(self._copy, node, taken[a : a + COPY_BYTES], given[a : a + COPY_BYTES]) for a in starts]
 
-    def _copy(self, inward: bool, target: Tensor, source: Tensor) -> None:
-        self.driver.copy(H2D if inward else D2H, target, source)
-        if inward:
-            self.h2d_bytes += target.nbytes
-        else:
-            self.d2h_bytes += target.nbytes
+    def _copy(self, node: NodeId, target: Tensor, source: Tensor) -> None:
+        stream = self._streams[node]
+        assert stream is not None, "a move has an engine"
+        self.driver.copy(stream, target, source)
+        self._counted.add(node, target.nbytes)
 
-    def _gathers(self, task: TaskId, operands: Sequence[Sequence[ResidencyId]], creates: ResidencyId) -> list[Piece]:
+    def _gathers(self, node: NodeId, task: TaskId, operands: Sequence[Sequence[ResidencyId]], creates: ResidencyId) -> list[Piece]:
         job = self.memgraph.graph.tasks[task].job
         assert isinstance(job, GatherJob), "a plan read back from a file has no jobs to run"
         tables = tuple(tuple(self._view(r) for r in operand) for operand in operands)
@@ -237,12 +228,12 @@ class StreamDevice:
         for part, kernel in prepare_gathers(job, SLOT_BYTES):
             view = part.result
             nbytes = view.boxes[0].size * view.dtype.nbytes
-            pieces.append(partial(self._gather, kernel, view, tables, target[start : start + nbytes]))
+            pieces.append(partial(self._gather, node, kernel, view, tables, target[start : start + nbytes]))
             start += nbytes
         assert start == target.nbytes, "the parts of a gather lie one after the other in its result"
         return pieces
 
-    def _gather(self, kernel: Kernel, view: View, tables: tuple[tuple[Tensor, ...], ...], target: Tensor) -> None:
+    def _gather(self, node: NodeId, kernel: Kernel, view: View, tables: tuple[tuple[Tensor, ...], ...], target: Tensor) -> None:
         slot = self._slot(target.nbytes)
         if slot.last is not None:
             self.driver.synchronize(slot.last)
@@ -250,7 +241,7 @@ class StreamDevice:
         kernel(tables, rows.view(TORCH_DTYPE[view.dtype]).view(view.boxes[0].shape), None)
         self.driver.copy(H2D, target, rows)
         slot.last = self.driver.record(H2D)
-        self.h2d_bytes += target.nbytes
+        self._counted.add(node, target.nbytes)
 
     def _slot(self, nbytes: int) -> _Slot:
         """The one used before the last, made when it is first wanted."""

@@ -1,40 +1,42 @@
 """What is ready goes first: each engine takes the lowest-numbered node of its own whose predecessors are done.
 
 A finished node counts down its successors; one that reaches zero becomes ready on its engine. Frees occupy no engine: whoever
-finishes their last predecessor runs them on the spot. After the published runtime's dispatch (Turnip), with three engines.
+finishes their last predecessor runs them on the spot. After the published runtime's dispatch (Turnip), with an engine a link.
 """
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 from heapq import heappop, heappush
 
 from einpage.exec.device.device import Device
 from einpage.exec.dispatch.engine import Measured, Run, successors, supervise, waits
 from einpage.exec.dispatch.progress import SILENT, Hooks
-from einpage.memplan.graph.memgraph import ENGINES, MemGraph, NodeId, Queue
-from einpage.memplan.graph.simulate import QUEUES, queue_numbers
+from einpage.memplan.graph.memgraph import MemGraph, NodeId
+from einpage.memplan.graph.simulate import NO_QUEUE, queue_numbers, queues_of
 
 
 def run_dynamic(memgraph: MemGraph, device: Device, hooks: Hooks = SILENT) -> Measured:
     """Run every node as soon as its edges and its engine allow."""
     run = Run(memgraph, device, hooks)
     dispatch = _Dynamic(run)
-    return supervise(run, {queue.value: partial(dispatch.engine, queue) for queue in ENGINES}, dispatch.first)
+    return supervise(
+        run, {queue.name: partial(dispatch.engine, number) for number, queue in enumerate(queues_of(memgraph))}, dispatch.first
+    )
 
 
 class _Dynamic:
     def __init__(self, run: Run) -> None:
         memgraph = run.memgraph
         self._run = run
-        self._queue = queue_numbers(memgraph).tobytes()
-        """[node] a position in QUEUES"""
+        self._queue = queue_numbers(memgraph).tolist()
+        """[node] a position in queues_of, or NO_QUEUE"""
+        engines = range(len(queues_of(memgraph)))
         self._after = successors(memgraph)
         self._waits = waits(memgraph)
-        self._left: dict[Queue, int] = {queue: self._queue.count(QUEUES.index(queue)) for queue in ENGINES}
-        self._ready: dict[Queue, list[NodeId]] = {queue: [] for queue in ENGINES}
-        self._pushed: dict[Queue, threading.Condition] = {queue: run.condition() for queue in ENGINES}
+        self._left = [self._queue.count(engine) for engine in engines]
+        self._ready: list[list[NodeId]] = [[] for _ in engines]
+        self._pushed = [run.condition() for _ in engines]
         with run.lock:
             frees = (self._push(NodeId(i)) for i, count in enumerate(self._waits) if count == 0)
             self._frees_at_start = [free for pushed in frees for free in pushed]
@@ -43,7 +45,7 @@ class _Dynamic:
         """What comes before everything: Frees that no node precedes."""
         self._finish(self._frees_at_start)
 
-    def engine(self, queue: Queue) -> None:
+    def engine(self, queue: int) -> None:
         """The body of one engine thread."""
         while (node := self._take(queue)) is not None:
             self._run.execute(node)
@@ -51,7 +53,7 @@ class _Dynamic:
                 frees = self._release(node)
             self._finish(frees)
 
-    def _take(self, queue: Queue) -> NodeId | None:
+    def _take(self, queue: int) -> NodeId | None:
         """The lowest ready node, waiting for one; None when the engine has no more to do or the run was stopped."""
         ready, pushed = self._ready[queue], self._pushed[queue]
         with pushed:
@@ -73,8 +75,8 @@ class _Dynamic:
 
     def _push(self, node: NodeId) -> list[NodeId]:
         """Make a node ready on its engine; a Free has none, and is given back."""
-        queue = QUEUES[self._queue[node]]
-        if queue is Queue.NONE:
+        queue = self._queue[node]
+        if queue == NO_QUEUE:
             return [node]
         heappush(self._ready[queue], node)
         self._pushed[queue].notify()

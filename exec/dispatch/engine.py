@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 
 from einpage.exec.device.device import Device, actions, nothing
 from einpage.exec.device.errors import CountMismatch, NodeError
-from einpage.exec.dispatch.progress import Hooks, Watch, plan_bytes
+from einpage.exec.dispatch.progress import Hooks, Watch
 from einpage.exec.system.process_memory import give_back_pages
 from einpage.memplan.graph.dump import describe
-from einpage.memplan.graph.memgraph import ENGINES, MemGraph, NodeId
+from einpage.memplan.graph.memgraph import MemGraph, NodeId
 from einpage.memplan.graph.packed import Nodes
-from einpage.memplan.graph.simulate import QUEUES, queue_numbers
+from einpage.memplan.graph.simulate import moved_bytes_by_queue, queue_numbers, queues_of
+from einpage.memplan.problem.places import Queue
 
 STOP_S = 2.0
 """How long a stopping run waits for engines that are in the middle of a node."""
@@ -38,12 +39,10 @@ class Measured:
     start_s: NDArray[np.float64]
     finish_s: NDArray[np.float64]
     wall_s: float
-    measured_h2d_bytes: int
-    measured_d2h_bytes: int
-    compute_s: float
-    """Seconds the engine was busy; likewise below."""
-    h2d_s: float
-    d2h_s: float
+    moved_bytes: Mapping[Queue, int]
+    """By link."""
+    busy_s: Mapping[Queue, float]
+    """By engine, how long it worked."""
 
 
 class Stopped(Exception):
@@ -177,9 +176,10 @@ def _measured(run: Run, wall_s: float) -> Measured:
     start_s, finish_s = np.asarray(run.started), np.asarray(run.finished)
     left_out = np.flatnonzero(np.isnan(finish_s))
     assert len(left_out) == 0, f"the dispatcher never ran node {left_out[0]} ({describe(run.memgraph, NodeId(int(left_out[0])))})"
-    moved, planned = (run.device.h2d_bytes, run.device.d2h_bytes), plan_bytes(run.memgraph)
+    moved, planned = run.device.moved_bytes, moved_bytes_by_queue(run.memgraph)
     if moved != planned:
-        raise CountMismatch(f"the engines moved {moved} bytes (host to device, device to host), the plan says {planned}")
-    busy = np.bincount(queue_numbers(run.memgraph), weights=finish_s - start_s, minlength=len(QUEUES)).tolist()
-    compute_s, h2d_s, d2h_s = (busy[QUEUES.index(queue)] for queue in ENGINES)
-    return Measured(start_s, finish_s, wall_s, moved[0], moved[1], compute_s, h2d_s, d2h_s)
+        counted, wanted = (", ".join(f"{queue.name} {nbytes}" for queue, nbytes in by.items()) for by in (moved, planned))
+        raise CountMismatch(f"the engines moved other bytes than planned: {counted}; the plan says {wanted}")
+    engines = queues_of(run.memgraph)
+    busy = np.bincount(queue_numbers(run.memgraph) + 1, weights=finish_s - start_s, minlength=len(engines) + 1)[1:].tolist()
+    return Measured(start_s, finish_s, wall_s, moved, dict(zip(engines, busy, strict=True)))

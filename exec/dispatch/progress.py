@@ -7,7 +7,7 @@ waits for) is handed to a callback. Nothing is killed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 
@@ -15,22 +15,21 @@ import numpy as np
 
 from einpage.exec.device.device import Device
 from einpage.memplan.graph.dump import describe
-from einpage.memplan.graph.memgraph import ENGINES, MemGraph, NodeId, Queue
+from einpage.memplan.graph.memgraph import MemGraph, NodeId
 from einpage.memplan.graph.packed import GATHER, Nodes
-from einpage.memplan.graph.simulate import QUEUES, moved_bytes, queue_numbers
+from einpage.memplan.graph.simulate import NO_QUEUE, moved_bytes_by_queue, queue_numbers, queues_of
+from einpage.memplan.problem.places import Queue
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is. Bytes are counted by the engines; `plan_…` is where they will end."""
+    """How far a run is. Bytes, by link, are counted by the engines; `plan_bytes` is where they will end."""
 
     seconds: float
     tasks_done: int
     tasks: int
-    h2d_bytes: int
-    plan_h2d_bytes: int
-    d2h_bytes: int
-    plan_d2h_bytes: int
+    moved_bytes: Mapping[Queue, int]
+    plan_bytes: Mapping[Queue, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class Head:
             state = "waits for " + ", ".join(f"node {n} ({what})" for n, what in self.waits_for)
         else:
             state = "ready, not started"
-        return f"{self.engine.value}: node {self.node} ({self.what}) {state}"
+        return f"{self.engine.name}: node {self.node} ({self.what}) {state}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +72,11 @@ SILENT = Hooks()
 def heads(memgraph: MemGraph, started: Sequence[float], finished: Sequence[float]) -> tuple[Head, ...]:
     """The head of every engine that has one. Times are NaN for what has not happened."""
     first: dict[Queue, NodeId] = {}
-    queues = queue_numbers(memgraph)
+    numbers, engines = queue_numbers(memgraph), queues_of(memgraph)
     for i in np.flatnonzero(np.isnan(finished)).tolist():
-        first.setdefault(QUEUES[queues[i]], NodeId(i))
-    return tuple(_head(memgraph, engine, first[engine], started, finished) for engine in ENGINES if engine in first)
+        if numbers[i] != NO_QUEUE:
+            first.setdefault(engines[numbers[i]], NodeId(i))
+    return tuple(_head(memgraph, engine, first[engine], started, finished) for engine in engines if engine in first)
 
 
 def _head(memgraph: MemGraph, engine: Queue, node: NodeId, started: Sequence[float], finished: Sequence[float]) -> Head:
@@ -86,11 +86,6 @@ def _head(memgraph: MemGraph, engine: Queue, node: NodeId, started: Sequence[flo
     return Head(engine, node, describe(memgraph, node), not isnan(started[node]), waits)
 
 
-def plan_bytes(memgraph: MemGraph) -> tuple[int, int]:
-    """(host → device, device → host) bytes of the whole plan."""
-    return moved_bytes(memgraph, Queue.H2D), moved_bytes(memgraph, Queue.D2H)
-
-
 class Watch:
     """Looks at a run from outside. `poll` is called every `hooks.poll_s` with the seconds since the start."""
 
@@ -98,7 +93,7 @@ class Watch:
         self._memgraph, self._device, self._hooks = memgraph, device, hooks
         self._started, self._finished = started, finished
         self._tasks = np.flatnonzero(Nodes.of(memgraph.nodes).kind <= GATHER)
-        self._plan_bytes = plan_bytes(memgraph)
+        self._plan_bytes = moved_bytes_by_queue(memgraph)
         self._done = 0
         self._since = 0.0
         """When the number of finished nodes last changed, or the heads were last reported."""
@@ -118,6 +113,4 @@ class Watch:
         if self._hooks.progress is None:
             return
         done = len(self._tasks) - int(np.isnan(np.asarray(self._finished)[self._tasks]).sum())
-        h2d, d2h = self._plan_bytes
-        moved = Progress(seconds, done, len(self._tasks), self._device.h2d_bytes, h2d, self._device.d2h_bytes, d2h)
-        self._hooks.progress(moved)
+        self._hooks.progress(Progress(seconds, done, len(self._tasks), self._device.moved_bytes, self._plan_bytes))

@@ -18,17 +18,16 @@ from typing import TypeAlias
 from einpage.exec.device.device import Device
 from einpage.exec.dispatch.engine import Measured, Run, predecessors, supervise
 from einpage.exec.dispatch.progress import SILENT, Hooks
-from einpage.memplan.graph.memgraph import ENGINES, MemGraph, NodeId, Queue
-from einpage.memplan.graph.simulate import QUEUES, queue_numbers
+from einpage.memplan.graph.memgraph import MemGraph, NodeId
+from einpage.memplan.graph.simulate import NO_QUEUE, queue_numbers, queues_of
 
 Clock: TypeAlias = "tuple[int, ...]"
 """Per engine: how many of its items are done."""
-_NOTHING: Clock = (0,) * len(ENGINES)
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One node on an engine's list. Engines are numbered as in ENGINES."""
+    """One node on an engine's list. Engines are numbered as in queues_of."""
 
     node: NodeId
     waits: tuple[tuple[int, int], ...]
@@ -49,9 +48,10 @@ class Schedule:
 def schedule(memgraph: MemGraph) -> Schedule:
     """The lists of each engine. Cannot deadlock: the order of nodes is itself a valid execution."""
     before = predecessors(memgraph)
-    number = {queue: i for i, queue in enumerate(ENGINES)}
-    issued: list[list[NodeId]] = [[] for _ in ENGINES]
-    known: list[list[Clock]] = [[] for _ in ENGINES]
+    engines = len(queues_of(memgraph))
+    nothing: Clock = (0,) * engines
+    issued: list[list[NodeId]] = [[] for _ in range(engines)]
+    known: list[list[Clock]] = [[] for _ in range(engines)]
     """Per engine and item: what is done once that item is."""
     waits: dict[NodeId, tuple[tuple[int, int], ...]] = {}
     frees: dict[NodeId, list[NodeId]] = {}
@@ -59,11 +59,11 @@ def schedule(memgraph: MemGraph) -> Schedule:
     arrivals = [0] * len(memgraph.nodes)
     needs: list[Clock] = []
     """Per node: what to wait for so that it is done."""
-    queues = queue_numbers(memgraph)
+    queues = queue_numbers(memgraph).tolist()
     for node in map(NodeId, range(len(memgraph.nodes))):
-        need = _needed(_latest(needs[p] for p in before[node]), known)
-        queue = QUEUES[queues[node]]
-        if queue is Queue.NONE:
+        need = _needed(_latest((nothing, *(needs[p] for p in before[node]))), known)
+        engine = queues[node]
+        if engine == NO_QUEUE:
             attached = [issued[e][count - 1] for e, count in enumerate(need) if count]
             for item in attached:
                 frees[item].append(node)
@@ -71,13 +71,12 @@ def schedule(memgraph: MemGraph) -> Schedule:
             arrivals[node] = len(attached)
             needs.append(need)
             continue
-        engine = number[queue]
-        now = known[engine][-1] if known[engine] else _NOTHING
+        now = known[engine][-1] if known[engine] else nothing
         waits[node] = tuple((e, count) for e, count in enumerate(need) if count > now[e])
         learned = (known[e][count - 1] for e, count in waits[node])
         issued[engine].append(node)
         frees[node] = []
-        done = _only(engine, len(issued[engine]))
+        done = tuple(len(issued[e]) if e == engine else 0 for e in range(engines))
         known[engine].append(_latest((now, *learned, done)))
         needs.append(done)
     lists = tuple(tuple(Item(n, waits[n], tuple(frees[n])) for n in nodes) for nodes in issued)
@@ -85,11 +84,8 @@ def schedule(memgraph: MemGraph) -> Schedule:
 
 
 def _latest(clocks: Iterable[Clock]) -> Clock:
-    return tuple(max(counts) for counts in zip(_NOTHING, *clocks, strict=True))
-
-
-def _only(engine: int, count: int) -> Clock:
-    return tuple(count if e == engine else 0 for e in range(len(ENGINES)))
+    """What is done once all of `clocks` are."""
+    return tuple(map(max, zip(*clocks, strict=True)))
 
 
 def _needed(need: Clock, known: Sequence[Sequence[Clock]]) -> Clock:
@@ -102,14 +98,14 @@ def run_static(memgraph: MemGraph, device: Device, hooks: Hooks = SILENT) -> Mea
     """Run every engine's list, in order, waiting only where the schedule says so."""
     run = Run(memgraph, device, hooks)
     dispatch = _Static(run, schedule(memgraph))
-    return supervise(run, {queue.value: partial(dispatch.engine, i) for i, queue in enumerate(ENGINES)}, dispatch.first)
+    return supervise(run, {queue.name: partial(dispatch.engine, i) for i, queue in enumerate(queues_of(memgraph))}, dispatch.first)
 
 
 class _Static:
     def __init__(self, run: Run, plan: Schedule) -> None:
         self._run, self._plan = run, plan
-        self._done = [0] * len(ENGINES)
-        self._advanced = [run.condition() for _ in ENGINES]
+        self._done = [0] * len(plan.engines)
+        self._advanced = [run.condition() for _ in plan.engines]
         self._missing = list(plan.arrivals)
 
     def engine(self, engine: int) -> None:

@@ -13,7 +13,8 @@ from einpage.exec.device.errors import NodeError
 from einpage.exec.device.streams import COMPUTE, StreamDevice
 from einpage.exec.dispatch.engine import Run, Stopped
 from einpage.memplan.graph.dump import describe
-from einpage.memplan.graph.memgraph import ENGINES, NodeId
+from einpage.memplan.graph.memgraph import NodeId
+from einpage.memplan.problem.places import ENGINES
 
 PAUSE_S = 50e-6
 """How long the host rests where no mark has passed."""

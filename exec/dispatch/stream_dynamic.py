@@ -16,7 +16,8 @@ from einpage.exec.device.streams import StreamDevice
 from einpage.exec.dispatch.engine import Measured, Run, successors, supervise, waits
 from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.exec.dispatch.stream_common import PAUSE_S, Clock, StreamRun
-from einpage.memplan.graph.memgraph import ENGINES, MemGraph, NodeId
+from einpage.memplan.graph.memgraph import MemGraph, NodeId
+from einpage.memplan.problem.places import ENGINES
 
 AHEAD = 3
 """Pieces on a stream at once: one that runs, one to follow, and one for the host to be late with."""

@@ -19,7 +19,8 @@ from einpage.exec.dispatch.engine import Measured, Run, supervise
 from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.exec.dispatch.static import Item, Schedule, schedule
 from einpage.exec.dispatch.stream_common import PAUSE_S, Clock, StreamRun
-from einpage.memplan.graph.memgraph import ENGINES, MemGraph, NodeId
+from einpage.memplan.graph.memgraph import MemGraph, NodeId
+from einpage.memplan.problem.places import ENGINES
 
 GLANCE = 32
 """Groups put between two looks at what has passed."""

@@ -32,6 +32,7 @@ from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.kernels.prepare import prepare
 from einpage.memplan.graph.memgraph import Extent, Offset
 from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.places import host_links
 
 BLOCK = 4 << 20
 """Bytes of one probe copy."""
@@ -43,7 +44,7 @@ SAMPLES = 4
 
 
 @dataclass(slots=True)
-class _Link:
+class _Traffic:
     """What one copy thread has moved so far."""
 
     nbytes: int = 0
@@ -79,9 +80,7 @@ def measure_cpu(seconds: float = 1.2, threads: int | None = None) -> Machine:
         host_bytes=physical,
         flops_per_s=tuple(zip(RUN_DTYPES, products, strict=True)),
         device_bytes_per_s=memory,
-        h2d_bytes_per_s=h2d,
-        d2h_bytes_per_s=d2h,
-        copy_latency_s=_rounded(handover_s),
+        links=host_links(h2d, d2h, _rounded(handover_s)),
         launch_latency_s=_rounded(handover_s + launch_s),
         threads=threads,
         about=f"Measured on {_cpu_name()} with {threads} of {cores()} cores for torch, both copy engines busy; torch {torch.__version__}.",
@@ -114,14 +113,14 @@ def _rounded(rate: float) -> float:
 
 
 @contextmanager
-def _busy_links() -> Iterator[tuple[_Link, _Link]]:
+def _busy_links() -> Iterator[tuple[_Traffic, _Traffic]]:
     """Two threads that copy blocks, one each way, until the block of code ends."""
-    links = (_Link(), _Link())
+    links = (_Traffic(), _Traffic())
     whole = Extent(Offset(0), Nbytes(2 * BLOCKS * BLOCK))
     near, far = (Arena(whole.nbytes, touch=True).bytes(whole).reshape(2, BLOCKS, BLOCK) for _ in range(2))
     stop = threading.Event()
 
-    def copies(link: _Link, target: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
+    def copies(link: _Traffic, target: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
         turn = 0
         while not stop.is_set():
             np.copyto(target[turn % BLOCKS], source[turn % BLOCKS])
@@ -142,7 +141,7 @@ def _busy_links() -> Iterator[tuple[_Link, _Link]]:
             thread.join()
 
 
-def _rates(links: tuple[_Link, _Link], seconds: float) -> tuple[float, ...]:
+def _rates(links: tuple[_Traffic, _Traffic], seconds: float) -> tuple[float, ...]:
     """One sample: FLOP/s of each run dtype, bytes/s inside the device, and of each link meanwhile."""
     begun, before = perf_counter(), [link.nbytes for link in links]
     inside = (*(_product_rate(dtype, seconds) for dtype in RUN_DTYPES), _memory_rate(seconds))

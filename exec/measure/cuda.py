@@ -18,6 +18,7 @@ from einpage.exec.device.streams import COMPUTE, D2H, H2D
 from einpage.exec.measure.profiles import Say, measured, profile_path
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.places import host_links
 
 SIDE = {DType.FP32: 4096, DType.BF16: 8192, DType.FP16: 8192}
 """Of the square products measured."""
@@ -45,9 +46,7 @@ def measure_cuda() -> Machine:
         host_bytes=physical,
         flops_per_s=tuple((dtype, _rounded(_product_rate(driver, dtype))) for dtype in RUN_DTYPES),
         device_bytes_per_s=_rounded(_inside_rate(driver)),
-        h2d_bytes_per_s=_rounded(h2d),
-        d2h_bytes_per_s=_rounded(d2h),
-        copy_latency_s=_rounded(_copy_seconds(driver)),
+        links=host_links(_rounded(h2d), _rounded(d2h), _rounded(_copy_seconds(driver))),
         launch_latency_s=_rounded(_launch_seconds(driver)),
         about=f"Measured on {driver.name}, the best of each link; torch {torch.__version__}, CUDA {torch.version.cuda}.",
     )

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.system.files import write_atomically
-from einpage.memplan.problem.machine import Machine, load_machine, machine_text
+from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.profile import load_machine, machine_text
 
 Say = Callable[[str], None]
 

@@ -14,7 +14,8 @@ from einpage.exec.device.arena import HostArena, masters
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.dispatch.dynamic import run_dynamic
 from einpage.exec.load.fill import fill
-from einpage.memplan.problem.machine import PROFILES, Machine
+from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.profile import PROFILES
 
 SPEC = PROFILES.parent / "llama.yaml"
 SIZES = {"batch": 1, "seq": 8, "model": 576, "layers": 6, "heads": 9, "kv_heads": 3, "ffn": 1536, "vocab": 8192}

@@ -16,9 +16,9 @@ import numpy as np
 from einpage.exec.picture.timeline import NodeTimes
 from einpage.exec.system.files import write_atomically
 from einpage.memplan.graph.dump import describe
-from einpage.memplan.graph.memgraph import ENGINES, MemGraph, NodeId, Queue
-
-LANE_NAMES = {Queue.COMPUTE: "compute", Queue.H2D: "host to device", Queue.D2H: "device to host"}
+from einpage.memplan.graph.memgraph import MemGraph, NodeId
+from einpage.memplan.graph.simulate import NO_QUEUE, queue_numbers, queues_of
+from einpage.memplan.problem.places import Queue
 
 
 def chrome_trace(memgraph: MemGraph, measured: NodeTimes | None = None, predicted: NodeTimes | None = None) -> dict[str, Any]:
@@ -37,15 +37,15 @@ def write_trace(path: Path, memgraph: MemGraph, measured: NodeTimes | None = Non
 
 def _process(memgraph: MemGraph, process: int, name: str, times: NodeTimes) -> Iterator[dict[str, Any]]:
     yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": f"{name}: {memgraph.graph.name}"}}
-    for lane, queue in enumerate(ENGINES):
-        yield {"ph": "M", "name": "thread_name", "pid": process, "tid": lane, "args": {"name": LANE_NAMES[queue]}}
+    numbers = queue_numbers(memgraph).tolist()
+    for lane, queue in enumerate(queues_of(memgraph)):
+        title = "compute" if queue == Queue.COMPUTE else f"{queue.source} to {queue.target}"
+        yield {"ph": "M", "name": "thread_name", "pid": process, "tid": lane, "args": {"name": title}}
         yield {"ph": "M", "name": "thread_sort_index", "pid": process, "tid": lane, "args": {"sort_index": lane}}
     start_s, finish_s = np.asarray(times.start_s, float), np.asarray(times.finish_s, float)
     for i in np.flatnonzero(np.isfinite(start_s) & np.isfinite(finish_s)).tolist():
-        node = NodeId(i)
-        queue = memgraph.queue(node)
-        if queue is not Queue.NONE:
-            yield _slice(memgraph, node, process, ENGINES.index(queue), float(start_s[i]), float(finish_s[i]))
+        if numbers[i] != NO_QUEUE:
+            yield _slice(memgraph, NodeId(i), process, numbers[i], float(start_s[i]), float(finish_s[i]))
 
 
 def _slice(memgraph: MemGraph, node: NodeId, process: int, lane: int, start_s: float, finish_s: float) -> dict[str, Any]:

@@ -21,13 +21,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from einpage.einsum_front.base.units import format_bytes
-from einpage.memplan.graph.memgraph import Compute, Free, HostGather, MemGraph, Move, NodeId, PlaceKind, Queue, ResidencyId
+from einpage.memplan.graph.memgraph import Compute, Free, HostGather, MemGraph, Move, NodeId, ResidencyId
+from einpage.memplan.graph.simulate import queue_numbers, queues_of
+from einpage.memplan.problem.places import DEVICE, Queue
 
 WORKSPACE = "workspace"
 """The kind of a rectangle that belongs to a task and not to a tensor."""
 AT_START = -1
 AT_END = -1
-LANES = (Queue.COMPUTE, Queue.H2D, Queue.D2H)
+MOVE_WORDS = {Queue.H2D: "reload", Queue.D2H: "offload"}
 
 
 class NodeTimes(Protocol):
@@ -64,9 +66,9 @@ class Bar:
 
     node: NodeId
     lane: int
-    """Index into LANES."""
+    """Index into the picture's lanes."""
     what: str
-    """compute | reload | offload | gather"""
+    """compute | reload | offload | gather; `copy` between other places"""
     name: str
     """Of the task, or of the tensor moved."""
     kind: str
@@ -102,6 +104,8 @@ class Picture:
     bars: tuple[Bar, ...]
     clocks: tuple[Clock, ...]
     """Predicted, then measured where there is a measurement."""
+    lanes: tuple[Queue, ...]
+    """The engines."""
 
 
 def picture(memgraph: MemGraph, predicted: NodeTimes, measured: NodeTimes | None = None) -> Picture:
@@ -111,7 +115,7 @@ def picture(memgraph: MemGraph, predicted: NodeTimes, measured: NodeTimes | None
         clocks.append(_clock("measured", memgraph, measured))
     graph = memgraph.graph
     title = f"{graph.name}, {graph.dtype.value}, arena of {format_bytes(memgraph.budget_bytes)}"
-    return Picture(title, memgraph.budget_bytes, _rects(memgraph), _bars(memgraph), tuple(clocks))
+    return Picture(title, memgraph.budget_bytes, _rects(memgraph), _bars(memgraph), tuple(clocks), queues_of(memgraph))
 
 
 def to_json(seen: Picture) -> dict[str, object]:
@@ -121,7 +125,8 @@ def to_json(seen: Picture) -> dict[str, object]:
         "title": seen.title,
         "budget": seen.budget_bytes,
         "names": list(names),
-        "lanes": [lane.value for lane in LANES],
+        "lanes": [lane.name for lane in seen.lanes],
+        "titles": [lane.title for lane in seen.lanes],
         "clocks": [
             {"name": c.name, "start": _micros(c.start_s), "finish": _micros(c.finish_s), "horizon": _micros([c.horizon_s])[0]}
             for c in seen.clocks
@@ -179,7 +184,7 @@ def _rects(memgraph: MemGraph) -> tuple[Rect, ...]:
     graph = memgraph.graph
     rects = []
     for residency in memgraph.residencies:
-        if residency.place.kind is not PlaceKind.DEVICE:
+        if residency.place != DEVICE:
             continue
         r, tensor = residency.id, graph.tensors[residency.tensor]
         for extent in residency.extents:
@@ -222,8 +227,8 @@ def _shares_bytes(memgraph: MemGraph, a: ResidencyId, b: ResidencyId) -> bool:
 def _bars(memgraph: MemGraph) -> tuple[Bar, ...]:
     bars = []
     tasks, tensors = memgraph.graph.tasks, memgraph.graph.tensors
+    numbers, queues = queue_numbers(memgraph).tolist(), queues_of(memgraph)
     for i, node in enumerate(memgraph.nodes):
-        queue = memgraph.queue(NodeId(i))
         if isinstance(node, Free):
             continue
         made = node.target if isinstance(node, Move) else node.creates
@@ -234,8 +239,8 @@ def _bars(memgraph: MemGraph) -> tuple[Bar, ...]:
             case HostGather(task, _, _):
                 what, name = "gather", tasks[task].name
             case Move():
-                what, name = "reload" if queue is Queue.H2D else "offload", tensor.name
+                what, name = MOVE_WORDS.get(queues[numbers[i]], "copy"), tensor.name
             case _:
                 assert_never(node)
-        bars.append(Bar(NodeId(i), LANES.index(queue), what, name, tensor.kind.value, memgraph.moved_bytes(NodeId(i))))
+        bars.append(Bar(NodeId(i), numbers[i], what, name, tensor.kind.value, memgraph.moved_bytes(NodeId(i))))
     return tuple(bars)

@@ -12,8 +12,8 @@ from html import escape
 from math import floor, log10
 
 from einpage.einsum_front.base.units import format_bytes, format_seconds
-from einpage.exec.picture.timeline import AT_START, LANES, Clock, NodeTimes, Picture, picture
-from einpage.memplan.graph.memgraph import MemGraph, Queue
+from einpage.exec.picture.timeline import AT_START, Clock, NodeTimes, Picture, picture
+from einpage.memplan.graph.memgraph import MemGraph
 
 COLOURS = {
     "weight": "#4c7fc4",
@@ -24,7 +24,6 @@ COLOURS = {
     "state": "#b89a2c",
     "workspace": "#bf5f78",
 }
-ENGINES = {Queue.COMPUTE: "compute", Queue.H2D: "H2D copies", Queue.D2H: "D2H copies"}
 LEFT, TOP, ROW, AXIS = 78.0, 46.0, 15.0, 26.0
 STYLE = """
 text { font: 11px system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif; fill: #667079 }
@@ -60,7 +59,7 @@ class Frame:
 def render_svg(memgraph: MemGraph, predicted: NodeTimes, measured: NodeTimes | None = None, width: int = 1000, height: int = 440) -> str:
     """The SVG's text, `width` × `height` pixels; the map shows the measured run where there is one."""
     seen = picture(memgraph, predicted, measured)
-    map_height = height - TOP - AXIS - len(LANES) * (ROW * len(seen.clocks) + 4) - 6
+    map_height = height - TOP - AXIS - len(seen.lanes) * (ROW * len(seen.clocks) + 4) - 6
     frame = Frame(width, map_height, max(*(c.horizon_s for c in seen.clocks), 1e-9), seen.budget_bytes)
     body = [*_header(seen, frame), *_map(seen, frame, seen.clocks[-1]), *_lanes(seen, frame), *_time_axis(frame, height)]
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img">'
@@ -103,10 +102,10 @@ def _map(seen: Picture, frame: Frame, clock: Clock) -> Iterable[str]:
 
 def _lanes(seen: Picture, frame: Frame) -> Iterable[str]:
     top = TOP + frame.map_height + 8
-    for i, lane in enumerate(LANES):
+    for i, lane in enumerate(seen.lanes):
         for k, clock in enumerate(seen.clocks):
             y = top + i * (ROW * len(seen.clocks) + 4) + k * ROW
-            yield _text(LEFT - 6, y + 10, "measured" if k else ENGINES[lane], anchor="end")
+            yield _text(LEFT - 6, y + 10, "measured" if k else lane.title, anchor="end")
             yield f'<rect class="ground" x="{LEFT}" y="{y:.1f}" width="{frame.width - LEFT - 8:.1f}" height="{ROW - 2}"/>'
             bars: dict[str, list[Quad]] = {}
             for bar in (b for b in seen.bars if b.lane == i):

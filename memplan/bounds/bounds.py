@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import ceil
-from typing import TypeAlias, assert_never
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +24,10 @@ from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, OpId, TaskGraph, TaskId, Tensor, TensorId
 from einpage.memplan.bounds.interval_lp import bytes_bound, keeps_everything
 from einpage.memplan.bounds.lp import Unsolved, has_solver
-from einpage.memplan.bounds.slot_lp import Links, time_bound
+from einpage.memplan.bounds.slot_lp import time_bound
 from einpage.memplan.problem.accesses import Accesses, accesses
 from einpage.memplan.problem.machine import Machine, op_seconds, task_seconds
+from einpage.memplan.problem.places import Queue
 
 Seconds: TypeAlias = NDArray[np.float64]
 
@@ -63,34 +64,37 @@ class Method(Enum):
     STEADY = "steady state"
 
 
-class Limit(Enum):
-    """What a bound is made of."""
+class Cause(Enum):
+    """What makes a bound where no single engine does."""
 
-    COMPUTE = "compute"
-    H2D = "h2d"
-    D2H = "d2h"
     CRITICAL_PATH = "critical path"
     MEMORY = "memory"
     """The window bound or the slot LP: bytes that come again, or wait for room, because the budget is small."""
 
 
+Limit: TypeAlias = "Queue | Cause"
+"""What a bound is made of: an engine that is always busy, or a cause that holds all of them up."""
+
+
+def limit_name(limit: Limit) -> str:
+    """As reports write it."""
+    return limit.name if isinstance(limit, Queue) else limit.value
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    compute_s: float
-    """Roofline time of all unsplit ops, without launches; of an op whose time is given, that time."""
-    h2d_s: float
-    """Bytes that must come in, over the link's rate."""
-    d2h_s: float
-    """Output bytes, over the link's rate."""
+    busy_s: tuple[tuple[Queue, float], ...]
+    """By engine, for every order and split: roofline time of all unsplit ops, without launches (of an op whose time is given, that time);
+    bytes that must cross a link, over its rate."""
+    bytes_bound: tuple[tuple[Queue, Nbytes], ...]
+    """By link, what must cross it: each element of a weight or input used on the device once, and gathered rows or the table, whichever is
+    less; the outputs."""
     critical_path_s: float
     """The longest chain of loads, tasks and stores, for the tasks at hand."""
     bound_s: float
-    """The largest of the first three: for every order and split."""
+    """The largest of `busy_s`: for every order and split."""
     bound_order_s: float
     """For the tasks (and the order) at hand; at least bound_s."""
-    bytes_bound_h2d: Nbytes
-    """Each element of a weight or input used on the device once, and gathered rows or the table, whichever is less."""
-    bytes_bound_d2h: Nbytes
     limit: Limit
     """What makes bound_s."""
     limit_order: Limit
@@ -98,9 +102,17 @@ class Bounds:
     order_by: Method
     """Where bound_order_s comes from; the interval LP where it is the least bytes to the device, over the link's rate."""
     bytes_bound_order: Nbytes
-    """Bytes over both links, for these tasks and, where budget and order are given, for them; at least the two above together."""
+    """Bytes over all links, for these tasks and, where budget and order are given, for them; at least those of `bytes_bound` together."""
     bytes_order_by: Method
     """Where bytes_bound_order comes from."""
+
+    def busy(self, queue: Queue) -> float:
+        """Seconds that the engine works at least."""
+        return dict(self.busy_s).get(queue, 0.0)
+
+    def compulsory(self, queue: Queue) -> Nbytes:
+        """Bytes that cross the link at least."""
+        return dict(self.bytes_bound).get(queue, Nbytes(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,41 +133,45 @@ def bounds(
     With a budget and an order (device tasks and gathers, as the plan runs them), bound_order_s includes the window bound for that order
     and, as far as `effort` allows and scipy is installed, the slot LP, and bytes_bound_order the interval LP.
     """
-    compute_s = sum((op_seconds(machine, graph, op) for op in graph.ops), 0.0)
-    bytes_in, bytes_out = compulsory_h2d(graph, resident), compulsory_d2h(graph)
-    h2d_s, d2h_s = bytes_in / machine.h2d_bytes_per_s, bytes_out / machine.d2h_bytes_per_s
-    for_all = {Limit.COMPUTE: compute_s, Limit.H2D: h2d_s, Limit.D2H: d2h_s}
-    limit = max(for_all, key=lambda word: for_all[word])
-    clock = _Clock(graph, machine, resident)
-    here = {
-        Limit.COMPUTE: max(compute_s, clock.compute_bound()),
-        Limit.H2D: max(h2d_s, clock.h2d_bound()),
-        Limit.D2H: max(d2h_s, clock.d2h_bound()),
-        Limit.CRITICAL_PATH: clock.critical_path(),
-    }
+    compulsory = {Queue.H2D: compulsory_load_bytes(graph, resident), Queue.D2H: compulsory_store_bytes(graph)}
+    for_all: dict[Limit, float] = {Queue.COMPUTE: sum((op_seconds(machine, graph, op) for op in graph.ops), 0.0)}
+    for_all |= {queue: nbytes / machine.link(queue).bytes_per_s for queue, nbytes in compulsory.items()}
+    limit = max(for_all, key=lambda limit: for_all[limit])
+    engines = _EngineBounds(graph, machine, resident)
+    here: dict[Limit, float] = {queue: max(seconds, engines.bound(queue)) for queue, seconds in for_all.items()}
+    here[Cause.CRITICAL_PATH] = engines.critical_path()
     if budget_bytes is not None and order is not None:
-        here[Limit.MEMORY] = window_bound(graph, machine, budget_bytes, order, resident)
+        here[Cause.MEMORY] = window_bound(graph, machine, budget_bytes, order, resident)
     longest = max(here.values())
-    alike = [word for word in here if here[word] >= longest * (1 - 1e-9)]
-    limit_order = max(alike, key=lambda word: clock.busy(word))
+    alike = [limit for limit in here if here[limit] >= longest * (1 - 1e-9)]
+    limit_order = max(alike, key=engines.busy)
     method = _METHOD_BY_LIMIT.get(limit_order, Method.BUSIEST_ENGINE)
-    nbytes, bytes_method = Nbytes(sum(graph.tensors[t].nbytes for t in clock.comes) + bytes_out), Method.COMPULSORY
+    nbytes, bytes_method = Nbytes(sum(graph.tensors[t].nbytes for t in engines.loaded) + compulsory[Queue.D2H]), Method.COMPULSORY
     if budget_bytes is not None and order is not None and effort is not Effort.FAST and has_solver():
         view = accesses(graph, machine, order, resident)
         seconds, by = _time_lp(view, machine, budget_bytes, longest, effort, reached)
         if seconds > longest:
             if seconds > GOOD_ENOUGH * longest:
-                limit_order = Limit.MEMORY
+                limit_order = Cause.MEMORY
             longest, method = seconds, by
         whole = _interval_lp(view, budget_bytes, nbytes, effort, reached)
         if whole > nbytes:
             nbytes, bytes_method = Nbytes(whole), Method.INTERVAL_LP
-    path_s = here[Limit.CRITICAL_PATH]
-    for_these = (path_s, for_all[limit], longest, bytes_in, bytes_out, limit, limit_order, method, nbytes, bytes_method)
-    return Bounds(compute_s, h2d_s, d2h_s, *for_these)
+    return Bounds(
+        busy_s=tuple((queue, seconds) for queue, seconds in for_all.items() if isinstance(queue, Queue)),
+        bytes_bound=tuple(compulsory.items()),
+        critical_path_s=here[Cause.CRITICAL_PATH],
+        bound_s=for_all[limit],
+        bound_order_s=longest,
+        limit=limit,
+        limit_order=limit_order,
+        order_by=method,
+        bytes_bound_order=nbytes,
+        bytes_order_by=bytes_method,
+    )
 
 
-_METHOD_BY_LIMIT = {Limit.MEMORY: Method.WINDOW, Limit.CRITICAL_PATH: Method.CRITICAL_PATH}
+_METHOD_BY_LIMIT: dict[Limit, Method] = {Cause.MEMORY: Method.WINDOW, Cause.CRITICAL_PATH: Method.CRITICAL_PATH}
 
 
 def _is_worth(effort: Effort, slots: int, cheap_slots: int, reached: float | None, bound: float) -> bool:
@@ -170,10 +186,9 @@ def _time_lp(
     seconds = reached.seconds if reached else None
     try:
         if view.slots and _is_worth(effort, view.slots, CHEAP_SLOTS_TIME, seconds, bound):
-            links = Links(machine.h2d_bytes_per_s, machine.d2h_bytes_per_s, machine.copy_latency_s)
-            return time_bound(view, budget_bytes, links).seconds, Method.SLOT_LP
+            return time_bound(view, budget_bytes, machine.links).seconds, Method.SLOT_LP
         if not keeps_everything(view, budget_bytes) and _is_worth(effort, view.slots, CHEAP_SLOTS_BYTES, seconds, bound):
-            return bytes_bound(view, budget_bytes, omega=0.0).total / machine.h2d_bytes_per_s, Method.INTERVAL_LP
+            return bytes_bound(view, budget_bytes, omega=0.0).total / machine.link(Queue.H2D).bytes_per_s, Method.INTERVAL_LP
     except Unsolved:
         pass
     return 0.0, Method.SLOT_LP
@@ -191,7 +206,7 @@ def _interval_lp(view: Accesses, budget_bytes: int, bound: int, effort: Effort, 
         return 0
 
 
-def compulsory_h2d(graph: TaskGraph, resident: Collection[TensorId] = frozenset()) -> Nbytes:
+def compulsory_load_bytes(graph: TaskGraph, resident: Collection[TensorId] = frozenset()) -> Nbytes:
     """Bytes that must cross the H2D link at least once, whatever the order and the split, where the device has `resident` at the start."""
     used: dict[TensorId, None] = {}
     rows_by_op: dict[OpId, int] = {}
@@ -208,7 +223,7 @@ def compulsory_h2d(graph: TaskGraph, resident: Collection[TensorId] = frozenset(
     return Nbytes(absent + gathered)
 
 
-def compulsory_d2h(graph: TaskGraph) -> Nbytes:
+def compulsory_store_bytes(graph: TaskGraph) -> Nbytes:
     """Bytes that must cross the D2H link at least once: the outputs."""
     return Nbytes(sum(t.nbytes for t in graph.tensors if t.kind is Kind.OUTPUT))
 
@@ -235,7 +250,7 @@ def _union(boxes: Sequence[Box]) -> int:
     return int(sizes.sum())
 
 
-class _Clock:
+class _EngineBounds:
     """Times for the tasks at hand: of each task and load, and of the longest chains before and after them."""
 
     def __init__(self, graph: TaskGraph, machine: Machine, resident: Collection[TensorId]) -> None:
@@ -244,11 +259,11 @@ class _Clock:
         self.device_tasks = [t for t in graph.tasks if not t.gathers]
         self.gathers = [t for t in graph.tasks if t.gathers]
         self.loads = dict.fromkeys(t for task in self.device_tasks for t in task.reads() if graph.tensors[t].kind in HOST_AT_START)
-        self.load_s = {t: 0.0 if t in resident else machine.h2d_seconds(graph.tensors[t].nbytes) for t in self.loads}
+        self.load_s = {t: 0.0 if t in resident else machine.link(Queue.H2D).seconds(graph.tensors[t].nbytes) for t in self.loads}
         self.load_s.update((t.result, self.seconds[t.id]) for t in self.gathers)
-        self.comes = [t for t in self.load_s if t not in resident]
+        self.loaded = [t for t in self.load_s if t not in resident]
         """What crosses the link to the device."""
-        self.store_s = [machine.d2h_seconds(t.nbytes) if t.kind is Kind.OUTPUT else 0.0 for t in graph.tensors]
+        self.store_s = [machine.link(Queue.D2H).seconds(t.nbytes) if t.kind is Kind.OUTPUT else 0.0 for t in graph.tensors]
         self.down_s = self._down()
 
     def _down(self) -> list[float]:
@@ -262,16 +277,19 @@ class _Clock:
 
     def busy(self, limit: Limit) -> float:
         """How long the engine behind a limit works at least: what decides between limits of equal length."""
-        match limit:
-            case Limit.COMPUTE:
-                return sum(self.seconds[t.id] for t in self.device_tasks)
-            case Limit.H2D:
-                return sum(self.load_s.values())
-            case Limit.D2H:
-                return sum(self.store_s)
-            case Limit.CRITICAL_PATH | Limit.MEMORY:
-                return 0.0
-        assert_never(limit)
+        if limit == Queue.COMPUTE:
+            return sum(self.seconds[t.id] for t in self.device_tasks)
+        if limit == Queue.H2D:
+            return sum(self.load_s.values())
+        return sum(self.store_s) if limit == Queue.D2H else 0.0
+
+    def bound(self, limit: Limit) -> float:
+        """How long the engine works at least, with what must come before its first node and after its last."""
+        if limit == Queue.COMPUTE:
+            return self._compute_bound()
+        if limit == Queue.H2D:
+            return self._load_bound()
+        return self._store_bound() if limit == Queue.D2H else 0.0
 
     def critical_path(self) -> float:
         """The longest chain: a load, then tasks, then a store."""
@@ -279,18 +297,18 @@ class _Clock:
         rootless = [self.seconds[t.id] + self.down_s[t.result] for t in self.device_tasks if not t.operands]
         return max(chains + rootless, default=0.0)
 
-    def compute_bound(self) -> float:
+    def _compute_bound(self) -> float:
         """All tasks, after the loads of whichever comes first, before the store of whichever comes last."""
         read = {t for task in self.device_tasks for t in task.reads()}
         heads = [sum(self.load_s[t] for t in task.reads()) for task in self.device_tasks if all(t in self.load_s for t in task.reads())]
         tails = [self.store_s[task.result] for task in self.device_tasks if task.result not in read]
-        return min(heads, default=0.0) + self.busy(Limit.COMPUTE) + min(tails, default=0.0)
+        return min(heads, default=0.0) + self.busy(Queue.COMPUTE) + min(tails, default=0.0)
 
-    def h2d_bound(self) -> float:
+    def _load_bound(self) -> float:
         """All first loads, before whatever must follow the last of them."""
-        return self.busy(Limit.H2D) + min((self.down_s[t] for t in self.comes), default=0.0)
+        return self.busy(Queue.H2D) + min((self.down_s[t] for t in self.loaded), default=0.0)
 
-    def d2h_bound(self) -> float:
+    def _store_bound(self) -> float:
         """All stores of outputs, after whatever must come before the first of them."""
         ready = [0.0] * len(self.graph.tensors)
         for t in self.loads:
@@ -298,7 +316,7 @@ class _Clock:
         for task in self.graph.tasks:
             ready[task.result] = self.seconds[task.id] + (0.0 if task.gathers else max((ready[t] for t in task.reads()), default=0.0))
         outputs = [t.id for t in self.graph.tensors if t.kind is Kind.OUTPUT]
-        return self.busy(Limit.D2H) + min((ready[t] for t in outputs), default=0.0)
+        return self.busy(Queue.D2H) + min((ready[t] for t in outputs), default=0.0)
 
 
 def window_bound(
@@ -323,7 +341,7 @@ def window_bound(
         first = int(np.searchsorted(at, begin))
         fresh = np.where(previous[first:] < begin, nbytes[first:], 0) if i else np.where((previous < 0) & ~there, nbytes, 0)
         touched = np.concatenate(([0], np.cumsum(fresh)))[np.searchsorted(at[first:], cuts[i + 1 :])]
-        loads = np.maximum(touched - (budget_bytes if i else 0), 0) / machine.h2d_bytes_per_s
+        loads = np.maximum(touched - (budget_bytes if i else 0), 0) / machine.link(Queue.H2D).bytes_per_s
         window = np.maximum(loads, elapsed[cuts[i + 1 :]] - elapsed[begin])
         best[i + 1 :] = np.maximum(best[i + 1 :], best[i] + window)
     return float(best[-1])

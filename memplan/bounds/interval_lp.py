@@ -27,10 +27,10 @@ UNITS = 1000.0
 @dataclass(frozen=True, slots=True, eq=False)
 class BytesBound:
     total: float
-    """No plan of these slots moves less: H2D + omega * D2H bytes. Proved."""
-    h2d: float
+    """No plan of these slots moves less: bytes loaded + omega * bytes stored. Proved."""
+    loaded: float
     """Bytes in the solution found (a bound of its own only where omega is 0)."""
-    d2h: float
+    stored: float
     kept: Floats
     """[interval] share of the tensor kept in the arena."""
     written: Floats
@@ -45,10 +45,10 @@ def bytes_bound(
     `capacity` is at least every footprint. Raises lp.Unsolved; ImportError without scipy.
     """
     assert a.slots == 0 or capacity >= int(a.footprint.max()), f"{capacity} bytes are less than the largest footprint"
-    sure = a.compulsory_h2d + omega * a.compulsory_d2h
+    sure = a.compulsory_load_bytes + omega * a.compulsory_store_bytes
     kept, written = np.ones(len(a.tensor)), np.zeros(len(a.nbytes))
     if keeps_everything(a, capacity):
-        return BytesBound(float(sure), float(a.compulsory_h2d), float(a.compulsory_d2h), kept, written)
+        return BytesBound(float(sure), float(a.compulsory_load_bytes), float(a.compulsory_store_bytes), kept, written)
     unit = capacity / UNITS
     size = a.nbytes[a.tensor] / unit
     lp = Lp()
@@ -60,9 +60,9 @@ def bytes_bound(
     else:
         found = lp.solve(time_limit_s)
     kept, written[tensors] = np.clip(found.values[x], 0, 1), np.clip(found.values[w], 0, 1)
-    h2d = a.compulsory_h2d + float(a.nbytes[a.tensor] @ (1 - kept))
-    d2h = a.compulsory_d2h + float(a.nbytes @ written)
-    return BytesBound(max(float(sure), sure + (float(size.sum()) + found.bound) * unit), h2d, d2h, kept, written)
+    loaded = a.compulsory_load_bytes + float(a.nbytes[a.tensor] @ (1 - kept))
+    stored = a.compulsory_store_bytes + float(a.nbytes @ written)
+    return BytesBound(max(float(sure), sure + (float(size.sum()) + found.bound) * unit), loaded, stored, kept, written)
 
 
 def keeps_everything(a: Accesses, capacity: int) -> bool:

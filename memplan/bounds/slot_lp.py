@@ -20,6 +20,7 @@ can be earlier than begin_j; later intervals count in the last row only. A copy'
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,7 @@ from einpage.einsum_front.base.columns import Floats
 from einpage.memplan.bounds.interval_lp import UNITS, add_kept_bytes, add_written
 from einpage.memplan.bounds.lp import Indices, Lp
 from einpage.memplan.problem.accesses import NEVER, Accesses
+from einpage.memplan.problem.places import Link
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,16 +46,9 @@ class TimeBound:
     """[slot] how long it waits before its task."""
 
 
-@dataclass(frozen=True, slots=True)
-class Links:
-    h2d_bytes_per_s: float
-    d2h_bytes_per_s: float
-    copy_latency_s: float = 0.0
-    """Per copy of a whole tensor, on both."""
-
-
-def time_bound(a: Accesses, capacity: int, links: Links, time_limit_s: float | None = None, byte_weight: float = 0.0) -> TimeBound:
-    """Solve the slot LP. `capacity` is at least every footprint. Raises lp.Unsolved; ImportError without scipy.
+def time_bound(a: Accesses, capacity: int, links: Sequence[Link], time_limit_s: float | None = None, byte_weight: float = 0.0) -> TimeBound:
+    """Solve the slot LP. `capacity` is at least every footprint; `links` begins with those of loads and stores, whose latency each copy of
+    a whole tensor has. Raises lp.Unsolved; ImportError without scipy.
 
     Many solutions take the same time. With `byte_weight` a byte that moves costs this share of its time on the link besides, so that those
     that move less come first; `seconds` is then no bound.
@@ -74,14 +69,15 @@ def time_bound(a: Accesses, capacity: int, links: Links, time_limit_s: float | N
 
 
 class _Programme:
-    """The columns and rows. Bytes in `unit` bytes; time in what H2D takes for one unit, `second` seconds: so B_in is 1, B_out is `out`."""
+    """The columns and rows. Bytes in `unit` bytes; time in `second` seconds, in which one unit is loaded: so B_in is 1, B_out is `out`."""
 
-    def __init__(self, a: Accesses, capacity: int, links: Links, byte_weight: float) -> None:
+    def __init__(self, a: Accesses, capacity: int, links: Sequence[Link], byte_weight: float) -> None:
         self.a, self.lp = a, Lp()
         self.unit = capacity / UNITS
-        self.second = self.unit / links.h2d_bytes_per_s
-        self.out = links.d2h_bytes_per_s / links.h2d_bytes_per_s
-        self.latency = links.copy_latency_s / self.second
+        load, store = links[:2]
+        self.second = self.unit / load.bytes_per_s
+        self.out = store.bytes_per_s / load.bytes_per_s
+        self.load_latency, self.store_latency = load.latency_s / self.second, store.latency_s / self.second
         self.room = (capacity - a.footprint) / self.unit
         self.task_time = a.seconds / self.second
         self.nbytes = a.nbytes / self.unit
@@ -100,7 +96,7 @@ class _Programme:
     def _one_by_one(self) -> float:
         """All copies that could be made, one after the other: no stall needs to be longer."""
         copies = np.concatenate([self.nbytes, self.size])
-        return float((copies.sum() + self.latency * len(copies)) * (1 + 1 / self.out))
+        return float((copies.sum() + max(self.load_latency, self.store_latency) * len(copies)) * (1 + 1 / self.out))
 
     def _loads(self) -> Indices:
         """Columns P, with the rows of loading."""
@@ -181,19 +177,19 @@ class _Programme:
         """Rows of each link as a whole, latencies included."""
         a, lp = self.a, self.lp
         time = [(0, self.stall, -1.0), (0, self.tail, -1.0)]
-        stores = (self.nbytes / self.out + self.latency)[a.output].sum()
-        spills = self.nbytes[self.spillable] / self.out + self.latency
+        stores = (self.nbytes / self.out + self.store_latency)[a.output].sum()
+        spills = self.nbytes[self.spillable] / self.out + self.store_latency
         lp.rows_at_most(self.task_time.sum() - stores, (0, self.w, spills), *time)
-        copies = np.concatenate([self.nbytes[a.loaded], self.nbytes[a.unread], self.size]) + self.latency
-        again = self.size + self.latency
+        copies = np.concatenate([self.nbytes[a.loaded], self.nbytes[a.unread], self.size]) + self.load_latency
+        again = self.size + self.load_latency
         lp.rows_at_most(self.task_time.sum() - copies.sum(), (0, self.x, -again), *time)
-        if self.latency:
+        if self.load_latency:
             self._loads_in_time(again)
 
     def _loads_in_time(self, again: Floats) -> None:
         """Before each slot that may load, the link has had time for all loads so far."""
         a, lp = self.a, self.lp
-        need = self._at(a.load_at, self.nbytes[a.loaded] + self.latency) + self._at(a.end, again)
+        need = self._at(a.load_at, self.nbytes[a.loaded] + self.load_latency) + self._at(a.end, again)
         at = np.flatnonzero(need)
         if not len(at):
             return

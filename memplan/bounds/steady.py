@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, TensorId
-from einpage.memplan.bounds.bounds import Bounds, Limit, Method, compulsory_d2h, compulsory_h2d
+from einpage.memplan.bounds.bounds import Bounds, Method, compulsory_load_bytes, compulsory_store_bytes
 from einpage.memplan.problem.accesses import accesses
 from einpage.memplan.problem.machine import Machine, op_seconds, task_seconds
+from einpage.memplan.problem.places import Queue
 
 STAYING = frozenset((Kind.WEIGHT, Kind.CONSTANT))
 """Kinds that are the same in every pass."""
@@ -25,27 +26,34 @@ STAYING = frozenset((Kind.WEIGHT, Kind.CONSTANT))
 def steady_bounds(graph: TaskGraph, machine: Machine, budget_bytes: int) -> Bounds:
     """Lower bounds on the makespan of one pass of any plan that ends as it began."""
     weights = weights_read(graph)
-    anew, bytes_out = compulsory_h2d(graph, weights), compulsory_d2h(graph)
-    all_in = compulsory_h2d(graph)
+    anew, bytes_out = compulsory_load_bytes(graph, weights), compulsory_store_bytes(graph)
+    all_in = compulsory_load_bytes(graph)
     bytes_in = anew + max(0, all_in - anew - budget_bytes)
     gathering = {task.op for task in graph.tasks if task.gathers}
     launches = sum(op.seconds is None and op.id not in gathering for op in graph.ops)
     compute_s = sum((op_seconds(machine, graph, op) for op in graph.ops), 0.0) + launches * machine.launch_latency_s
-    h2d_s, d2h_s = bytes_in / machine.h2d_bytes_per_s, bytes_out / machine.d2h_bytes_per_s
-    for_all = {Limit.COMPUTE: compute_s, Limit.H2D: h2d_s, Limit.D2H: d2h_s}
-    limit = max(for_all, key=lambda word: for_all[word])
+    loads, stores = machine.link(Queue.H2D), machine.link(Queue.D2H)
+    for_all = {Queue.COMPUTE: compute_s, Queue.H2D: bytes_in / loads.bytes_per_s, Queue.D2H: bytes_out / stores.bytes_per_s}
+    limit = max(for_all, key=lambda queue: for_all[queue])
     order_in = anew + max(0, all_in - anew - (budget_bytes - _besides_weights(graph, machine, weights)))
     here = {
-        Limit.COMPUTE: max(compute_s, sum(task_seconds(machine, graph, task) for task in graph.tasks if not task.gathers)),
-        Limit.H2D: order_in / machine.h2d_bytes_per_s,
-        Limit.D2H: d2h_s,
+        Queue.COMPUTE: max(compute_s, sum(task_seconds(machine, graph, task) for task in graph.tasks if not task.gathers)),
+        Queue.H2D: order_in / loads.bytes_per_s,
+        Queue.D2H: for_all[Queue.D2H],
     }
-    limit_order = max(here, key=lambda word: here[word])
-    by = Method.STEADY
+    limit_order = max(here, key=lambda queue: here[queue])
     return Bounds(
-        compute_s, h2d_s, d2h_s, 0.0, for_all[limit], here[limit_order], Nbytes(bytes_in), bytes_out, limit, limit_order, by,
-        Nbytes(order_in + bytes_out), by,
-    )  # fmt: skip
+        busy_s=tuple(for_all.items()),
+        bytes_bound=((Queue.H2D, Nbytes(bytes_in)), (Queue.D2H, bytes_out)),
+        critical_path_s=0.0,
+        bound_s=for_all[limit],
+        bound_order_s=here[limit_order],
+        limit=limit,
+        limit_order=limit_order,
+        order_by=Method.STEADY,
+        bytes_bound_order=Nbytes(order_in + bytes_out),
+        bytes_order_by=Method.STEADY,
+    )
 
 
 def weights_read(graph: TaskGraph) -> frozenset[TensorId]:

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 from typing import assert_never
 
 from einpage.einsum_front.graph.taskgraph import Task, TaskGraph, Tensor
-from einpage.memplan.graph.memgraph import Compute, EdgeKind, Free, HostGather, MemGraph, Move, Node, NodeId, Queue, ResidencyId
+from einpage.memplan.graph.memgraph import Compute, EdgeKind, Free, HostGather, MemGraph, Move, Node, NodeId, ResidencyId
+from einpage.memplan.problem.places import Queue
 
 
 def memgraph_text(memgraph: MemGraph) -> str:
@@ -114,7 +115,7 @@ def describe(memgraph: MemGraph, node: NodeId) -> str:
         case HostGather(task, _, _):
             return f"gather {graph.tasks[task].name}"
         case Move(source, _):
-            word = "reload" if memgraph.queue(node) is Queue.H2D else "offload"
+            word = "reload" if memgraph.queue(node) == Queue.H2D else "offload"
             return f"{word} {graph.tensors[residencies[source].tensor].name}"
         case Free(residency):
             place = residencies[residency].place.kind.value

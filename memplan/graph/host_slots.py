@@ -15,8 +15,9 @@ from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, TensorId
 from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.graph.arena import Arena
-from einpage.memplan.graph.memgraph import HOST, ResidencyId
+from einpage.memplan.graph.memgraph import ResidencyId
 from einpage.memplan.graph.recorder import NO_RESIDENCY, Recorder
+from einpage.memplan.problem.places import HOST
 from einpage.memplan.problem.problem import Problem
 
 MOST_NAMED = 8

@@ -14,8 +14,8 @@ edges is correct.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum, IntEnum
+from dataclasses import dataclass, replace
+from enum import IntEnum
 from typing import NewType, TypeAlias
 
 import numpy as np
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from einpage.einsum_front.base.units import ALIGNMENT, Nbytes
 from einpage.einsum_front.graph.taskgraph import TaskGraph, TaskId, TensorId
+from einpage.memplan.problem.places import DEVICE, HOST, Place, Queue
 
 NodeId = NewType("NodeId", int)
 """Index into MemGraph.nodes."""
@@ -30,22 +31,6 @@ ResidencyId = NewType("ResidencyId", int)
 """Index into MemGraph.residencies."""
 Offset = NewType("Offset", int)
 """Bytes from the start of an arena."""
-
-
-class PlaceKind(Enum):
-    DEVICE = "device"
-    HOST = "host"
-    DISK = "disk"
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    kind: PlaceKind
-    index: int = 0
-
-
-DEVICE = Place(PlaceKind.DEVICE)
-HOST = Place(PlaceKind.HOST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +67,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Copy a tensor from one place to another: host → device is a reload, device → host an offload."""
+    """Copy a tensor from one place to another, which name its queue: host → device is a reload, device → host an offload."""
 
     source: ResidencyId
     target: ResidencyId
@@ -108,15 +93,6 @@ class Free:
 Node: TypeAlias = "Compute | Move | HostGather | Free"
 
 
-class Queue(Enum):
-    """The engine a node occupies. A Free occupies none."""
-
-    COMPUTE = "compute"
-    H2D = "h2d"
-    D2H = "d2h"
-    NONE = "none"
-
-
 class EdgeKind(IntEnum):
     DATA = 0
     """Producer → consumer, and last reader → Free."""
@@ -139,10 +115,8 @@ class Edges:
 @dataclass(frozen=True, slots=True, eq=False)
 class MemGraph:
     graph: TaskGraph
-    budget_bytes: Nbytes
-    """Size of the device arena."""
-    host_bytes: Nbytes
-    """Size of the host arena: masters, inputs, spill slots and outputs, at the planned offsets."""
+    arenas: tuple[tuple[Place, Nbytes], ...]
+    """Size of the arena at each place. The host's holds copies of weights and inputs, spill slots and outputs, at the planned offsets."""
     residencies: Sequence[Residency]
     nodes: Sequence[Node]
     """Immutable, both: tuples, or the columns of flat.py, which a large graph wants."""
@@ -156,23 +130,41 @@ class MemGraph:
     loops: bool = False
     """Whether it ends as it began: the same tensors at the same places of the device, so that it can run again where it has run."""
 
+    def arena_bytes(self, place: Place) -> Nbytes | None:
+        """Size of the arena at `place`; None where the plan knows no such place."""
+        return next((nbytes for known, nbytes in self.arenas if known == place), None)
+
+    def with_arena(self, place: Place, nbytes: int) -> MemGraph:
+        """The same plan with an arena of another size."""
+        return replace(self, arenas=tuple({**dict(self.arenas), place: Nbytes(nbytes)}.items()))
+
+    @property
+    def budget_bytes(self) -> Nbytes:
+        """Size of the device's arena."""
+        return self.arena_bytes(DEVICE) or Nbytes(0)
+
+    @property
+    def host_bytes(self) -> Nbytes:
+        """Size of the host's arena."""
+        return self.arena_bytes(HOST) or Nbytes(0)
+
     @property
     def resident(self) -> frozenset[TensorId]:
         """What is on the device before the first node."""
         there = (self.residencies[r] for r in self.start)
-        return frozenset(r.tensor for r in there if r.place.kind is PlaceKind.DEVICE)
+        return frozenset(r.tensor for r in there if r.place == DEVICE)
 
-    def queue(self, node: NodeId) -> Queue:
-        """The engine that runs `node`."""
+    def queue(self, node: NodeId) -> Queue | None:
+        """The engine that runs `node`; None for a Free, which occupies none."""
         match self.nodes[node]:
             case Compute():
                 return Queue.COMPUTE
             case HostGather():
                 return Queue.H2D
-            case Move(source, _):
-                return Queue.H2D if self.residencies[source].place.kind is PlaceKind.HOST else Queue.D2H
+            case Move(source, target):
+                return Queue(self.residencies[source].place, self.residencies[target].place)
             case Free():
-                return Queue.NONE
+                return None
 
     def moved_bytes(self, node: NodeId) -> Nbytes:
         """Bytes `node` sends over a link; 0 for computes and frees."""
@@ -181,6 +173,3 @@ class MemGraph:
                 return self.graph.tensors[self.residencies[target].tensor].nbytes
             case _:
                 return Nbytes(0)
-
-
-ENGINES = (Queue.COMPUTE, Queue.H2D, Queue.D2H)

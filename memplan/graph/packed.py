@@ -23,20 +23,8 @@ from numpy.typing import NDArray
 
 from einpage.einsum_front.base.columns import Columns, Int32s, Int64s, UInt8s, frozen, ragged
 from einpage.einsum_front.graph.taskgraph import TaskId
-from einpage.memplan.graph.memgraph import (
-    DEVICE,
-    HOST,
-    Compute,
-    Extent,
-    Free,
-    HostGather,
-    Move,
-    Node,
-    Place,
-    PlaceKind,
-    Residency,
-    ResidencyId,
-)
+from einpage.memplan.graph.memgraph import Compute, Extent, Free, HostGather, Move, Node, Residency, ResidencyId
+from einpage.memplan.problem.places import DEVICE, HOST, Place
 
 COMPUTE, GATHER, MOVE, FREE = range(4)
 """What Nodes.kind says."""
@@ -73,11 +61,10 @@ class Residencies(Columns[Residency]):
     def __len__(self) -> int:
         return len(self.id)
 
-    @property
-    def on_device(self) -> NDArray[np.bool_]:
-        """[residency]"""
-        on_device: NDArray[np.bool_] = np.array([place.kind is PlaceKind.DEVICE for place in self.places])[self.place]
-        return on_device
+    def at(self, place: Place) -> NDArray[np.bool_]:
+        """[residency] whether it is there."""
+        there: NDArray[np.bool_] = np.array([known == place for known in self.places], bool)[self.place]
+        return there
 
     def entry(self, i: int) -> Residency:
         first, last = self.extent_row[i : i + 2].tolist()

@@ -25,22 +25,9 @@ from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.program import Source
 from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
-from einpage.memplan.graph.memgraph import (
-    Compute,
-    Edges,
-    Extent,
-    Free,
-    HostGather,
-    MemGraph,
-    Move,
-    Node,
-    Offset,
-    Place,
-    PlaceKind,
-    Residency,
-    ResidencyId,
-)
+from einpage.memplan.graph.memgraph import Compute, Edges, Extent, Free, HostGather, MemGraph, Move, Node, Offset, Residency, ResidencyId
 from einpage.memplan.graph.packed import Nodes, Residencies
+from einpage.memplan.problem.places import DEVICE, HOST, Place, PlaceKind
 
 FORMAT = "einpage-plan"
 VERSION = 3
@@ -58,6 +45,7 @@ class SavedPlan:
 def save_plan(path: str | Path, memgraph: MemGraph, recipe: Mapping[str, Any]) -> None:
     """Write a plan to `path`, all of it or nothing. `recipe` must be JSON. Raises UsageError where the file cannot be written."""
     graph = memgraph.graph
+    others = [[place.kind.value, place.index, nbytes] for place, nbytes in memgraph.arenas if place not in (DEVICE, HOST)]
     sections: dict[str, object] = {
         "format": FORMAT,
         "version": VERSION,
@@ -70,7 +58,12 @@ def save_plan(path: str | Path, memgraph: MemGraph, recipe: Mapping[str, Any]) -
             [t.name, t.op, t.operands, t.result, t.inplace, t.flops, t.bytes_touched, t.workspace_bytes, t.gathers, t.seconds]
             for t in graph.tasks
         ],
-        "arenas": {"budget_bytes": memgraph.budget_bytes, "host_bytes": memgraph.host_bytes, "alignment": memgraph.alignment},
+        "arenas": {
+            "budget_bytes": memgraph.budget_bytes,
+            "host_bytes": memgraph.host_bytes,
+            **({"others": others} if others else {}),
+            "alignment": memgraph.alignment,
+        },
         "loops": memgraph.loops,
         "residencies": [
             [r.tensor, r.place.kind.value, r.place.index, [[e.offset, e.nbytes] for e in r.extents]] for r in memgraph.residencies
@@ -258,8 +251,11 @@ def _plan_in(raw: Mapping[str, Any], graph: TaskGraph) -> MemGraph:
     )
     return MemGraph(
         graph=graph,
-        budget_bytes=Nbytes(_int(raw["arenas"]["budget_bytes"])),
-        host_bytes=Nbytes(_int(raw["arenas"]["host_bytes"])),
+        arenas=(
+            (DEVICE, Nbytes(_int(raw["arenas"]["budget_bytes"]))),
+            (HOST, Nbytes(_int(raw["arenas"]["host_bytes"]))),
+            *((Place(PlaceKind(kind), _int(index)), Nbytes(_int(nbytes))) for kind, index, nbytes in raw["arenas"].get("others", ())),
+        ),
         residencies=residencies,
         nodes=Nodes.of(tuple(_node_in(row) for row in raw["nodes"])),
         edges=edges,

@@ -1,6 +1,6 @@
 """The clock: when each node of a plan would start and finish on a machine.
 
-In: a MemGraph and a Machine. Out: a Timeline. One compute queue, one H2D and one D2H queue, each first in, first out in node order:
+In: a MemGraph and a Machine. Out: a Timeline. One queue for computes and one a link, each first in, first out in node order:
 
     start  = max(end of the node before it on its queue, latest end of its predecessors)        finish = start + duration
 
@@ -14,13 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from einpage.einsum_front.graph.taskgraph import TensorId
-from einpage.memplan.graph.memgraph import MemGraph, Queue
+from einpage.einsum_front.base.columns import UInt8s
+from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.packed import COMPUTE, FREE, GATHER, MOVE, Nodes, Residencies
 from einpage.memplan.problem.machine import Machine, task_seconds
+from einpage.memplan.problem.places import DEVICE, ENGINES, HOST, Queue
 
-QUEUES = (Queue.COMPUTE, Queue.H2D, Queue.D2H, Queue.NONE)
-"""A queue's position here is its number in flat arrays."""
+NO_QUEUE = -1
+"""The queue number of a Free."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +31,7 @@ class Timeline:
     finish_s: NDArray[np.float64]
     """[node]"""
     busy_s: tuple[tuple[Queue, float], ...]
-    """How long each engine works, in the order of Queue; no entry for Queue.NONE."""
+    """How long each engine works, in the order of queues_of."""
     makespan_s: float
     """When the last node finishes."""
 
@@ -38,31 +39,48 @@ class Timeline:
         return dict(self.busy_s)[queue]
 
 
-def queue_numbers(memgraph: MemGraph) -> NDArray[np.int8]:
-    """[node] the engine of each node, as a position in QUEUES."""
-    compute, h2d, d2h, none = range(4)
+def queues_of(memgraph: MemGraph) -> tuple[Queue, ...]:
+    """The engines of a plan: ENGINES, and one for every other pair of places between which it moves, in the order of their names."""
     nodes, residencies = Nodes.of(memgraph.nodes), Residencies.of(memgraph.residencies)
-    by_kind = {COMPUTE: compute, GATHER: h2d, MOVE: h2d, FREE: none}
+    if len(residencies.places) <= len((DEVICE, HOST)):
+        return ENGINES
+    source, target = _move_places(nodes, residencies)
+    pairs = {Queue(residencies.places[a], residencies.places[b]) for a, b in set(zip(source.tolist(), target.tolist(), strict=True))}
+    return (*ENGINES, *sorted(pairs.difference(ENGINES), key=lambda queue: queue.name))
+
+
+def queue_numbers(memgraph: MemGraph) -> NDArray[np.int8]:
+    """[node] the engine of each node, as a position in queues_of; NO_QUEUE for a Free."""
+    nodes, residencies = Nodes.of(memgraph.nodes), Residencies.of(memgraph.residencies)
+    number_by_queue = {queue: number for number, queue in enumerate(queues_of(memgraph))}
+    by_kind = {COMPUTE: number_by_queue[Queue.COMPUTE], GATHER: number_by_queue[Queue.H2D], MOVE: NO_QUEUE, FREE: NO_QUEUE}
     numbers = np.array([by_kind[kind] for kind in range(len(by_kind))], np.int8)[nodes.kind]
-    moves = np.flatnonzero(nodes.kind == MOVE)
-    numbers[moves[residencies.on_device[nodes.subject[moves]]]] = d2h
+    places = residencies.places
+    by_places = np.array([[number_by_queue.get(Queue(a, b), NO_QUEUE) for b in places] for a in places], np.int8)
+    numbers[nodes.kind == MOVE] = by_places[_move_places(nodes, residencies)]
     return numbers
 
 
+def _move_places(nodes: Nodes, residencies: Residencies) -> tuple[UInt8s, UInt8s]:
+    """[move] the places it copies from and to, as positions in `residencies.places`."""
+    moves = nodes.kind == MOVE
+    return residencies.place[nodes.subject[moves]], residencies.place[nodes.result[moves]]
+
+
 def durations(memgraph: MemGraph, machine: Machine) -> NDArray[np.float64]:
-    """[node] seconds each node keeps its engine."""
+    """[node] seconds each node keeps its engine. Raises UsageError where the machine has no link for a move."""
     graph = memgraph.graph
     seconds_by_task = [task_seconds(machine, graph, task) for task in graph.tasks]
     nodes, residencies = Nodes.of(memgraph.nodes), Residencies.of(memgraph.residencies)
     seconds = np.zeros(len(nodes))
     runs = nodes.kind <= GATHER
     seconds[runs] = np.array(seconds_by_task)[nodes.subject[runs]]
-    moves = np.flatnonzero(nodes.kind == MOVE)
-    tensors = residencies.tensor[nodes.subject[moves]]
-    stores = residencies.on_device[nodes.subject[moves]]
-    nbytes = [t.nbytes for t in graph.tensors]
-    for copy_seconds, which in ((machine.h2d_seconds, ~stores), (machine.d2h_seconds, stores)):
-        seconds[moves[which]] = [copy_seconds(nbytes[t]) for t in tensors[which].tolist()]
+    nbytes, queues, moves = [t.nbytes for t in graph.tensors], queue_numbers(memgraph), nodes.kind == MOVE
+    for number, queue in enumerate(queues_of(memgraph)):
+        copies = np.flatnonzero(moves & (queues == number))
+        if len(copies):
+            link = machine.link(queue)
+            seconds[copies] = [link.seconds(nbytes[t]) for t in residencies.tensor[nodes.result[copies]].tolist()]
     return seconds
 
 
@@ -72,28 +90,37 @@ def simulate(memgraph: MemGraph, machine: Machine, noise: NDArray[np.float64] | 
     if noise is not None:
         assert noise.shape == seconds.shape, f"noise has shape {noise.shape}, the plan {len(seconds)} nodes"
         seconds = seconds * noise
-    queues = queue_numbers(memgraph)
+    queues, engines = queue_numbers(memgraph), queues_of(memgraph)
     row = np.searchsorted(memgraph.edges.target, np.arange(len(seconds) + 1)).tolist()
     sources = memgraph.edges.source.tolist()
-    start, finish, free_at = [0.0] * len(seconds), [0.0] * len(seconds), [0.0] * len(QUEUES)
-    none = QUEUES.index(Queue.NONE)
+    start, finish, free_at = [0.0] * len(seconds), [0.0] * len(seconds), [0.0] * len(engines)
     for n, (queue, duration) in enumerate(zip(queues.tolist(), seconds.tolist(), strict=True)):
-        at = free_at[queue]
+        at = 0.0 if queue == NO_QUEUE else free_at[queue]
         for before in sources[row[n] : row[n + 1]]:
             if finish[before] > at:
                 at = finish[before]
         start[n] = at
         finish[n] = at + duration
-        if queue != none:
+        if queue != NO_QUEUE:
             free_at[queue] = finish[n]
-    busy = np.bincount(queues, weights=seconds, minlength=len(QUEUES))
-    by_queue = tuple((queue, float(busy[i])) for i, queue in enumerate(QUEUES) if i != none)
+    busy = np.bincount(queues + 1, weights=seconds, minlength=len(engines) + 1)[1:].tolist()
+    by_queue = tuple(zip(engines, busy, strict=True))
     return Timeline(np.array(start), np.array(finish), by_queue, max(finish, default=0.0))
 
 
 def moved_bytes(memgraph: MemGraph, queue: Queue) -> int:
-    """Bytes that cross a link, Queue.H2D or Queue.D2H, in the whole plan."""
-    made = Nodes.of(memgraph.nodes).result[queue_numbers(memgraph) == QUEUES.index(queue)]
-    tensors = memgraph.graph.tensors
-    moved: list[TensorId] = Residencies.of(memgraph.residencies).tensor[made].tolist()
-    return sum((tensors[t].nbytes for t in moved), 0)
+    """Bytes that cross a link in the whole plan."""
+    return moved_bytes_by_queue(memgraph).get(queue, 0)
+
+
+def moved_bytes_by_queue(memgraph: MemGraph) -> dict[Queue, int]:
+    """Bytes that cross each link in the whole plan, in the order of queues_of."""
+    nodes, residencies = Nodes.of(memgraph.nodes), Residencies.of(memgraph.residencies)
+    queues, nbytes = queue_numbers(memgraph), [t.nbytes for t in memgraph.graph.tensors]
+    made = {queue: nodes.result[queues == number] for number, queue in enumerate(queues_of(memgraph)) if queue != Queue.COMPUTE}
+    return {queue: sum(nbytes[t] for t in residencies.tensor[results].tolist()) for queue, results in made.items()}
+
+
+def all_moved_bytes(memgraph: MemGraph) -> int:
+    """Bytes that cross any link in the whole plan."""
+    return sum(moved_bytes_by_queue(memgraph).values())

@@ -25,6 +25,7 @@ from einpage.memplan.horizons.malloc import Allocator
 from einpage.memplan.horizons.memory import Memory, Reservation
 from einpage.memplan.horizons.reuse import Reuse, Step
 from einpage.memplan.horizons.victim import VictimPolicy, price_of
+from einpage.memplan.problem.places import DEVICE, HOST
 from einpage.memplan.problem.problem import Problem
 from einpage.memplan.residency.resident_sets import NOBODY, Residents
 
@@ -55,8 +56,7 @@ def plan_by_horizons(problem: Problem, options: HorizonOptions, residents: Resid
     memory, recorder = horizons.memory, horizons.recorder
     return MemGraph(
         graph=problem.graph,
-        budget_bytes=problem.budget_bytes,
-        host_bytes=memory.host.nbytes,
+        arenas=((DEVICE, problem.budget_bytes), (HOST, memory.host.nbytes)),
         residencies=recorder.residencies.finish(),
         nodes=recorder.nodes.finish(),
         edges=recorder.edges.finish(),

@@ -16,10 +16,11 @@ from einpage.einsum_front.base.units import aligned
 from einpage.einsum_front.graph.taskgraph import Kind, Task, TensorId
 from einpage.memplan.graph.arena import HOLE, Arena, Piece
 from einpage.memplan.graph.host_slots import HostSlots
-from einpage.memplan.graph.memgraph import DEVICE, NodeId, ResidencyId
+from einpage.memplan.graph.memgraph import NodeId, ResidencyId
 from einpage.memplan.graph.recorder import NO_RESIDENCY, Recorder
 from einpage.memplan.horizons.reuse import Reuse, Step
 from einpage.memplan.horizons.victim import FAR, HOLE_TRAFFIC, LARGE, Column, traffic
+from einpage.memplan.problem.places import DEVICE
 from einpage.memplan.problem.problem import Problem
 from einpage.memplan.residency.resident_sets import NOBODY, Residents
 

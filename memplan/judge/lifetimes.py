@@ -12,6 +12,7 @@ from einpage.memplan.graph.memgraph import Move
 from einpage.memplan.graph.packed import COMPUTE, FREE, GATHER, MOVE
 from einpage.memplan.judge.plan_columns import ALWAYS, NEVER, PlanColumns
 from einpage.memplan.judge.reason import Reason, Violation, violation_at
+from einpage.memplan.problem.places import DEVICE, HOST
 
 
 def first_wrong_lifetime(plan: PlanColumns) -> Violation | None:
@@ -20,13 +21,14 @@ def first_wrong_lifetime(plan: PlanColumns) -> Violation | None:
 
 
 def _places_agree(plan: PlanColumns) -> Violation | None:
-    """Proves: computes read and write the device, gathers read the host, moves go between the two and keep the tensor."""
-    nodes, device, tensor = plan.nodes, np.array(plan.on_device, bool), np.array(plan.tensor, np.int64)
+    """Proves: computes read and write the device, gathers read the host, moves go to another place and keep the tensor."""
+    nodes, place, tensor = plan.nodes, np.array(plan.place, np.int64), np.array(plan.tensor, np.int64)
+    device, host = plan.residencies.at(DEVICE), plan.residencies.at(HOST)
     moves, runs = np.flatnonzero(nodes.kind == MOVE), np.flatnonzero(nodes.kind <= GATHER)
     source, target = nodes.subject[moves], nodes.result[moves]
-    wrong_move = (tensor[source] != tensor[target]) | (device[source] == device[target])
+    wrong_move = (tensor[source] != tensor[target]) | (place[source] == place[target])
     kind = nodes.kind[plan.reader]
-    wrong_read = (kind <= GATHER) & (device[plan.read] != (kind == COMPUTE))
+    wrong_read = (kind == COMPUTE) & ~device[plan.read] | (kind == GATHER) & ~host[plan.read]
     wrong_result = ~device[nodes.result[runs]]
     wrong = (moves[wrong_move], plan.reader[wrong_read], runs[wrong_result])
     at = min((int(found[0]) for found in wrong if len(found)), default=None)
@@ -44,11 +46,12 @@ def _creations_and_frees(plan: PlanColumns) -> Violation | None:
     memgraph, tensors = plan.memgraph, plan.memgraph.graph.tensors
     created_at: list[int | None] = [None] * len(memgraph.residencies)
     ended_at: list[int] = [int(NEVER)] * len(memgraph.residencies)
-    on_host = {plan.tensor[r] for r in memgraph.start if not plan.on_device[r]}
+    on_device = plan.at(DEVICE)
+    away = {plan.tensor[r] for r in memgraph.start if not on_device[r]}
     for r in memgraph.start:
         if created_at[r] is not None:
             return violation_at(Reason.CREATED_TWICE, None, None, plan.named(r))
-        if tensors[plan.tensor[r]].kind not in HOST_AT_START | {Kind.STATE} or plan.tensor[r] not in on_host:
+        if tensors[plan.tensor[r]].kind not in HOST_AT_START | {Kind.STATE} or plan.tensor[r] not in away:
             return violation_at(Reason.WRONG_START, None, None, plan.named(r))
         created_at[r] = ALWAYS
     nodes = plan.nodes
@@ -60,7 +63,7 @@ def _creations_and_frees(plan: PlanColumns) -> Violation | None:
             continue
         if ended_at[subject] != NEVER:
             return violation_at(Reason.FREED_TWICE, ended_at[subject], n, plan.named(subject))
-        if created_at[subject] == ALWAYS and not plan.on_device[subject] and tensors[plan.tensor[subject]].kind in HOST_AT_START:
+        if created_at[subject] == ALWAYS and not on_device[subject] and tensors[plan.tensor[subject]].kind in HOST_AT_START:
             return violation_at(Reason.HOST_COPY_FREED, n, n, plan.named(subject))
         ended_at[subject] = n
     if None in created_at:
@@ -91,13 +94,13 @@ def _donations(plan: PlanColumns) -> Violation | None:
 
 def _end_list(plan: PlanColumns) -> Violation | None:
     """Proves: `end` lists every residency that never ends, each once; host copies present at the start may be left out."""
-    listed = set(plan.memgraph.end)
+    listed, on_device = set(plan.memgraph.end), plan.at(DEVICE)
     if len(listed) != len(plan.memgraph.end):
         return violation_at(Reason.WRONG_END, None, None, "a residency is listed twice")
     for r, ended_at in enumerate(plan.ended_at):
         creator = plan.creator(r)
         if r in listed and ended_at != NEVER:
             return violation_at(Reason.WRONG_END, ended_at, None, f"{plan.named(r)} is listed, and has ended")
-        if r not in listed and ended_at == NEVER and (creator is not None or plan.on_device[r]):
+        if r not in listed and ended_at == NEVER and (creator is not None or on_device[r]):
             return violation_at(Reason.WRONG_END, creator, None, f"{plan.named(r)} is not listed, and never ends")
     return None

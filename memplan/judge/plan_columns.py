@@ -13,6 +13,7 @@ from einpage.einsum_front.base.columns import Bools, Int64s
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.packed import MOVE, Nodes, Residencies
 from einpage.memplan.judge.well_formed import readers
+from einpage.memplan.problem.places import Place
 
 ALWAYS = -1
 """Stands for the creator of what is present at the start."""
@@ -29,7 +30,9 @@ class PlanColumns:
     tensor: list[int]
     offset: list[int]
     offset_end: list[int]
-    on_device: list[bool]
+    residencies: Residencies
+    place: list[int]
+    """Which of `residencies.places`."""
     reader: Int64s
     """[read] the node, ascending; each residency once a node."""
     read: Int64s
@@ -56,10 +59,16 @@ class PlanColumns:
             tensor=residencies.tensor.tolist(),
             offset=residencies.offset.tolist(),
             offset_end=(residencies.offset + residencies.nbytes).tolist(),
-            on_device=residencies.on_device.tolist(),
+            residencies=residencies,
+            place=residencies.place.tolist(),
             reader=reader[first],
             read=read[first],
         )
+
+    def at(self, place: Place) -> list[bool]:
+        """Whether each residency is there."""
+        there: list[bool] = self.residencies.at(place).tolist()
+        return there
 
     def creator(self, residency: int) -> int | None:
         """The creating node; None for what is present at the start."""
@@ -67,7 +76,7 @@ class PlanColumns:
         return None if node == ALWAYS else node
 
     def named(self, residency: int) -> str:
-        place = "device" if self.on_device[residency] else "host"
+        place = self.residencies.places[self.place[residency]]
         return f"{self.memgraph.graph.tensors[self.tensor[residency]].name} (residency {residency}, {place} {self.offset[residency]})"
 
     def lifetimes(self) -> tuple[Int64s, Int64s, Bools]:

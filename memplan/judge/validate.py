@@ -24,6 +24,7 @@ from einpage.memplan.judge.plan_columns import ALWAYS, NEVER, PlanColumns
 from einpage.memplan.judge.reachability import first_of_wrong_kind, first_unordered
 from einpage.memplan.judge.reason import Reason, Violation, violation_at
 from einpage.memplan.judge.well_formed import first_ill_formed
+from einpage.memplan.problem.places import DEVICE, HOST
 
 
 def judge(memgraph: MemGraph) -> Violation | None:
@@ -69,19 +70,20 @@ def _reads_in_order(plan: PlanColumns) -> Violation | None:
 
 def _bytes_in_order(plan: PlanColumns) -> Violation | None:
     """Proves: whoever creates something on bytes is ordered after the end of the last user of each of them."""
-    device, host = LastUsers(plan.memgraph.alignment), LastUsers(plan.memgraph.alignment)
+    last_users = [LastUsers(plan.memgraph.alignment) for _ in plan.residencies.places]
+    device = last_users[plan.residencies.places.index(DEVICE)]
     earlier: list[int] = []
     later: list[int] = []
     users: list[int] = []
     for r in sorted(plan.memgraph.start, key=lambda r: plan.offset[r]):
-        for other in (device if plan.on_device[r] else host).claim(plan.offset[r], plan.offset_end[r], r):
+        for other in last_users[plan.place[r]].claim(plan.offset[r], plan.offset_end[r], r):
             return violation_at(Reason.OVERLAP, None, None, f"{plan.named(other)} and {plan.named(r)}, at the start")
     nodes = plan.nodes
     scratch = zip(nodes.scratch_offset.tolist(), (nodes.scratch_offset + nodes.scratch_nbytes).tolist(), strict=True)
     scratch_by_node = dict(zip(nodes.scratch_node.tolist(), scratch, strict=True))
     creating = np.flatnonzero(nodes.kind != FREE)
     for n, made in zip(creating.tolist(), nodes.result[creating].tolist(), strict=True):
-        lasts = (device if plan.on_device[made] else host).claim(plan.offset[made], plan.offset_end[made], made)
+        lasts = last_users[plan.place[made]].claim(plan.offset[made], plan.offset_end[made], made)
         if n in scratch_by_node:
             start, end = scratch_by_node[n]
             lasts += device.claim(start, end, ~n)
@@ -101,12 +103,13 @@ def _bytes_in_order(plan: PlanColumns) -> Violation | None:
 
 
 def _no_clean_offload(plan: PlanColumns) -> Violation | None:
-    """Proves: no tensor is copied to the host while the host has a copy of it."""
-    newest_copy = {plan.tensor[r]: r for r in plan.memgraph.start if not plan.on_device[r]}
+    """Proves: no tensor is copied away from the device while there is a copy of it elsewhere."""
+    on_device = plan.at(DEVICE)
+    newest_copy = {plan.tensor[r]: r for r in plan.memgraph.start if not on_device[r]}
     moves = np.flatnonzero(plan.nodes.kind == MOVE)
     sources, targets = plan.nodes.subject[moves].tolist(), plan.nodes.result[moves].tolist()
     for n, source, target in zip(moves.tolist(), sources, targets, strict=True):
-        if not plan.on_device[source]:
+        if not on_device[source]:
             continue
         tensor = plan.tensor[source]
         copy = newest_copy.get(tensor)
@@ -118,8 +121,8 @@ def _no_clean_offload(plan: PlanColumns) -> Violation | None:
 
 def _outputs_on_host(plan: PlanColumns) -> Violation | None:
     """Proves: every tile of every output is on the host at the end."""
-    on_host = {plan.tensor[r] for r in plan.memgraph.end if not plan.on_device[r]}
-    on_host |= {plan.tensor[r] for r in plan.memgraph.start if not plan.on_device[r]}
+    there = plan.at(HOST)
+    on_host = {plan.tensor[r] for r in (*plan.memgraph.start, *plan.memgraph.end) if there[r]}
     asked = {value for _, value in plan.memgraph.graph.outputs}
     for tensor in plan.memgraph.graph.tensors:
         if (tensor.kind is Kind.OUTPUT or tensor.value in asked) and tensor.id not in on_host:
@@ -131,11 +134,12 @@ def _loop_closes(plan: PlanColumns) -> Violation | None:
     """Proves: a loop starts with weights and constants only on the device, and ends with the same ones at the same offsets."""
     if not plan.memgraph.loops:
         return None
+    on_device = plan.at(DEVICE)
     for r in plan.memgraph.start:
-        if plan.on_device[r] and plan.memgraph.graph.tensors[plan.tensor[r]].kind not in (Kind.WEIGHT, Kind.CONSTANT):
+        if on_device[r] and plan.memgraph.graph.tensors[plan.tensor[r]].kind not in (Kind.WEIGHT, Kind.CONSTANT):
             return violation_at(Reason.WRONG_START, None, None, f"{plan.named(r)}, which every pass writes anew")
     start, end = plan.memgraph.start, plan.memgraph.end
-    at_start, at_end = ({(plan.tensor[r], plan.offset[r]): r for r in listed if plan.on_device[r]} for listed in (start, end))
+    at_start, at_end = ({(plan.tensor[r], plan.offset[r]): r for r in listed if on_device[r]} for listed in (start, end))
     for where, r in (*at_start.items(), *at_end.items()):
         if where not in at_start or where not in at_end:
             return violation_at(Reason.LOOP_OPEN, None, None, f"{plan.named(r)} at the {'start' if where in at_start else 'end'} only")

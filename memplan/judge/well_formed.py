@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from einpage.einsum_front.base.columns import Bools, Int64s
-from einpage.memplan.graph.memgraph import Compute, MemGraph, NodeId, PlaceKind
+from einpage.memplan.graph.memgraph import Compute, MemGraph, NodeId
 from einpage.memplan.graph.packed import COMPUTE, FREE, GATHER, Nodes, Residencies
 from einpage.memplan.judge.reason import NodePair, Reason, Violation, violation_at
 
@@ -86,27 +86,25 @@ def _first_wrong(checks: Sequence[tuple[Reason, Bools]]) -> tuple[Reason, int] |
 
 def _extents(plan: MemGraph, residencies: Residencies) -> Violation | None:
     """Proves: every residency is one aligned extent of its tensor's bytes, inside the arena of a known place."""
-    known = [place.index == 0 and place.kind in (PlaceKind.DEVICE, PlaceKind.HOST) for place in residencies.places]
+    arenas = [plan.arena_bytes(place) for place in residencies.places]
     size_by_tensor = np.array([t.nbytes for t in plan.graph.tensors], np.int64)
     one = np.diff(residencies.extent_row) == 1
     # A residency without extents gets those of another: it is wrong whatever they are.
     at = np.minimum(residencies.extent_row[:-1], max(0, len(residencies.offset) - 1))
     offset, nbytes = (column[at] if len(column) else np.zeros_like(at) for column in (residencies.offset, residencies.nbytes))
-    on_device = residencies.on_device
-    arena = np.where(on_device, min(plan.budget_bytes, MOST_BYTES), min(plan.host_bytes, MOST_BYTES))
+    arena = np.array([min(nbytes or 0, MOST_BYTES) for nbytes in arenas], np.int64)[residencies.place]
     outside = (offset < 0) | (offset > arena - nbytes)
     found = _first_wrong((
-        (Reason.UNKNOWN_PLACE, ~np.array(known)[residencies.place]),
+        (Reason.UNKNOWN_PLACE, np.array([nbytes is None for nbytes in arenas], bool)[residencies.place]),
         (Reason.WRONG_SIZE, ~one | (nbytes != size_by_tensor[residencies.tensor])),
         (Reason.MISALIGNED, offset % plan.alignment != 0),
-        (Reason.DEVICE_CAPACITY, outside & on_device),
-        (Reason.HOST_CAPACITY, outside & ~on_device),
+        (Reason.OUTSIDE_ARENA, outside),
     ))  # fmt: skip
     if found is None:
         return None
     reason, r = found
     place, extents = residencies[r].place, residencies[r].extents
-    where = f"at {place}" if reason is Reason.UNKNOWN_PLACE else f"in {', '.join(map(str, extents)) or 'no bytes'}"
+    where = f"at {place}" if reason is Reason.UNKNOWN_PLACE else f"in {', '.join(map(str, extents)) or 'no bytes'} of the {place}"
     return violation_at(reason, *_creator(plan, r), f"{plan.graph.tensors[residencies[r].tensor].name} {where}")
 
 
@@ -120,7 +118,7 @@ def _workspaces(plan: MemGraph, nodes: Nodes) -> Violation | None:
     misaligned[nodes.scratch_node] = nodes.scratch_offset % plan.alignment != 0
     last_start = min(plan.budget_bytes, MOST_BYTES) - np.maximum(nodes.scratch_nbytes, 0)
     outside[nodes.scratch_node] = (nodes.scratch_offset < 0) | (nodes.scratch_offset > last_start)
-    found = _first_wrong(((Reason.WORKSPACE_SIZE, short), (Reason.MISALIGNED, misaligned), (Reason.DEVICE_CAPACITY, outside)))
+    found = _first_wrong(((Reason.WORKSPACE_SIZE, short), (Reason.MISALIGNED, misaligned), (Reason.OUTSIDE_ARENA, outside)))
     if found is None:
         return None
     reason, n = found

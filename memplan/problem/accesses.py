@@ -64,12 +64,12 @@ class Accesses:
         return len(self.seconds)
 
     @property
-    def compulsory_h2d(self) -> Nbytes:
+    def compulsory_load_bytes(self) -> Nbytes:
         """Bytes of all first loads."""
         return Nbytes(int(self.nbytes[self.loaded].sum() + self.nbytes[self.unread].sum()))
 
     @property
-    def compulsory_d2h(self) -> Nbytes:
+    def compulsory_store_bytes(self) -> Nbytes:
         """Bytes of all outputs."""
         return Nbytes(int(self.nbytes[self.output].sum()))
 

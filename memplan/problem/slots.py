@@ -13,6 +13,7 @@ from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, Task, Tens
 from einpage.memplan.problem.accesses import NEVER, Accesses, from_lists
 from einpage.memplan.problem.footprint import donated_operand
 from einpage.memplan.problem.machine import task_seconds
+from einpage.memplan.problem.places import Queue
 from einpage.memplan.problem.problem import Problem
 
 
@@ -61,8 +62,9 @@ def slots_of(problem: Problem) -> Slots | None:
         gathered=list(gathers),
     )
     nbytes = [int(t.nbytes) for t in graph.tensors]
-    load_s = [machine.h2d_seconds(n) for n in nbytes]
+    loads, stores = machine.link(Queue.H2D), machine.link(Queue.D2H)
+    load_s = [loads.seconds(n) for n in nbytes]
     for result, task in gathers.items():
         load_s[result] = task_seconds(machine, graph, task)
-    store_s = [machine.d2h_seconds(n) for n in nbytes]
+    store_s = [stores.seconds(n) for n in nbytes]
     return Slots(problem, on_device, accesses, donated, workspace, gathers, load_s, store_s, nbytes)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from einpage.memplan.bounds import lp
-from einpage.memplan.bounds.slot_lp import Links, time_bound
+from einpage.memplan.bounds.slot_lp import time_bound
 from einpage.memplan.problem.slots import Slots
 from einpage.memplan.residency.policies import ResidentIntervals, and_nearest, evened, nearest, pin_evenly, pin_first, rounded, stream_all
 from einpage.memplan.residency.shadow_prices import shares
@@ -54,10 +54,9 @@ def candidates(slots: Slots, effort: int) -> Iterator[Candidate]:
             yield Candidate(reserve, and_nearest(a, left, pinned))
     yield Candidate(1.0, stream_all(a, headroom))
     if effort >= 2 and a.slots <= MOST_LP_SLOTS[effort] and len(a.tensor) and lp.has_solver():
-        links = Links(machine.h2d_bytes_per_s, machine.d2h_bytes_per_s, machine.copy_latency_s)
         for weight in BYTE_WEIGHTS[effort]:
             try:
-                found = time_bound(a, capacity, links, byte_weight=weight)
+                found = time_bound(a, capacity, machine.links, byte_weight=weight)
             except lp.Unsolved:
                 continue
             for reserve, left in zip(RESERVES[effort], headrooms, strict=True):

@@ -16,8 +16,9 @@ from dataclasses import replace
 
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import TaskGraph, TensorId
-from einpage.memplan.graph.memgraph import DEVICE, Compute, Extent, MemGraph, Node, Offset, Residency, ResidencyId
+from einpage.memplan.graph.memgraph import Compute, Extent, MemGraph, Node, Offset, Residency, ResidencyId
 from einpage.memplan.graph.packed import Nodes, Residencies
+from einpage.memplan.problem.places import DEVICE
 from einpage.memplan.problem.problem import Problem
 from einpage.memplan.residency.resident_sets import Residents
 
@@ -44,9 +45,8 @@ def with_residents(plan: MemGraph, problem: Problem, residents: Residents) -> Me
         at_top.append(Residency(number, t, DEVICE, (Extent(Offset(top), graph.tensors[t].nbytes),)))
     residency_by_tensor = {r.tensor: r.id for r in at_top}
     return replace(
-        plan,
+        plan.with_arena(DEVICE, problem.budget_bytes),
         graph=graph,
-        budget_bytes=problem.budget_bytes,
         residencies=Residencies.of((*plan.residencies, *at_top)),
         nodes=Nodes.of(tuple(_reading(node, graph, residency_by_tensor) for node in plan.nodes)),
         start=(*plan.start, *residency_by_tensor.values()),

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from einpage.einsum_front.graph.taskgraph import TensorId
 from einpage.memplan.graph.arena import Arena
 from einpage.memplan.graph.host_slots import HostSlots
-from einpage.memplan.graph.memgraph import DEVICE, MemGraph, ResidencyId
+from einpage.memplan.graph.memgraph import MemGraph, ResidencyId
 from einpage.memplan.graph.recorder import NO_RESIDENCY, Recorder
 from einpage.memplan.packing.rectangles import Rectangle
 from einpage.memplan.problem.accesses import NEVER
+from einpage.memplan.problem.places import DEVICE, HOST
 from einpage.memplan.problem.slots import Slots
 from einpage.memplan.schedule.timetable import Load, Timetable
 
@@ -130,8 +131,7 @@ class _Assembly:
         assert self.host.is_tidy(), "a spill slot is left on the host"
         return MemGraph(
             graph=self.graph,
-            budget_bytes=self.problem.budget_bytes,
-            host_bytes=self.host.nbytes,
+            arenas=((DEVICE, self.problem.budget_bytes), (HOST, self.host.nbytes)),
             residencies=self.recorder.residencies.finish(),
             nodes=self.recorder.nodes.finish(),
             edges=self.recorder.edges.finish(),

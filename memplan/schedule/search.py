@@ -17,9 +17,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from einpage.memplan.graph.memgraph import MemGraph, Queue
-from einpage.memplan.graph.simulate import QUEUES, moved_bytes, queue_numbers, simulate
+from einpage.memplan.graph.memgraph import MemGraph
+from einpage.memplan.graph.simulate import all_moved_bytes, queue_numbers, simulate
 from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.places import ENGINES, Queue
 from einpage.memplan.problem.slots import Slots
 from einpage.memplan.residency.candidates import candidates
 from einpage.memplan.residency.policies import ResidentIntervals
@@ -100,16 +101,16 @@ def better_plan(slots: Slots, effort: int, start: MemGraph, bound_s: float) -> D
 def _searched(slots: Slots, effort: int, start: MemGraph, bound_s: float) -> Decided:
     machine, least_bytes = slots.problem.machine, _least_bytes(slots)
     best, best_s = Decided(start), simulate(start, machine).makespan_s
-    if (best_s <= bound_s and _moved(start) <= least_bytes) or slots.accesses.slots > MOST_SLOTS:
+    if (best_s <= bound_s and all_moved_bytes(start) <= least_bytes) or slots.accesses.slots > MOST_SLOTS:
         return best
     for static in static_plans(slots, STATIC, best_s).values():
         seconds = simulate(static.memgraph, machine).makespan_s
         if seconds < best_s:
-            best, best_s = Decided(static.memgraph, Way(static.slack_bytes, _moved(static.memgraph), static.resident)), seconds
-    if best_s <= GOOD_ENOUGH * bound_s and _moved(best.memgraph) <= GOOD_ENOUGH * least_bytes:
+            best, best_s = Decided(static.memgraph, Way(static.slack_bytes, all_moved_bytes(static.memgraph), static.resident)), seconds
+    if best_s <= GOOD_ENOUGH * bound_s and all_moved_bytes(best.memgraph) <= GOOD_ENOUGH * least_bytes:
         return best
     capacity = slots.problem.capacity
-    limit_s, best_score = best_s, _score(best_s, _moved(best.memgraph), machine)
+    limit_s, best_score = best_s, _score(best_s, all_moved_bytes(best.memgraph), machine)
     planned = failed = 0
 
     def settle(way: Way, table: Timetable, wishes: Sequence[Wish]) -> bool:
@@ -118,7 +119,7 @@ def _searched(slots: Slots, effort: int, start: MemGraph, bound_s: float) -> Dec
         plans = list(settled(slots, way.resident, table, way.slack_bytes, wishes, exact=way.exact))
         for found in plans:
             seconds = simulate(found, machine).makespan_s
-            score = _score(seconds, _moved(found), machine)
+            score = _score(seconds, all_moved_bytes(found), machine)
             if score < best_score and seconds <= limit_s:
                 best, best_score = Decided(found, way), score
         return bool(plans)
@@ -151,25 +152,26 @@ def steadied(slots: Slots, best: Decided) -> Decided:
     capacity = slots.problem.capacity
     slow = replace(slots, accesses=replace(slots.accesses, seconds=SLOWER * slots.accesses.seconds))
     table = timetable(slow, capacity, way.resident, way.slack_bytes)
-    best_s, best_late_s, most = simulate(best.memgraph, machine).makespan_s, _late_s(best.memgraph, machine), _moved(best.memgraph)
+    best_s, best_late_s = simulate(best.memgraph, machine).makespan_s, _late_s(best.memgraph, machine)
+    most_bytes = all_moved_bytes(best.memgraph)
     for found in settled(slow, way.resident, table, way.slack_bytes):
-        if simulate(found, machine).makespan_s <= best_s and _moved(found) <= most and (late_s := _late_s(found, machine)) < best_late_s:
+        if (
+            simulate(found, machine).makespan_s <= best_s
+            and all_moved_bytes(found) <= most_bytes
+            and (late_s := _late_s(found, machine)) < best_late_s
+        ):
             best, best_late_s = Decided(found, replace(way, unplaced_bytes=table.moved_bytes)), late_s
     return best
 
 
 def _late_s(memgraph: MemGraph, machine: Machine) -> float:
     """The makespan with all tasks SLOWER, and that with all copies."""
-    computes = queue_numbers(memgraph) == QUEUES.index(Queue.COMPUTE)
+    computes = queue_numbers(memgraph) == ENGINES.index(Queue.COMPUTE)
     return sum(simulate(memgraph, machine, np.where(late, SLOWER, 1.0)).makespan_s for late in (computes, ~computes))
 
 
 def _score(seconds: float, moved_bytes: int, machine: Machine) -> float:
-    return seconds + BYTES_COUNT * moved_bytes / machine.h2d_bytes_per_s
-
-
-def _moved(memgraph: MemGraph) -> int:
-    return moved_bytes(memgraph, Queue.H2D) + moved_bytes(memgraph, Queue.D2H)
+    return seconds + BYTES_COUNT * moved_bytes / machine.link(Queue.H2D).bytes_per_s
 
 
 def _least_bytes(slots: Slots) -> int:

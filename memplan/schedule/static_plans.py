@@ -108,7 +108,7 @@ def most_bytes(policy: Policy, a: Accesses, room: Headroom) -> int:
     """
     bytes_of = a.nbytes[a.tensor]
     clean = a.clean[a.tensor]
-    once = int(a.compulsory_h2d + a.compulsory_d2h)
+    once = int(a.compulsory_load_bytes + a.compulsory_store_bytes)
     of_host, of_results = int(bytes_of[clean].sum()), int(bytes_of[~clean].sum() + a.nbytes[np.unique(a.tensor[a.dirty[a.tensor]])].sum())
     if policy is Policy.NEAREST:
         return once + _less(of_host + of_results, a, np.ones(len(clean), bool), room, 1.0)
