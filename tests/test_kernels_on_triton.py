@@ -43,7 +43,7 @@ def test_small_tiles_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(map_shape, "ROW", Tiles(8, 4, 0, 4, 1))
     monkeypatch.setattr(map_shape, "POINTWISE", Tiles(32, 1, 0, 4, 1))
     monkeypatch.setattr(map_shape, "CROSS", Tiles(4, 4, 0, 4, 1))
-    monkeypatch.setattr(map_shape, "SHARED", Tiles(2, 4, 0, 1, 1))
+    monkeypatch.setattr(map_shape, "REUSE", Tiles(2, 4, 0, 1, 1))
     case = ALL[name]()
     out = case.poisoned()
     launch_kernel.triton_kernel(case.job, Target(product=SMALL, attention=SMALL))(case.operands(), out, None)

@@ -214,13 +214,13 @@ def test_random_products_in_small_blocks(case: Case) -> None:
     ("product", "shape"),
     [
         (ProductShape(BF, 1, 2048, 4096, 4096, 1), ShapeClass.LARGE),
-        (ProductShape(BF, 1, 2048, 11008, 4096, 2), ShapeClass.TWIN),
+        (ProductShape(BF, 1, 2048, 11008, 4096, 2), ShapeClass.TWO_SUMS),
         (ProductShape(BF, 1, 1, 32000, 4096, 1), ShapeClass.DECODE),
         (ProductShape(BF, 1, 32000, 9, 4096, 1), ShapeClass.DECODE),
         (ProductShape(BF, 1, 40, 4096, 4096, 1), ShapeClass.NARROW),
         (ProductShape(BF, 1, 512, 576, 576, 1), ShapeClass.FEW),
         (ProductShape(BF, 32, 200, 200, 128, 1), ShapeClass.SQUARE),
-        (ProductShape(BF, 1, 2048, 4096, 4096, 3), ShapeClass.MANY),
+        (ProductShape(BF, 1, 2048, 4096, 4096, 3), ShapeClass.MANY_SUMS),
     ],
 )
 def test_shape_classes(product: ProductShape, shape: ShapeClass) -> None:

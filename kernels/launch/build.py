@@ -52,10 +52,10 @@ def _temporary() -> tempfile.TemporaryDirectory[str]:
 
 
 def _folders() -> Iterator[Path]:
-    """Where kernels may be kept, best first; the temporary folder is made when it is asked for."""
+    """Where source files may lie, best first; the temporary folder is made when it is asked for."""
     if own := os.environ.get("EINPAGE_CACHE"):
-        first = Path(own)
+        cache = Path(own)
     else:
-        first = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "einpage"
-    yield first / "kernels"
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "einpage"
+    yield cache / "kernels"
     yield Path(_temporary().name)

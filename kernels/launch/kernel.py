@@ -1,7 +1,7 @@
 """From a job to Triton kernels that are ready to launch.
 
-In: a job. Out: a kernel whose call checks its tensors, allocates nothing and launches. A gather from the host is no kernel on any
-backend: it is handed to the host gather. No kernel can raise, so indices that depend on data are checked beforehand by the torch
+In: a job. Out: a kernel whose call checks its tensors, allocates nothing and launches. A gather from the host is a copy on every backend:
+that of on_torch/host_gather.py. No kernel can raise, so indices that depend on data are checked beforehand by the torch
 definition of the index expressions: by the call itself where the tensors are on the CPU, by the device from host copies elsewhere.
 """
 
@@ -45,7 +45,7 @@ class TritonKernel:
         self.bind(operands, result)()
 
     def bind(self, operands: Operands, result: Tensor) -> Callable[[], None]:
-        """The launches for these tensors, which are looked at now and not again; no index is checked."""
+        """The launches for these tensors, which are verified now and not again; no index is checked."""
         self._verify(operands, result)
         calls = [(function[(launch.programs,)], *self._arguments(launch, operands, result)) for function, launch in self.launches]
 
@@ -65,8 +65,8 @@ class TritonKernel:
                 _ = compiled.run  # loads the code, which a recorded graph or a timed launch must not have to do
 
     def _arguments(self, launch: Launch, operands: Operands, result: Tensor) -> tuple[tuple[object, ...], dict[str, int]]:
-        pointers: list[Any] = [operands[i][j].view(-1)[first:] if first else operands[i][j] for i, j, first in launch.pointers]
-        pointers += [_described(d, operands[d.operand][d.tile]) for d in launch.descriptors]
+        pointers: list[Any] = [operands[i][j].view(-1)[offset:] if offset else operands[i][j] for i, j, offset in launch.pointers]
+        pointers += [_tensor_descriptor(d, operands[d.operand][d.tile]) for d in launch.descriptors]
         return (*pointers, result, *launch.starts), {"num_warps": launch.tiles.warps, "num_stages": launch.tiles.stages}
 
     def _verify(self, operands: Operands, result: Tensor) -> None:
@@ -81,7 +81,7 @@ class TritonKernel:
             assert tile.device == result.device, f"tile {j} of {view.name} is on {tile.device}, the result on {result.device}"
 
 
-def _described(d: Descriptor, tile: Tensor) -> Any:
+def _tensor_descriptor(d: Descriptor, tile: Tensor) -> Any:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return TensorDescriptor(tile.view(-1)[d.offset :], list(d.shape), [d.stride, 1], list(d.block))

@@ -1,7 +1,7 @@
 """What generated kernels would use on GPUs that are not here: registers, spills, shared memory, as the compiler for them says.
 
 In: jobs and a compute capability (80, 86, 90). Out: a `Resources` per kernel; kernels of equal text are compiled once. One process compiles
-several, each within a time limit; where one takes longer, the process is ended and the kernel counts as failed.
+several, each within a time limit; where one takes longer, the process is ended and the kernel counts as not compiled.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import GatherJob, Job
 from einpage.kernels.launch.kernel import launches_of
+from einpage.kernels.launch.machine_code import MachineCode
 from einpage.kernels.tiles.target import Target
 from einpage.kernels.tiles.tiles import SHARED_LIMIT
 from einpage.kernels.writer.launch import Launch
@@ -27,29 +28,16 @@ from einpage.kernels.writer.launch import Launch
 START_S = 120.0
 """How long the compiling process may take to start."""
 _TYPE = {DType.FP32: "*fp32", DType.BF16: "*bf16", DType.FP16: "*fp16", DType.INT32: "*i32", DType.INT64: "*i64"}
-_NOTHING = {"registers": 0, "stack_bytes": 0, "spills": 0, "shared_bytes": 0, "tensor_core": 0, "narrowest_copy": 0}
-"""What a kernel uses that was given up."""
 
 
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """What a compiled kernel uses, per program (shared) or thread (the rest)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources(MachineCode):
+    """A compiled kernel and what it uses."""
 
     job: Job
     """The first that needs the kernel."""
     launch: Launch
     capability: int
-    registers: int
-    stack_bytes: int
-    spills: int
-    """Instructions that write to or read from the stack."""
-    shared_bytes: int
-    tensor_core: int
-    """Instructions that multiply matrices."""
-    narrowest_copy: int
-    """The fewest bytes that an asynchronous copy moves, at best 16; 0 where there is none."""
-    error: str
-    """Why it did not compile; empty where it did."""
 
     @property
     def fits(self) -> bool:
@@ -65,7 +53,10 @@ def resources(jobs: Iterable[Job], target: Target, timeout_s: float = 60.0) -> l
                 requests.setdefault(json.dumps(_request(job, launch, target.capability)), (job, launch))
     compiler = Compiler()
     try:
-        return [Resources(*what, target.capability, **compiler.ask(request, timeout_s)) for request, what in requests.items()]
+        return [
+            Resources(job=job, launch=launch, capability=target.capability, **compiler.ask(request, timeout_s))
+            for request, (job, launch) in requests.items()
+        ]
     finally:
         compiler.close()
 
@@ -86,6 +77,7 @@ class Compiler:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed in close)
 
     def ask(self, request: str, timeout_s: float) -> dict[str, Any]:
+        """The fields of a MachineCode."""
         process = self._process or self._start()
         assert process.stdin is not None
         process.stdin.write(request + "\n")
@@ -93,7 +85,7 @@ class Compiler:
         answer = self._read(process, timeout_s)
         if answer is None:
             self._end()
-            return {**_NOTHING, "error": f"no answer in {timeout_s:.0f} s"}
+            return {"error": f"no answer in {timeout_s:.0f} s"}
         found: dict[str, Any] = json.loads(answer)
         return found
 

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from einpage.kernels.launch.build import build
-
-NOTHING = {"registers": 0, "stack_bytes": 0, "spills": 0, "shared_bytes": 0, "tensor_core": 0, "narrowest_copy": 0, "error": ""}
-"""What a kernel uses that does not compile; an answer says all of these."""
+from einpage.kernels.launch.machine_code import MachineCode
 
 
-def compile_one(request: dict[str, Any]) -> dict[str, Any]:
-    """What a kernel uses: registers, stack, spills, shared memory; or the error that compiling it raised."""
+def compile_one(request: dict[str, Any]) -> MachineCode:
+    """What a kernel uses, or the error that compiling it raised."""
     try:
         function = build(request["text"])
         signature = dict(zip(function.arg_names, request["types"], strict=True))
@@ -35,12 +34,21 @@ def compile_one(request: dict[str, Any]) -> dict[str, Any]:
             target=GPUTarget("cuda", request["capability"], 32),
             options={"num_warps": request["warps"], "num_stages": request["stages"]},
         )
-        return {**NOTHING, **_usage(compiled.asm["cubin"]), **_instructions(compiled.asm["ptx"]), "shared_bytes": compiled.metadata.shared}
+        registers, stack_bytes, spills = _registers(compiled.asm["cubin"])
+        tensor_core, narrowest_copy = _instructions(compiled.asm["ptx"])
+        return MachineCode(
+            registers=registers,
+            stack_bytes=stack_bytes,
+            spills=spills,
+            shared_bytes=compiled.metadata.shared,
+            tensor_core=tensor_core,
+            narrowest_copy=narrowest_copy,
+        )
     except Exception as error:  # whatever the compiler raises is the answer
-        return {**NOTHING, "error": f"{type(error).__name__}: {error}"[-2000:]}
+        return MachineCode(error=f"{type(error).__name__}: {error}"[-2000:])
 
 
-def _usage(cubin: bytes) -> dict[str, int]:
+def _registers(cubin: bytes) -> tuple[int, int, int]:
     """Registers and bytes of stack a thread, and how many instructions spill to it; sin and cos take stack and spill nothing."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
         f.write(cubin)
@@ -48,13 +56,13 @@ def _usage(cubin: bytes) -> dict[str, int]:
         found = re.search(r"REG:(\d+) STACK:(\d+)", _cuobjdump("-res-usage", f.name))
         assert found is not None
         spills = len(re.findall(r"\b(?:STL|LDL)\b", _cuobjdump("-sass", f.name))) if int(found[2]) else 0
-    return {"registers": int(found[1]), "stack_bytes": int(found[2]), "spills": spills}
+    return int(found[1]), int(found[2]), spills
 
 
-def _instructions(ptx: str) -> dict[str, int]:
+def _instructions(ptx: str) -> tuple[int, int]:
     """How many tensor-core instructions there are, and the fewest bytes that an asynchronous copy moves (0 where there is none)."""
     copies = [int(n, 0) for n in re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], (\w+)", ptx)]
-    return {"tensor_core": len(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async)", ptx)), "narrowest_copy": min(copies, default=0)}
+    return len(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async)", ptx)), min(copies, default=0)
 
 
 def _cuobjdump(what: str, path: str) -> str:
@@ -65,4 +73,4 @@ def _cuobjdump(what: str, path: str) -> str:
 if __name__ == "__main__":
     print("ready", flush=True)
     for line in sys.stdin:
-        print(json.dumps(compile_one(json.loads(line))), flush=True)
+        print(json.dumps(asdict(compile_one(json.loads(line)))), flush=True)

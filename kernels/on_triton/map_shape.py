@@ -16,9 +16,9 @@ from einpage.einsum_front.algebra.expr import Call, Expr, Letter, Reduce, childr
 from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.graph.job import MapJob, Part, View
 from einpage.kernels.layout.affine import address, affine
-from einpage.kernels.tiles.tiles import CROSS, POINTWISE, ROW, SHARED, Tiles, cover, warps
+from einpage.kernels.tiles.tiles import CROSS, POINTWISE, REUSE, ROW, Tiles, cover, warps
 
-SHARED_FROM = 4
+REUSE_FROM = 4
 """How many times a costly function must be used for its letters to get an axis of their own."""
 
 
@@ -54,12 +54,12 @@ def map_shape(job: MapJob, letters: Sequence[Letter], parts: Sequence[Part]) -> 
         return _reducing(job, rows, columns, by_row, longest, strides)
     last = next((x for x in reversed(rows) if extent[x] > 1), None)
     crossing = [x for x, weight in _along(strides).most_common() if x in rows and x != last and 4 * weight >= job.result.boxes[0].size]
-    shared = _shared(parts, rows, last, extent)
-    if shared:
-        others = [x for x in rows if x not in shared]
-        wide = cover(prod(extent[x] for x in shared), SHARED.columns)
-        high = cover(prod(extent[x] for x in others), SHARED.rows)
-        return MapShape(tuple(others), shared, (), Tiles(high, wide, 0, SHARED.warps, 1), False)
+    reused = _reused(parts, rows, last, extent)
+    if reused:
+        others = [x for x in rows if x not in reused]
+        wide = cover(prod(extent[x] for x in reused), REUSE.columns)
+        high = cover(prod(extent[x] for x in others), REUSE.rows)
+        return MapShape(tuple(others), reused, (), Tiles(high, wide, 0, REUSE.warps, 1), False)
     if last is None or not crossing or min(extent[last], extent[crossing[0]]) < CROSS.rows // 4:
         most = cover(prod(extent[x] for x in rows), POINTWISE.rows)
         return MapShape(tuple(rows), (), (), Tiles(most, 1, 0, warps(most), 1), True)
@@ -68,19 +68,19 @@ def map_shape(job: MapJob, letters: Sequence[Letter], parts: Sequence[Part]) -> 
     return MapShape(tuple(rows[:at]), tuple(rows[at:]), (), Tiles(high, wide, 0, warps(high * wide), 1), False)
 
 
-def _shared(parts: Sequence[Part], rows: Sequence[Letter], last: Letter | None, extent: Mapping[Letter, int]) -> tuple[Letter, ...]:
+def _reused(parts: Sequence[Part], rows: Sequence[Letter], last: Letter | None, extent: Mapping[Letter, int]) -> tuple[Letter, ...]:
     """Letters that costly functions depend on, where the others make them be computed over and over (angles, for every head)."""
     found: set[Letter] = set()
     for node in (n for p in parts for n in walk(p.expr)):
         if isinstance(node, Call) and FUNCTIONS[node.fn].costly:
             letters = free_letters(node) & set(rows)
-            found |= letters if prod(extent[x] for x in rows if x not in letters) >= SHARED_FROM else set()
+            found |= letters if prod(extent[x] for x in rows if x not in letters) >= REUSE_FROM else set()
     repeats = prod(extent[x] for x in rows if x not in found)
-    return tuple(x for x in rows if x in found) if last in found and repeats >= SHARED_FROM else ()
+    return tuple(x for x in rows if x in found) if last in found and repeats >= REUSE_FROM else ()
 
 
 def _reducing(
-    job: MapJob, rows: list[Letter], columns: tuple[Letter, ...], by_row: tuple[Reduce, ...], longest: int, strides: list[_Access]
+    job: MapJob, rows: list[Letter], columns: tuple[Letter, ...], by_row: tuple[Reduce, ...], longest: int, strides: list[_Strides]
 ) -> MapShape:
     extent = {r.letter: r.extent for r in job.ranges}
     count = prod(extent[x] for x in rows)
@@ -121,26 +121,26 @@ def _outermost(e: Expr) -> Iterator[Reduce]:
         yield from _outermost(child)
 
 
-_Access = tuple[dict[Letter, int], int]
+_Strides = tuple[dict[Letter, int], int]
 """Stride by letter (those of more than one element), and how many elements are touched."""
 
 
-def _strides(job: MapJob, parts: Sequence[Part]) -> list[_Access]:
+def _strides(job: MapJob, parts: Sequence[Part]) -> list[_Strides]:
     """Every access of memory, the result's first."""
     view_by_name = {v.name: v for v in job.reads}
     extent = {r.letter: r.extent for r in job.ranges}
     places = [(job.result, p.target) for p in parts]
     places += [(view_by_name[load.name], load.indices) for p in parts for load in dict.fromkeys(loads(p.expr))]
-    return [_access(view, indices, extent) for view, indices in places]
+    return [_access_strides(view, indices, extent) for view, indices in places]
 
 
-def _access(view: View, indices: Sequence[Expr], extent: dict[Letter, int]) -> _Access:
+def _access_strides(view: View, indices: Sequence[Expr], extent: dict[Letter, int]) -> _Strides:
     place = address(view.boxes[0], [affine(i) for i in indices])
     stride = {letter: c for letter, c in place.terms if extent[letter] > 1}
     return stride, prod(extent[x] for x in stride)
 
 
-def _along(accesses: list[_Access]) -> Counter[Letter]:
+def _along(accesses: list[_Strides]) -> Counter[Letter]:
     """How many elements are read or written in lines along each letter."""
     found: Counter[Letter] = Counter()
     for stride, elements in accesses:

@@ -1,8 +1,8 @@
 """Tiles of matrix products, as a table: a pure function of dtype, shape class and architecture, no autotuning.
 
 A product's shape class says what limits it: the side that is small, how many programs there are, how many sums a program keeps.
-Entries were chosen by registers and shared memory; those after the first are for bench/gpu.sh to time. Warps are specialised by the
-compiler only where a program has four of its own.
+Entries were chosen by registers and shared memory; those after the first are for bench/gpu.sh to time. The compiler specialises warps
+only where a program has four of its own.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.kernels.tiles.tiles import SHARED_LIMIT, Tiles
 
 PROGRAMS = 100
-"""About how many programs a GPU runs at once; fewer leave it idle."""
+"""About how many programs a GPU runs at once; with fewer it is partly idle."""
 SHORTEST = 16
-"""Steps of a tensor core."""
+"""Elements of the summed axis that a tensor core takes at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +39,23 @@ class ShapeClass(Enum):
     FEW = "too few tiles of 128 x 128 to keep the GPU busy"
     SQUARE = "many tiles of 128 x 128"
     LARGE = "many tiles of 128 x 256"
-    TWIN = "two sums over one x"
-    MANY = "more than two sums"
+    TWO_SUMS = "two sums over one x"
+    MANY_SUMS = "more than two sums"
 
 
 def shape_class(p: ProductShape) -> ShapeClass:
+    """What limits `p`."""
     small = min(p.rows, p.columns)
     if small <= 16:
         return ShapeClass.DECODE
     if p.sums > 2:
-        return ShapeClass.MANY
+        return ShapeClass.MANY_SUMS
     if small <= 64:
         return ShapeClass.NARROW
     if _tiles(p, 128, 128) < PROGRAMS:
         return ShapeClass.FEW
     if p.sums == 2:
-        return ShapeClass.TWIN
+        return ShapeClass.TWO_SUMS
     return ShapeClass.LARGE if p.rows >= 256 and p.columns >= 256 and _tiles(p, 128, 256) >= PROGRAMS else ShapeClass.SQUARE
 
 
@@ -80,13 +81,13 @@ def variants(p: ProductShape, capability: int) -> tuple[Tiles, ...]:
 def _fitting(tiles: Tiles, p: ProductShape, limit: int) -> Tiles:
     """`tiles` with fewer stages, then shorter steps, where the factors of all sums, none shared, take more shared memory than there is."""
 
-    def held(stages: int, inner: int) -> int:
+    def shared_bytes(stages: int, inner: int) -> int:
         return (stages - 1) * p.sums * (tiles.rows + tiles.columns) * inner * p.dtype.nbytes  # the last stage is in registers
 
     stages, inner = tiles.stages, tiles.inner
-    while stages > 2 and held(stages, inner) > limit:
+    while stages > 2 and shared_bytes(stages, inner) > limit:
         stages -= 1
-    while inner > SHORTEST and held(stages, inner) > limit:
+    while inner > SHORTEST and shared_bytes(stages, inner) > limit:
         inner //= 2
     return replace(tiles, stages=stages, inner=inner)
 
@@ -98,8 +99,8 @@ _HALF = {
         ShapeClass.FEW: (Tiles(64, 64, 64, 4, 4), Tiles(64, 128, 64, 8, 3), Tiles(64, 64, 64, 8, 4)),
         ShapeClass.SQUARE: (Tiles(128, 128, 64, 8, 3), Tiles(128, 128, 32, 4, 4), Tiles(128, 128, 64, 8, 4)),
         ShapeClass.LARGE: (Tiles(128, 256, 64, 8, 3), Tiles(256, 128, 64, 8, 3), Tiles(128, 128, 64, 8, 3), Tiles(128, 128, 32, 4, 4)),
-        ShapeClass.TWIN: (Tiles(128, 64, 64, 8, 3), Tiles(64, 128, 64, 8, 3), Tiles(128, 64, 32, 4, 4)),
-        ShapeClass.MANY: (Tiles(64, 64, 32, 8, 3),),
+        ShapeClass.TWO_SUMS: (Tiles(128, 64, 64, 8, 3), Tiles(64, 128, 64, 8, 3), Tiles(128, 64, 32, 4, 4)),
+        ShapeClass.MANY_SUMS: (Tiles(64, 64, 32, 8, 3),),
     },
     90: {
         ShapeClass.DECODE: (Tiles(16, 64, 128, 4, 4), Tiles(16, 32, 256, 4, 4), Tiles(16, 128, 128, 8, 3)),
@@ -126,14 +127,14 @@ _HALF = {
             Tiles(128, 256, 64, 4, 3, descriptors=True, specialised=True),
             Tiles(128, 256, 64, 4, 4, descriptors=True, specialised=True),
         ),
-        ShapeClass.TWIN: (
+        ShapeClass.TWO_SUMS: (
             Tiles(128, 128, 64, 8, 4),
             Tiles(128, 128, 64, 8, 3),
             Tiles(128, 64, 64, 4, 4),
             Tiles(128, 128, 64, 8, 4, descriptors=True),
             Tiles(128, 128, 64, 4, 3, descriptors=True, specialised=True),
         ),
-        ShapeClass.MANY: (Tiles(64, 64, 64, 4, 3),),
+        ShapeClass.MANY_SUMS: (Tiles(64, 64, 64, 4, 3),),
     },
 }
 """bf16 and fp16."""
@@ -145,8 +146,8 @@ _FMA = {
     ShapeClass.FEW: (Tiles(64, 64, 32, 8, 3), Tiles(64, 32, 32, 4, 3)),
     ShapeClass.SQUARE: (Tiles(128, 128, 16, 8, 3), Tiles(128, 64, 16, 8, 3), Tiles(64, 64, 32, 8, 3)),
     ShapeClass.LARGE: (Tiles(128, 128, 16, 8, 3), Tiles(128, 64, 16, 8, 3)),
-    ShapeClass.TWIN: (Tiles(64, 64, 16, 8, 3), Tiles(64, 64, 32, 8, 3)),
-    ShapeClass.MANY: (Tiles(32, 32, 32, 4, 3),),
+    ShapeClass.TWO_SUMS: (Tiles(64, 64, 16, 8, 3), Tiles(64, 64, 32, 8, 3)),
+    ShapeClass.MANY_SUMS: (Tiles(32, 32, 32, 4, 3),),
 }
 _FULL = {80: _FMA, 86: _FMA, 90: _FMA}
 """fp32, in exact arithmetic without tensor cores."""

@@ -7,15 +7,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
+    """How much one program of a kernel takes, in elements along each axis of its block, and how it runs."""
+
     rows: int
     columns: int
     inner: int
+    """Elements of the summed axis a step; 0 where nothing is summed step by step."""
     warps: int
     stages: int
+    """Of the software pipeline: how many steps are loaded ahead, the current one included."""
     group: int = 8
     """Blocks of rows that neighbouring programs of a matrix product go through together."""
     descriptors: bool = False
-    """Factors come by the copy engine (TMA, sm_90), where they lie so that it can read them."""
+    """Factors are read by the copy engine (TMA, sm_90), where they lie so that it can."""
     specialised: bool = False
     """Some warps copy while others multiply."""
 
@@ -26,16 +30,15 @@ SHARED_LIMIT = {80: 166_912, 86: 101_376, 90: 232_448}
 POINTWISE = Tiles(2048, 1, 0, 4, 1)
 """`rows`: elements a program of a pointwise job."""
 ROW = Tiles(2048, 16384, 0, 4, 1)
-"""`rows`: elements a program of a row reduction, where rows are short; `columns`: the longest row that is held at once."""
+"""`rows`: elements a program of a row reduction, where rows are short; `columns`: the longest row that is loaded at once."""
 CROSS = Tiles(64, 64, 0, 8, 1)
 """A block of a job whose operands and result run along different letters."""
-
-SHARED = Tiles(32, 64, 0, 2, 1)
-"""A block of a pointwise job with functions of its columns alone: few threads, so that each uses what it computes for many rows."""
+REUSE = Tiles(32, 64, 0, 2, 1)
+"""A block of a pointwise job with costly functions of its columns alone: few threads, so that each uses their values for many rows."""
 
 
 def warps(elements: int) -> int:
-    """How many warps share a block: 16 elements or so a thread."""
+    """How many warps a block of so many elements has: about 16 elements a thread."""
     return max(4, min(16, cover(-(-elements // 512), 16)))
 
 
