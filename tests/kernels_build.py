@@ -1,4 +1,4 @@
-"""Short words for building jobs in tests: expressions, views, ranges, random data."""
+"""Short names for building jobs in tests: expressions, views, ranges, random data."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def red(reduction: Reduction, letters: str, body: Expr) -> Reduce:
 
 
 def view(name: str, *shape: int, dtype: DType = F, cuts: dict[int, list[int]] | None = None) -> View:
-    """A view of a whole value, cut in tiles at `cuts[dimension]`."""
+    """A view of a whole value, in tiles that end at `cuts[dimension]`."""
     boxes = [Box((0,) * len(shape), shape)]
     for d, places in (cuts or {}).items():
         borders = [0, *places, shape[d]]

@@ -15,43 +15,43 @@ from einpage.kernels.prepare import Backend, prepare
 from kernels_naive import Case
 
 
-def run_chain(case: Case, letter: str, pieces: list[int], backend: Backend, in_place: bool) -> torch.Tensor:
-    """The case's result with `letter` cut at `pieces`; accumulators poisoned first, or taken over from job to job."""
+def run_chain(case: Case, letter: str, borders: list[int], backend: Backend, in_place: bool) -> torch.Tensor:
+    """The case's result with `letter` split at `borders`; accumulators poisoned first, or updated in place from job to job."""
     job = case.job
     assert isinstance(job, ContractJob)
     extent = next(r for r in job.ranges if r.letter == letter)
-    borders = [extent.start, *pieces, extent.end]
+    places = [extent.start, *borders, extent.end]
     box = job.result.boxes[0]
     n = len(job.contractions)
     stack = View("chain", DType.FP32, (Box((0, *box.start), (n, *box.end)),))
-    held: torch.Tensor | None = None
-    for i, (start, stop) in enumerate(itertools.pairwise(borders)):
-        last = i == len(borders) - 2
-        ranges = tuple(Range(r.letter, start, stop) if r.letter == letter else r for r in job.ranges)
-        reads = tuple(_narrow(v, job, letter, start, stop) for v in job.reads)
-        carry = None if held is None else len(reads)
+    carried: torch.Tensor | None = None
+    for i, (start, end) in enumerate(itertools.pairwise(places)):
+        last = i == len(places) - 2
+        ranges = tuple(Range(r.letter, start, end) if r.letter == letter else r for r in job.ranges)
+        reads = tuple(_narrow(v, job, letter, start, end) for v in job.reads)
+        carry = None if carried is None else len(reads)
         step = replace(
             job,
             ranges=ranges,
-            reads=reads if held is None else (*reads, stack),
+            reads=reads if carried is None else (*reads, stack),
             result=job.result if last else stack,
             carry=carry,
             last=last,
         )
         operands = Case(step, {**case.values, "chain": np.zeros(stack.boxes[0].end)}).operands()
-        if held is not None:
-            operands = (*operands[:-1], (held,))
+        if carried is not None:
+            operands = (*operands[:-1], (carried,))
         shape = step.result.boxes[0].shape
-        out = held if in_place and held is not None and not last else torch.full(shape, float("nan"), dtype=torch.float32)
+        out = carried if in_place and carried is not None and not last else torch.full(shape, float("nan"), dtype=torch.float32)
         out = out if not last else case.poisoned()
         prepare(step, backend)(operands, out, None)
-        held = out
-    assert held is not None
-    return held
+        carried = out
+    assert carried is not None
+    return carried
 
 
-def _narrow(view: View, job: ContractJob, letter: str, start: int, stop: int) -> View:
-    """The view's single tile cut down to what a piece of the letter reads, as a splitter would."""
+def _narrow(view: View, job: ContractJob, letter: str, start: int, end: int) -> View:
+    """The view's single tile narrowed to what a part of the letter reads, as a splitter would."""
     loads: list[Load] = [x for c in job.contractions for x in (c.x, c.y) if x.name == view.name]
     if not loads:
         return view
@@ -59,5 +59,5 @@ def _narrow(view: View, job: ContractJob, letter: str, start: int, stop: int) ->
     lo, hi = list(box.start), list(box.end)
     for d, index in enumerate(loads[0].indices):
         if not isinstance(index, Num) and index.letter == letter:  # type: ignore[union-attr]
-            lo[d], hi[d] = start, stop
+            lo[d], hi[d] = start, end
     return replace(view, boxes=(Box(tuple(lo), tuple(hi)),))

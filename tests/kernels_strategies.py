@@ -45,27 +45,27 @@ def ranges(draw: st.DrawFn, word: str, most: int = 6) -> tuple[Range, ...]:
 
 
 @st.composite
-def places_along(draw: st.DrawFn, letter: str, stop: int) -> tuple[Expr, int]:
-    """An index over a letter below `stop`, and how long the dimension must be: mostly the letter itself, else shifted, apart, reversed."""
+def places_along(draw: st.DrawFn, letter: str, end: int) -> tuple[Expr, int]:
+    """An index over a letter below `end`, and how long the dimension must be: mostly the letter itself, else shifted, apart, reversed."""
     kind = draw(st.sampled_from(["plain", "plain", "plain", "shifted", "apart", "reversed"]))
     if kind == "shifted":
-        return op("+", letter, 1), stop + 1
+        return op("+", letter, 1), end + 1
     if kind == "apart":
-        return op("*", letter, 2), 2 * stop - 1
-    return (op("-", stop - 1, letter), stop) if kind == "reversed" else (ex(letter), stop)
+        return op("*", letter, 2), 2 * end - 1
+    return (op("-", end - 1, letter), end) if kind == "reversed" else (ex(letter), end)
 
 
 @st.composite
 def map_jobs(draw: st.DrawFn) -> Case:
     word = "abc"
     r = draw(ranges(word))
-    stop = {q.letter: q.end for q in r}
+    end = {q.letter: q.end for q in r}
     dtype = draw(FLOATS)
     reads: list[View] = []
     places: list[Load] = []
     for name in ("x", "y", "w"):
         own = draw(st.permutations(word))[: draw(st.integers(1, 3))]
-        indices, shape = zip(*(draw(places_along(c, stop[Letter(c)])) for c in own), strict=True)
+        indices, shape = zip(*(draw(places_along(c, end[Letter(c)])) for c in own), strict=True)
         reads.append(draw(tiles(name, shape, dtype)))
         places.append(ld(name, *indices))
     bound = draw(st.sets(st.sampled_from(word), max_size=2))
@@ -87,12 +87,12 @@ def expressions(draw: st.DrawFn, places: list[Load], free: frozenset[str], bound
 
     here = [p for p in places if {n for i in p.indices for n in _names(i)} <= free]
     if depth == 0:
-        leaves = (
+        atoms = (
             [st.sampled_from([0.5, -1.25, 2, 3])]
             + ([st.sampled_from(here)] * 4 if here else [])
             + ([st.sampled_from(sorted(free))] if free else [])
         )
-        return ex(draw(st.one_of(leaves)))
+        return ex(draw(st.one_of(atoms)))
     kind = draw(st.sampled_from(["+", "-", "*", "/", "fn", "where", "minmax", "axis", "square", "reduce", "reduce", "leaf"]))
     if kind in ("+", "-", "*"):
         return op(kind, more(), more())
@@ -200,11 +200,11 @@ def attention_jobs(draw: st.DrawFn) -> Case:
     }
     start = {x: draw(st.integers(0, 5)) if x in "st" else 0 for x in extent}
     dtype = draw(FLOATS)
-    stop = {x: start[x] + n for x, n in extent.items()}
+    end = {x: start[x] + n for x, n in extent.items()}
 
     def factor(name: str, word: str) -> tuple[View, Load]:
         order = draw(st.permutations(word))
-        return draw(tiles(name, tuple(stop[c] for c in order), dtype)), ld(name, *order)
+        return draw(tiles(name, tuple(end[c] for c in order), dtype)), ld(name, *order)
 
     batch = "bk" if draw(st.booleans()) else "k"
     (q_view, q), (k_view, k), (v_view, v) = factor("q", "bkgs" + summed), factor("p", batch + "t" + summed), factor("v", "bkt" + own)
@@ -220,14 +220,14 @@ def attention_jobs(draw: st.DrawFn) -> Case:
     epilogue = draw(st.sampled_from([Acc(1), Acc(1), op("*", Acc(1), fn("sigmoid", gate)), op("+", gate, op("*", Acc(1), 2.0))]))
     used = {*target, *summed, "t"}
     reads = [q_view, k_view, v_view]
-    reads += [View("bias", dtype, (Box((0, 0, 0), (stop["k"], stop["s"], stop["t"])),)), View("slope", dtype, (Box((0,), (stop["g"],)),))]
-    reads += [View("lengths", DType.INT32, (Box((0,), (stop["b"],)),)), gate_view]
+    reads += [View("bias", dtype, (Box((0, 0, 0), (end["k"], end["s"], end["t"])),)), View("slope", dtype, (Box((0,), (end["g"],)),))]
+    reads += [View("lengths", DType.INT32, (Box((0,), (end["b"],)),)), gate_view]
     named = {load.name for e in (score, epilogue) for load in loads(e)} | {"q", "p", "v"}
     job = AttentionJob(
-        tuple(Range(Letter(x), start[x], stop[x]) for x in sorted(used)),
+        tuple(Range(Letter(x), start[x], end[x]) for x in sorted(used)),
         tuple(view for view in reads if view.name in named),
-        View("o", dtype, (Box(tuple(start[c] for c in target), tuple(stop[c] for c in target)),)),
+        View("o", dtype, (Box(tuple(start[c] for c in target), tuple(end[c] for c in target)),)),
         q, k, letters(summed), score, Letter("t"), v, letters(target), epilogue,
     )  # fmt: skip
-    lengths = np.array([draw(st.integers(0, 50)) for _ in range(stop["b"])])
+    lengths = np.array([draw(st.integers(0, 50)) for _ in range(end["b"])])
     return fill(job, draw(st.integers(0, 99)), lengths=lengths)

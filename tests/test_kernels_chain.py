@@ -1,4 +1,4 @@
-"""Chains of contraction jobs: the sum split over jobs equals the sum in one, accumulators taken over in place or not, on both backends."""
+"""Chains of contraction jobs: the sum split over jobs equals the sum in one, accumulators updated in place or not, on both backends."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def test_a_chain_gives_the_whole_sum(name: str, backend: Backend) -> None:
     apart = run_chain(case, CHAINS[name], pieces, backend, in_place=False)
     assert_right(case, apart, f" ({name})")
     assert torch.equal(apart, run_chain(case, CHAINS[name], pieces, backend, in_place=True)), (
-        f"{name} differs where accumulators are taken over"
+        f"{name} differs where accumulators are updated in place"
     )

@@ -1,4 +1,4 @@
-"""The plain-torch kernels against the naive fp64 definition: every case, in small blocks too, poisoned, taken over in place, in
+"""The plain-torch kernels against the naive fp64 definition: every case, in small blocks too, poisoned, updated in place, in
 bounded memory.
 """
 

@@ -1,4 +1,4 @@
-"""The matrix product's loop in Triton's interpreter: cut where tiles end, addresses by one number or by letters, one loop for two sums."""
+"""The matrix product's loop in Triton's interpreter: split where tiles end, addresses by one number or by letters, a loop for two sums."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def assert_product(case: Case, target: Target = SMALL) -> str:
 
 
 def plain(
-    s: int, f: int, m: int, x: dict[int, list[int]] | None = None, y: dict[int, list[int]] | None = None, turned: bool = False
+    s: int, f: int, m: int, x: dict[int, list[int]] | None = None, y: dict[int, list[int]] | None = None, transposed: bool = False
 ) -> Case:
-    """h[s,m] against w[f,m], or w[m,f] where `turned`, cut in tiles at `x` and `y`."""
-    w, shape = (ld("w", *"mf"), (m, f)) if turned else (ld("w", *"fm"), (f, m))
+    """h[s,m] against w[f,m], or w[m,f] where `transposed`, in tiles that end at `x` and `y`."""
+    w, shape = (ld("w", *"mf"), (m, f)) if transposed else (ld("w", *"fm"), (f, m))
     return contract(ld("h", *"sm"), w, "m", "sf", {"s": s, "f": f, "m": m}, (view("h", s, m, cuts=x), view("w", *shape, cuts=y)))
 
 
@@ -71,17 +71,17 @@ def test_only_the_last_step_of_a_ragged_sum_is_masked() -> None:
 
 
 def test_rows_apart_in_memory_are_held_inside_and_side_by_side_masked() -> None:
-    text = assert_product(plain(19, 21, 32, turned=True))
+    text = assert_product(plain(19, 21, 32, transposed=True))
     assert "row_inside = tl.minimum(row, 18)" in text
     assert "mask=col_mask" in text.split("for ")[1].splitlines()[2]
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(
     ("x", "y"), [({1: [16, 40]}, None), (None, {0: [20], 1: [24]}), ({0: [7], 1: [32]}, {0: [16]}), ({1: [5]}, {1: [9]})]
 )
-def test_factors_in_several_tiles(x: dict[int, list[int]] | None, y: dict[int, list[int]] | None, turned: bool) -> None:
-    assert_product(plain(21, 30, 64, x, y, turned))
+def test_factors_in_several_tiles(x: dict[int, list[int]] | None, y: dict[int, list[int]] | None, transposed: bool) -> None:
+    assert_product(plain(21, 30, 64, x, y, transposed))
 
 
 def test_a_sum_over_tiles_is_one_loop_a_tile() -> None:
@@ -156,19 +156,19 @@ def test_offsets_of_64_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", [DType.FP32, BF, DType.FP16])
-@pytest.mark.parametrize("turned", [False, True])
-def test_factors_brought_by_the_copy_engine(turned: bool, dtype: DType) -> None:
+@pytest.mark.parametrize("transposed", [False, True])
+def test_factors_brought_by_the_copy_engine(transposed: bool, dtype: DType) -> None:
     """Ragged everywhere: the engine fills with zeros what lies beyond the end."""
-    w, shape = (ld("w", *"mf"), (56, 72)) if turned else (ld("w", *"fm"), (72, 56))
+    w, shape = (ld("w", *"mf"), (56, 72)) if transposed else (ld("w", *"fm"), (72, 56))
     reads = (view("h", 40, 56, dtype=dtype), view("w", *shape, dtype=dtype))
     text = assert_product(contract(ld("h", *"sm"), w, "m", "sf", {"s": 40, "f": 72, "m": 56}, reads, dtype=dtype), ENGINE)
     assert "h = h_desc.load([row_first, inner])" in text
-    assert ("w_desc.load([inner, col_first])" if turned else "w_desc.load([col_first, inner])") in text
+    assert ("w_desc.load([inner, col_first])" if transposed else "w_desc.load([col_first, inner])") in text
     assert "warp_specialize=True" in text
 
 
 def test_the_copy_engine_brings_a_part_of_a_tile() -> None:
-    """Ranges that begin within tiles, and letters that join."""
+    """Ranges that start within tiles, and letters that join."""
     ranges: dict[str, int | tuple[int, int]] = {"b": 2, "s": 24, "f": (16, 60), "k": 3, "e": 16}
     reads = (view("h", 2, 24, 3, 16), view("w", 70, 3, 16))
     text = assert_product(contract(ld("h", *"bske"), ld("w", *"fke"), "ke", "bsf", ranges, reads), ENGINE)

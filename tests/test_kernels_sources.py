@@ -55,7 +55,7 @@ def test_one_source_for_every_shape_of_tile(name: str) -> None:
 
 
 def test_a_letter_used_as_a_number_is_passed_its_start() -> None:
-    """Rotations of different rows are one source, and are launched with where their rows begin."""
+    """Rotations of different rows are one source, and are launched with where their rows start."""
     starts_by_source: dict[str, set[tuple[int, ...]]] = {}
     for job in split_jobs("llama"):
         if isinstance(job, MapJob) and "q" in {v.name for v in job.reads}:

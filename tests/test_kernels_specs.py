@@ -1,4 +1,4 @@
-"""Every job of every shipped spec, whole and cut into tiles: Triton's kernels (interpreted) against torch's, task by
+"""Every job of every shipped spec, whole and split into tiles: Triton's kernels (interpreted) against torch's, task by
 task on the same operands."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specs_small import SMALL, Data, small_data, small_program
 pytest.importorskip("triton")
 pytestmark = pytest.mark.interpreter
 
-CUTS = {"llama": {"f": 2, "v": 3, "s": 2}, "gpt2": {"f": 2, "v": 3}, "mlp": {"h": 3}, "attention": {"s": 2}, "matmul_chain": {"r": 2}}
+PIECES = {"llama": {"f": 2, "v": 3, "s": 2}, "gpt2": {"f": 2, "v": 3}, "mlp": {"h": 3}, "attention": {"s": 2}, "matmul_chain": {"r": 2}}
 
 
 def graph_and_data(name: str, pieces: dict[str, int], dtype: DType) -> tuple[TaskGraph, Data]:
@@ -29,7 +29,7 @@ def graph_and_data(name: str, pieces: dict[str, int], dtype: DType) -> tuple[Tas
     return split(fuse(program), {Letter(x): n for x, n in pieces.items()}, dtype), small_data(program)
 
 
-def master(graph: TaskGraph, t: Tensor, data: Data) -> torch.Tensor:
+def host_copy(graph: TaskGraph, t: Tensor, data: Data) -> torch.Tensor:
     return cut(data[t.value], t.box, t.dtype)
 
 
@@ -37,15 +37,15 @@ def master(graph: TaskGraph, t: Tensor, data: Data) -> torch.Tensor:
 @pytest.mark.parametrize("tiled", [False, True], ids=["whole", "tiled"])
 @pytest.mark.parametrize("name", SMALL)
 def test_triton_equals_torch_on_every_job(name: str, tiled: bool, dtype: DType) -> None:
-    graph, data = graph_and_data(name, CUTS[name] if tiled else {}, dtype)
-    held: list[torch.Tensor | None] = [master(graph, t, data) if t.kind in HOST_AT_START else None for t in graph.tensors]
+    graph, data = graph_and_data(name, PIECES[name] if tiled else {}, dtype)
+    values: list[torch.Tensor | None] = [host_copy(graph, t, data) if t.kind in HOST_AT_START else None for t in graph.tensors]
     for task in graph.tasks:
         assert task.job is not None
-        operands = tuple(tuple(held[t] for t in operand) for operand in task.operands)
+        operands = tuple(tuple(values[t] for t in operand) for operand in task.operands)
         result = graph.tensors[task.result]
         outs = [torch.full(result.shape, math.nan, dtype=TORCH_DTYPE[result.dtype]) for _ in Backend]
         for out, backend in zip(outs, (Backend.TORCH, Backend.TRITON), strict=True):
             prepare(task.job, backend)(operands, out, None)  # type: ignore[arg-type]
         error = relative_error(outs[1], outs[0].double().numpy())
         assert error <= TOLERANCE[dtype], f"{task.name}: Triton differs from torch by {error:.2e}"
-        held[task.result] = outs[0]
+        values[task.result] = outs[0]

@@ -1,5 +1,5 @@
 """Specs that nobody prepared: each compiles for GPUs that are not here, and its Triton kernels, interpreted, compute what the eager
-reference computes, whole and cut into tiles, every tensor poisoned first."""
+reference computes, whole and split into tiles, every tensor poisoned first."""
 
 from __future__ import annotations
 
@@ -117,13 +117,13 @@ outputs: {{y: {{axes: r}}}}
 }
 
 
-def made(name: str, cut: bool, dtype: DType) -> tuple[Program, TaskGraph]:
-    program = elaborate(read_document(SPECS[name], "made.yaml"))
-    return program, tiled(program, lambda top: min(top, 2 if cut else 1), dtype)
+def graph_of(name: str, halved: bool, dtype: DType) -> tuple[Program, TaskGraph]:
+    program = elaborate(read_document(SPECS[name], "unseen.yaml"))
+    return program, tiled(program, lambda top: min(top, 2 if halved else 1), dtype)
 
 
 def tiled(program: Program, pieces: Callable[[int], int], dtype: DType) -> TaskGraph:
-    """Every letter that can be cut in at most `top` pieces, in `pieces(top)`."""
+    """Every letter that can be split into at most `top` pieces, in `pieces(top)`."""
     opgraph = fuse(program, [o.name for o in program.outputs])
     with patch.object(tiling, "GRAIN", 2), patch.object(template, "GRAIN", 2):
         most = most_pieces(map(tiling_of, opgraph.ops), program.extents)
@@ -146,17 +146,17 @@ def check(program: Program, graph: TaskGraph, dtype: DType, least: float = 0.0) 
 @pytest.mark.interpreter
 @pytest.mark.parametrize("name", SPECS)
 def test_a_new_spec_computes_the_reference(name: str) -> None:
-    """Cut: a whole graph is the simpler case."""
-    check(*made(name, True, DType.FP32), DType.FP32)
+    """Split: a whole graph is the simpler case."""
+    check(*graph_of(name, True, DType.FP32), DType.FP32)
 
 
 @pytest.mark.slow
 @pytest.mark.interpreter
 @pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16, DType.FP16])
-@pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut"])
+@pytest.mark.parametrize("halved", [False, True], ids=["whole", "halved"])
 @pytest.mark.parametrize("name", SPECS)
-def test_a_new_spec_computes_the_reference_in_any_precision(name: str, cut: bool, dtype: DType) -> None:
-    check(*made(name, cut, dtype), dtype)
+def test_a_new_spec_computes_the_reference_in_any_precision(name: str, halved: bool, dtype: DType) -> None:
+    check(*graph_of(name, halved, dtype), dtype)
 
 
 def test_new_specs_compile() -> None:
@@ -170,8 +170,8 @@ def test_every_new_spec_compiles(capability: int, dtype: DType) -> None:
     compile_all(SPECS, [False, True], dtype, capability)
 
 
-def compile_all(names: Iterable[str], cuts: Sequence[bool], dtype: DType, capability: int) -> None:
-    jobs = [task.job for name in names for cut in cuts for task in made(name, cut, dtype)[1].tasks if task.job is not None]
+def compile_all(names: Iterable[str], splits: Sequence[bool], dtype: DType, capability: int) -> None:
+    jobs = [task.job for name in names for halved in splits for task in graph_of(name, halved, dtype)[1].tasks if task.job is not None]
     for r in resources(jobs, Target(capability)):
         assert r.fits, f"{r.launch.text}\n{r.error or r.shared_bytes}"
         assert not (isinstance(r.job, AttentionJob) and r.spills and dtype is not DType.FP32), (
@@ -185,7 +185,7 @@ def compile_all(names: Iterable[str], cuts: Sequence[bool], dtype: DType, capabi
 @pytest.mark.parametrize("block", range(4))
 def test_random_specs_compute_the_reference(block: int) -> None:
     for seed in range(50 * block, 50 * (block + 1)):
-        program = elaborate(read_document(random_spec(seed, most_statements=6), "made.yaml"))
+        program = elaborate(read_document(random_spec(seed, most_statements=6), "unseen.yaml"))
         check(program, tiled(program, partial(some, Random(seed)), DType.FP32), DType.FP32, least=1.0)
 
 
