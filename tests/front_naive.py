@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from einpage.einsum_front.algebra import arithmetic as fold
+from einpage.einsum_front.algebra import arithmetic
 from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Num, Reduce, Reduction, Unary
 from einpage.einsum_front.graph.program import Program
 from naive_functions import NAIVE
@@ -53,9 +53,9 @@ def _number(e: Expr, point: Point, values: Mapping[str, Tensor], extents: Mappin
             assert all(i == int(i) >= 0 for i in index)
             return values[e.name][tuple(map(int, index))].item()
         case Unary():
-            return fold.unary(e.op, of(e.x))
+            return arithmetic.unary(e.op, of(e.x))
         case Binary():
-            return fold.binary(e.op, of(e.x), of(e.y))
+            return arithmetic.binary(e.op, of(e.x), of(e.y))
         case Call("where"):
             return of(e.args[1]) if of(e.args[0]) else of(e.args[2])
         case Call():

@@ -13,7 +13,7 @@ import torch
 
 from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.elaborate.reference import evaluate
-from einpage.einsum_front.elaborate.tied_weights import tie
+from einpage.einsum_front.elaborate.tied_weights import with_tied_weights
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.spec.reader import load_document
 from einpage.exec.load.fill import read_weights
@@ -39,7 +39,7 @@ PROMPTS = {
 def program_for(tokens: TokenLists) -> Program:
     document, checkpoint = load_document(SPEC), open_weights(str(smollm2_path()))
     program = elaborate(document, {**spec_settings(document.config, checkpoint), **token_sizes(tokens, {})})
-    return tie(program, present_names(program, checkpoint))
+    return with_tied_weights(program, present_names(program, checkpoint))
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from safetensors.torch import save_file as save_torch
 
 from einpage.einsum_front.algebra.expr import Axis, Letter, Load
 from einpage.einsum_front.base.errors import Span
-from einpage.einsum_front.elaborate.tied_weights import tie
+from einpage.einsum_front.elaborate.tied_weights import with_tied_weights
 from einpage.einsum_front.graph.job import Part
 from einpage.einsum_front.graph.program import Definition, Output, Program, Source, Weight
 from einpage.exec.build.model import open_model
@@ -392,6 +392,6 @@ def test_a_tied_weight_is_neither_missing_nor_read_twice(tmp_path: Path) -> None
     save_file({"embed": array(4)}, tmp_path / "m.safetensors")
     checkpoint = open_weights(str(tmp_path))
     both = program(weight("embed", (4,)), weight("head", (4,), fallback="embed"))
-    assert list(resolve(tie(both, present_names(both, checkpoint)), checkpoint).source_by_weight) == ["embed"]
+    assert list(resolve(with_tied_weights(both, present_names(both, checkpoint)), checkpoint).source_by_weight) == ["embed"]
     with pytest.raises(WeightError, match="missing: head: no tensor called head"):
         resolve(both, checkpoint)

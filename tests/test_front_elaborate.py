@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from einpage.einsum_front.algebra.expr import Name, loads, text, walk
-from einpage.einsum_front.elaborate import elaborate
-from einpage.einsum_front.elaborate import resolve as check
-from einpage.einsum_front.elaborate.tied_weights import tie
+from einpage.einsum_front.elaborate import elaborate, resolve, statement
+from einpage.einsum_front.elaborate.tied_weights import with_tied_weights
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.spec.reader import load_document, read_document
 from front_text import HEAD, PATH, failure, place, program, spec
@@ -180,9 +179,9 @@ def test_sources_say_how_a_checkpoint_s_dimensions_are_made() -> None:
     assert [s.groups for s in weight.sources] == [((0,), (1, 2)), ((2, 1), (0,))]
 
 
-def test_a_statement_is_checked_once_for_all_iterations_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_statement_is_resolved_once_for_all_iterations_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
-    monkeypatch.setattr(elaborate, "resolve", lambda e, *rest: (seen.append(e), check.resolve(e, *rest))[1])
+    monkeypatch.setattr(statement, "resolve", lambda e, *rest: (seen.append(e), resolve.resolve(e, *rest))[1])
     document = load_document(SPECS / "llama.yaml")
     p = elaborate.elaborate(document, {"layers": 80})
     assert len(p.definitions) > 1000
@@ -214,17 +213,17 @@ def test_gpt2_longer_than_its_context() -> None:
         elaborate.elaborate(load_document(SPECS / "gpt2.yaml"), {"seq": 1025})
 
 
-def test_tied_weights_are_read_from_the_one_that_stands_in() -> None:
+def test_tied_weights_are_read_from_the_one_that_replaces_them() -> None:
     p = elaborate.elaborate(load_document(SPECS / "llama.yaml"), {"layers": 1})
-    tied = tie(p, {"model.embed_tokens.weight"})
+    tied = with_tied_weights(p, {"model.embed_tokens.weight"})
     assert "lm_head" not in {w.name for w in tied.weights}
     assert lines(tied)[-1].endswith("sum[m](all_final.0[b, s, m] * embed[v, m])")
     check_single_assignment(tied)
-    assert tie(p, {"model.embed_tokens.weight", "output.weight"}) == p
+    assert with_tied_weights(p, {"model.embed_tokens.weight", "output.weight"}) == p
     assert len(tied.weights) == len(p.weights) - 1
 
 
 def test_an_output_that_is_a_tied_weight() -> None:
     head = HEAD.replace("  g: {", "  h: {axes: m, from: h, or: g}\n  g: {")
     p = elaborate.elaborate(read_document(spec("c = 1", head=head, outputs="{h: {axes: m}}"), PATH))
-    assert tie(p, set()).outputs[0].value == "g"
+    assert with_tied_weights(p, set()).outputs[0].value == "g"

@@ -16,7 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.elaborate.reference import evaluate
-from einpage.einsum_front.elaborate.tied_weights import tie
+from einpage.einsum_front.elaborate.tied_weights import with_tied_weights
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.spec.reader import read_document
 
@@ -96,7 +96,7 @@ def test_llama_with_tied_weights_and_a_head_of_its_own_size() -> None:
     model = llama_model(tied=True, head=12)
     checkpoint = randomise(model)
     del checkpoint["lm_head.weight"]
-    program = tie(load("llama", {**LLAMA, "head": 12}), checkpoint)
+    program = with_tied_weights(load("llama", {**LLAMA, "head": 12}), checkpoint)
     assert llama_error(program, model, checkpoint) < TOLERANCE
 
 
@@ -148,7 +148,7 @@ def gpt2_error(edit: Edit | None = None, rename: Callable[[str], str] = str) -> 
     model = gpt2_model()
     checkpoint = {rename(name): tensor for name, tensor in randomise(model).items()}
     checkpoint.pop("lm_head.weight")
-    program = tie(load("gpt2", GPT2, edit), checkpoint)
+    program = with_tied_weights(load("gpt2", GPT2, edit), checkpoint)
     ids = tokens(program)
     lengths = torch.tensor([9, 4], dtype=torch.int32)
     with torch.no_grad():

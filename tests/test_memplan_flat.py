@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from einpage.einsum_front.base.columns import AT_ONCE
+from einpage.einsum_front.base.columns import CHUNK_ENTRIES
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.packed import packed
 from einpage.einsum_front.graph.taskgraph import TaskId, TensorId
@@ -62,8 +62,8 @@ def test_nobody_writes_to_columns() -> None:
 
 
 def test_entries_beyond_one_reading_are_there() -> None:
-    many = NODES * (AT_ONCE // 2)
-    assert tuple(Nodes.of(many)) == many and Nodes.of(many)[AT_ONCE + 1] == many[AT_ONCE + 1]
+    many = NODES * (CHUNK_ENTRIES // 2)
+    assert tuple(Nodes.of(many)) == many and Nodes.of(many)[CHUNK_ENTRIES + 1] == many[CHUNK_ENTRIES + 1]
 
 
 @pytest.mark.parametrize("columns", [Residencies.of(()), Nodes.of(())], ids=["residencies", "nodes"])

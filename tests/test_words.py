@@ -165,7 +165,6 @@ PENDING = {
     ("names", "einsum_front"),
     ("names", "memplan"),
     ("names", "exec"),
-    ("prose", "einsum_front"),
     ("prose", "memplan"),
     ("prose", "kernels"),
     ("prose", "exec"),

@@ -1,7 +1,7 @@
-"""Sequences whose entries are made when they are read: to a reader a tuple of frozen values, in memory a few flat arrays.
+"""Sequences whose entries are made when they are read: a tuple of frozen values to its readers, a few flat arrays in memory.
 
-As objects a node takes 150 bytes and more, scattered among what planning needed for a moment, and each scattered object keeps the
-pages around it; as columns it takes 20, in a few blocks. Loops over all of a large graph may read the arrays themselves.
+As objects a node takes 150 bytes and more, scattered among the planner's temporaries, so that whole pages stay allocated for a few
+objects; as columns it takes 20, in a few blocks. Loops over all of a large graph may read the arrays themselves.
 
     entry  0 1 2 3 4                      row     0   2     5 6      entries of a ragged column: those from row[i] to row[i + 1]
     kind   m m c f m      one a entry     reads   4 7 3 3 1 8
@@ -26,7 +26,7 @@ UInt8s: TypeAlias = NDArray[np.uint8]
 Bools: TypeAlias = NDArray[np.bool_]
 Floats: TypeAlias = NDArray[np.float64]
 
-AT_ONCE = 4096
+CHUNK_ENTRIES = 4096
 """So many entries are decoded in a row: iterating over a hundred thousand holds no list of them."""
 
 
@@ -59,8 +59,8 @@ class Columns(Sequence[T]):
         return self.entry(i)
 
     def __iter__(self) -> Iterator[T]:
-        for start in range(0, len(self), AT_ONCE):
-            yield from self.entries(start, min(start + AT_ONCE, len(self)))
+        for start in range(0, len(self), CHUNK_ENTRIES):
+            yield from self.entries(start, min(start + CHUNK_ENTRIES, len(self)))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Columns | tuple):

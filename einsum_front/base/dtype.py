@@ -1,4 +1,4 @@
-"""The element types a tensor may have, as data: no torch, no numpy. A leaf, like `expr`."""
+"""The element types a tensor may have, as data: no torch, no numpy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class DType(Enum):
     INT32 = "int32"
     INT64 = "int64"
     BYTE = "byte"
-    """Bytes that nobody reads as numbers: tensors of an access trace."""
+    """Opaque bytes: tensors of an access trace."""
 
     @property
     def nbytes(self) -> int:
@@ -23,6 +23,7 @@ class DType(Enum):
 
     @property
     def is_float(self) -> bool:
+        """True for those that a run may compute in; the others are indices or opaque bytes."""
         return self in (DType.FP32, DType.BF16, DType.FP16)
 
 

@@ -12,7 +12,7 @@ from typing import NewType
 from einpage.einsum_front.base.errors import UsageError
 
 Nbytes = NewType("Nbytes", int)
-
+"""A number of bytes."""
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
 _DECIMAL = ("", "KB", "MB", "GB", "TB")
@@ -82,7 +82,7 @@ def format_seconds(seconds: float) -> str:
 
 
 ALIGNMENT = 256
-"""What kernels want: every offset of a plan that is to run is a multiple of this."""
+"""Bytes: every offset of a plan that is to run is a multiple of this, as kernels require."""
 
 
 def aligned(nbytes: int, alignment: int = ALIGNMENT) -> Nbytes:

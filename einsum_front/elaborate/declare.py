@@ -1,6 +1,6 @@
 """Inputs and weights: what a spec declares, at the sizes of this run and, in a repeat, once an iteration.
 
-In: entries of the document. Out: the Program's inputs and weights, and their names made known to the statements.
+In: entries of the document. Out: the Program's inputs and weights, and a Symbol for each, which statements may read.
 """
 
 from __future__ import annotations
@@ -8,45 +8,45 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import isfinite
 
-from einpage.einsum_front.algebra import arithmetic as fold
+from einpage.einsum_front.algebra import arithmetic
 from einpage.einsum_front.algebra.expr import Expr, Letter
 from einpage.einsum_front.base.errors import Span, SpecError, did_you_mean, listing
-from einpage.einsum_front.elaborate.resolve import Known
+from einpage.einsum_front.elaborate.resolve import Symbol
 from einpage.einsum_front.graph.program import Input, Source, Weight
 from einpage.einsum_front.spec.document import Axes, Document, InputEntry, SourceName, WeightEntry
 from einpage.einsum_front.spec.sizes import Evaluator
 
 
 class Declarations:
-    """Declares into `known`; reads `numbers` as they are at the time (repeat variables come and go)."""
+    """Declares into `symbols`; reads `numbers` as they are at the time (repeat variables change)."""
 
     def __init__(
-        self, document: Document, numbers: Mapping[str, fold.Number], extents: Mapping[Letter, int], known: dict[str, Known]
+        self, document: Document, numbers: Mapping[str, arithmetic.Number], extents: Mapping[Letter, int], symbols: dict[str, Symbol]
     ) -> None:
         self._document = document
         self._source = document.source
         self._numbers = numbers
         self._extents = extents
-        self._known = known
+        self._symbols = symbols
         self._used: set[str] = set()
         self._tied: set[str] = set()
         self._groups_by_source: dict[int, tuple[tuple[int, ...], ...]] = {}
         self._span_by_name: dict[str, Span] = {}
         for entry in (*document.sizes, *document.scalars, *document.axes):
             if entry.name in self._span_by_name:
-                self.refuse_taken(entry.name, entry.span)
+                self.refuse_used_name(entry.name, entry.span)
             self._span_by_name[entry.name] = entry.span
 
-    def refuse_taken(self, word: str, span: Span) -> None:
-        """Raises SpecError where `word` already means something else."""
-        if word in self._span_by_name or word in self._numbers or word in self._known:
+    def refuse_used_name(self, word: str, span: Span) -> None:
+        """Raises SpecError where `word` already names something."""
+        if word in self._span_by_name or word in self._numbers or word in self._symbols:
             first = self._span_by_name.get(word)
             place = f", in line {first.line}" if first else ""
             raise self._source.error(span, f"`{word}` already names {self._meaning(word)}{place}", cure="choose another name")
 
     def _meaning(self, word: str) -> str:
-        if word in self._known:
-            return f"a {self._known[word].what}".replace("a input", "an input")
+        if word in self._symbols:
+            return f"a {self._symbols[word].what}".replace("a input", "an input")
         return "an axis" if word in self._extents else "a size or a number"
 
     def letters(self, axes: Axes) -> tuple[Letter, ...]:
@@ -58,10 +58,11 @@ class Declarations:
         return tuple(letter for group in axes.groups for letter, _ in group.letters)
 
     def inputs(self) -> tuple[Input, ...]:
+        """The inputs, declared. Raises SpecError."""
         return tuple(self._input(entry) for entry in self._document.inputs)
 
     def _input(self, entry: InputEntry) -> Input:
-        self.refuse_taken(entry.name, entry.span)
+        self.refuse_used_name(entry.name, entry.span)
         letters = self.letters(entry.axes)
         shape = tuple(self._extents[letter] for letter in letters)
         default = None
@@ -72,25 +73,25 @@ class Declarations:
                 expected = "a finite number" if entry.dtype is None or entry.dtype.is_float else "a whole number"
                 raise self._source.error(entry.default.span, f"the default of `{entry.name}` is {default}", expected=expected)
         is_integer = entry.dtype is not None and not entry.dtype.is_float
-        self._known[entry.name] = Known(entry.name, "input", shape, letters, is_integer)
+        self._symbols[entry.name] = Symbol(entry.name, "input", shape, letters, is_integer)
         self._span_by_name[entry.name] = entry.span
         return Input(entry.name, letters, shape, entry.dtype, default, entry.span)
 
     def weights(self, entries: tuple[WeightEntry, ...], loop: tuple[int, ...]) -> list[Weight]:
-        """The weights of one iteration (or, with no loop, of the whole model), made known. Raises SpecError."""
+        """The weights of one iteration (or, with no loop, of the whole model), declared. Raises SpecError."""
         self._tied.update(e.name for e in entries if e.fallback is not None)
         for entry in entries:
-            self.refuse_taken(entry.name, entry.span)
+            self.refuse_used_name(entry.name, entry.span)
             letters = self.letters(entry.axes)
             shape = tuple(self._extents[letter] for letter in letters)
-            self._known[entry.name] = Known(self._unique(entry.name, loop), "weight", shape, letters, False)
+            self._symbols[entry.name] = Symbol(self._unique(entry.name, loop), "weight", shape, letters, False)
         return [self._weight(entry) for entry in entries]
 
     def _weight(self, entry: WeightEntry) -> Weight:
-        known = self._known[entry.name]
-        letters = tuple(map(Letter, known.dims))
+        symbol = self._symbols[entry.name]
+        letters = tuple(map(Letter, symbol.dims))
         sources = tuple(Source(self._template(s), self._groups(entry, s)) for s in entry.sources)
-        return Weight(known.unique, entry.name, letters, known.shape, sources, self._fallback(entry), entry.span)
+        return Weight(symbol.unique, entry.name, letters, symbol.shape, sources, self._fallback(entry), entry.span)
 
     def _unique(self, base: str, loop: tuple[int, ...]) -> str:
         name = f"{base}@{'.'.join(map(str, loop))}" if loop else base
@@ -111,7 +112,7 @@ class Declarations:
                 for letter, span in group.letters:
                     found = next((pair for pair in free if pair[1] == letter), None)
                     if found is None:
-                        exists = listing(known for _, known in free)
+                        exists = listing(letter for _, letter in free)
                         raise self._source.error(span, f"`{letter}` is not one of the letters left for `{entry.name}`", exists=exists)
                     free.remove(found)
                     positions.append(found[0])
@@ -123,7 +124,7 @@ class Declarations:
         return self._groups_by_source[id(source)]
 
     def _template(self, source: SourceName) -> str:
-        return "".join(part if isinstance(part, str) else str(self._braced(part, source.span)) for part in source.parts)
+        return "".join(piece if isinstance(piece, str) else str(self._braced(piece, source.span)) for piece in source.parts)
 
     def _braced(self, e: Expr, span: Span) -> int:
         found = Evaluator({}, self._numbers).number(e, self._source)
@@ -136,12 +137,12 @@ class Declarations:
         if entry.fallback is None:
             return None
         word, span = entry.fallback.word, entry.fallback.span
-        weights = {name: k for name, k in self._known.items() if k.what == "weight"}
+        weights = {name: k for name, k in self._symbols.items() if k.what == "weight"}
         if word not in weights:
             raise self._source.error(span, f"unknown weight `{word}`", exists=listing(weights), cure=did_you_mean(word, weights))
         if word in self._tied:
             raise self._source.error(span, f"`{word}` cannot stand in for `{entry.name}`", expected="a weight without an `or:` of its own")
-        own, other = self._known[entry.name].shape, weights[word].shape
+        own, other = self._symbols[entry.name].shape, weights[word].shape
         if own != other:
             raise self._source.error(span, f"`{word}` has shape {other}, `{entry.name}` has {own}", expected="a weight of the same shape")
         return weights[word].unique

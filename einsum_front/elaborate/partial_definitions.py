@@ -1,6 +1,6 @@
 """Partial definitions: statements that together set one value, each for its own integers in some dimensions.
 
-In: parts, one after the other. Out: the value's shape, once they cover it exactly: every element is set, none twice.
+In: the statements, one after the other. Out: the value's shape, once they cover it exactly: every element is set, none twice.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from einpage.einsum_front.spec.source import SourceFile
 
 
 @dataclass(slots=True)
-class Pending:
-    """A value that partial definitions have begun and nothing has read yet."""
+class PartialDefinitions:
+    """Those of one value that nothing has read yet."""
 
     base: str
     unique: str
     loop: tuple[int, ...]
     span: Span
-    """Of the first part's target."""
+    """Of the first target."""
     follows: Span | None = None
-    """Where an earlier value of this word, also made of parts, was read: perhaps too early."""
-    parts: list[Part] = field(default_factory=list)
+    """Where an earlier value of this name, also partially defined, was read: perhaps too early."""
+    partials: list[Part] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
-    clock: int = 0
-    """When the last part was set."""
+    position: int = 0
+    """The number of the last of them among the unrolled statements."""
 
-    def add(self, part: Part, span: Span, extents: Mapping[Letter, int], source: SourceFile) -> None:
-        """Take one more part. Raises SpecError where it disagrees with the others or sets what they set."""
-        if self.parts and len(part.target) != len(self.parts[0].target):
-            own, first = len(part.target), len(self.parts[0].target)
-            message = f"this part of `{self.base}` has {own} dimensions, the one in line {self.span.line} has {first}"
-            raise source.error(span, message, cure="give all parts of a value the same dimensions")
-        box = box_of(part.target, extents)
-        for other, other_span in zip(self.parts, self.spans, strict=True):
-            self._agree(part, other, span, other_span, extents, source)
+    def add(self, partial: Part, span: Span, extents: Mapping[Letter, int], source: SourceFile) -> None:
+        """Append one. Raises SpecError where it disagrees with the others or sets what they set."""
+        if self.partials and len(partial.target) != len(self.partials[0].target):
+            own, first = len(partial.target), len(self.partials[0].target)
+            message = f"this partial definition of `{self.base}` has {own} dimensions, the one in line {self.span.line} has {first}"
+            raise source.error(span, message, cure="give all partial definitions of a value the same dimensions")
+        box = box_of(partial.target, extents)
+        for other, other_span in zip(self.partials, self.spans, strict=True):
+            self._agree(partial, other, span, other_span, extents, source)
             if box.intersects(box_of(other.target, extents)):
                 message = f"this part of `{self.base}` was set already, in line {other_span.line}"
-                cure = f"parts form one value until `{self.base}` is first read; set each element once"
+                cure = f"partial definitions form one value until `{self.base}` is first read; set each element once"
                 raise source.error(span, message, cure=cure)
-        self.parts.append(part)
+        self.partials.append(partial)
         self.spans.append(span)
 
-    def _agree(self, part: Part, other: Part, span: Span, other_span: Span, extents: Mapping[Letter, int], source: SourceFile) -> None:
-        for at, (mine, theirs) in enumerate(zip(part.target, other.target, strict=True)):
+    def _agree(self, partial: Part, other: Part, span: Span, other_span: Span, extents: Mapping[Letter, int], source: SourceFile) -> None:
+        for at, (mine, theirs) in enumerate(zip(partial.target, other.target, strict=True)):
             letters = [i for i in (mine, theirs) if isinstance(i, Axis)]
             sizes = [extents[i.letter] for i in letters]
             numbers = [i.value for i in (mine, theirs) if isinstance(i, Num)]
@@ -59,23 +59,23 @@ class Pending:
                 raise source.error(span, message, cure="use letters of one extent, and numbers below it")
 
     def shape(self, extents: Mapping[Letter, int], source: SourceFile, reader: Span | None) -> tuple[int, ...]:
-        """The shape of the whole value. Raises SpecError, naming a missing part, where the parts do not cover it."""
-        boxes = [box_of(p.target, extents) for p in self.parts]
+        """The shape of the whole value. Raises SpecError, naming a missing element, where they do not cover it."""
+        boxes = [box_of(p.target, extents) for p in self.partials]
         shape = tuple(max(ends) for ends in zip(*(b.end for b in boxes), strict=True))
         if sum(b.size for b in boxes) == prod(shape):
             return shape
         read = f", but it is read in line {reader.line}" if reader else ""
-        covered = ", ".join(f"`{self._shown(p.target)}`" for p in self.parts[:6])
+        covered = ", ".join(f"`{self._shown(p.target)}`" for p in self.partials[:6])
         missing = self._shown(self._missing(shape, extents))
-        message = f"the parts of `{self.base}` do not cover it{read}: `{missing}` is never set"
+        message = f"the partial definitions of `{self.base}` do not cover it{read}: `{missing}` is never set"
         cure = f"add `{missing} = …`"
         if self.follows is not None:
             cure += f", or set it before `{self.base}` is read in line {self.follows.line}: reading closes a value"
         raise source.error(self.span, message, exists=covered, cure=cure)
 
     def _missing(self, shape: tuple[int, ...], extents: Mapping[Letter, int]) -> tuple[Expr, ...]:
-        """A target that no part covers. Of the numbers that no part names, one stands for all."""
-        columns = list(zip(*(p.target for p in self.parts), strict=True))
+        """A target that is not covered. Of the numbers that no target names, one represents all."""
+        columns = list(zip(*(p.target for p in self.partials), strict=True))
         candidates: list[list[Expr]] = []
         for column, extent in zip(columns, shape, strict=True):
             named = {int(i.value) for i in column if isinstance(i, Num)}
@@ -87,9 +87,9 @@ class Pending:
                 candidates.append([Num(n) for n in sorted(named if other is None else named | {other})])
         for target in product(*candidates):
             box = box_of(target, extents)
-            if not any(box.intersects(box_of(p.target, extents)) for p in self.parts):
+            if not any(box.intersects(box_of(p.target, extents)) for p in self.partials):
                 return target
-        raise AssertionError(f"parts of {self.base} neither cover {shape} nor leave anything out")
+        raise AssertionError(f"the partial definitions of {self.base} neither cover {shape} nor leave anything out")
 
     def _shown(self, target: tuple[Expr, ...]) -> str:
         return f"{self.base}[{','.join(i.letter if isinstance(i, Axis) else str(i.value) for i in target if isinstance(i, Axis | Num))}]"

@@ -52,7 +52,7 @@ def needed(program: Program, values: Iterable[str]) -> frozenset[str]:
     found = set(values)
     for definition in reversed(program.definitions):
         if definition.name in found:
-            found.update(load.name for part in definition.parts for load in loads(part.expr))
+            found.update(load.name for statement in definition.parts for load in loads(statement.expr))
     return frozenset(found)
 
 
@@ -88,10 +88,10 @@ def _shaped(what: str, name: str, tensor: Tensor, shape: tuple[int, ...]) -> Ten
 
 def _define(definition: Definition, values: Mapping[str, Tensor], extents: Mapping[Letter, int], dtype: torch.dtype) -> Tensor:
     result = torch.full(definition.shape, torch.nan, dtype=dtype)
-    for part in definition.parts:
-        letters = tuple(i.letter for i in part.target if isinstance(i, Axis))
-        where = tuple(int(i.value) if isinstance(i, Num) else slice(None) for i in part.target)
-        found = _Evaluator(values, extents, dtype).value(part.expr)
+    for statement in definition.parts:
+        letters = tuple(i.letter for i in statement.target if isinstance(i, Axis))
+        where = tuple(int(i.value) if isinstance(i, Num) else slice(None) for i in statement.target)
+        found = _TensorEvaluator(values, extents, dtype).value(statement.expr)
         result[where] = found.spread(letters, extents)
     return result
 
@@ -114,8 +114,8 @@ class _Lettered:
         return self.aligned(letters).expand([extents[letter] for letter in letters])
 
 
-class _Evaluator:
-    """Expressions over letters, in one dtype: `dtype` for values, int64 for indices."""
+class _TensorEvaluator:
+    """Expressions to tensors over their letters, in one dtype: the run's for values, int64 for indices."""
 
     def __init__(self, values: Mapping[str, Tensor], extents: Mapping[Letter, int], dtype: torch.dtype) -> None:
         self._values = values
@@ -123,6 +123,7 @@ class _Evaluator:
         self._dtype = dtype
 
     def value(self, e: Expr) -> _Lettered:
+        """`e` over all the letters it depends on. Raises UsageError for an index out of range."""
         match e:
             case Num():
                 return _Lettered(torch.tensor(e.value, dtype=self._dtype), ())
@@ -141,7 +142,7 @@ class _Evaluator:
             case Reduce():
                 return self._reduce(e)
             case Name() | Acc():
-                raise AssertionError(f"not a checked expression: {text(e)}")
+                raise AssertionError(f"not a resolved expression: {text(e)}")
 
     def _apply(self, f: Callable[..., Tensor], *args: Expr) -> _Lettered:
         found = [self.value(a) for a in args]
@@ -163,7 +164,7 @@ class _Evaluator:
         return self._gather(e, tensor)
 
     def _gather(self, e: Load, tensor: Tensor) -> _Lettered:
-        whole = _Evaluator(self._values, self._extents, torch.int64)
+        whole = _TensorEvaluator(self._values, self._extents, torch.int64)
         indices = [whole.value(i) for i in e.indices]
         for index, extent in zip(indices, tensor.shape, strict=True):
             low, high = int(index.tensor.min()), int(index.tensor.max())

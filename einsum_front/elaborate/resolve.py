@@ -1,8 +1,8 @@
-"""Names become numbers, axes and loads; every index is checked against the dimension it stands in.
+"""Names become numbers, axes and loads; every index is checked against its dimension.
 
 In: a parsed expression and the names in scope. Out: an expression in which no `Name` is left, arithmetic on known numbers is
 done, every bare letter has its dimension's extent, and every other index is proven to lie in its dimension from the sizes or
-depends on data. Loads keep the spec's words; the caller renames them to single-assignment names.
+depends on data. Loads have the spec's names; the caller renames them to single-assignment names.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from einpage.einsum_front.algebra import arithmetic as fold
+from einpage.einsum_front.algebra import arithmetic
 from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Unary, text, walk
 from einpage.einsum_front.algebra.intervals import interval, not_whole
 from einpage.einsum_front.base.errors import Span, SpecError, did_you_mean, listing
@@ -21,7 +21,7 @@ _TRUTH = ("<", "<=", ">", ">=", "==", "!=", "and", "or")
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class Symbol:
     """A weight, an input or a value that a statement may read."""
 
     unique: str
@@ -35,23 +35,23 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """What words mean where a statement stands."""
+class SymbolTable:
+    """What names mean in a statement."""
 
-    numbers: Mapping[str, fold.Number]
+    numbers: Mapping[str, arithmetic.Number]
     extents: Mapping[Letter, int]
-    known: Mapping[str, Known]
-    unset: Callable[[str], str | None]
-    """For a word that means nothing here: why, where the spec sets it elsewhere."""
+    symbols: Mapping[str, Symbol]
+    why_unset: Callable[[str], str | None]
+    """For a name that means nothing here: why, where the spec sets it elsewhere."""
 
     def is_integer(self, name: str) -> bool:
         """Whether the tensor `name` holds whole numbers."""
-        return self.known[name].is_integer
+        return self.symbols[name].is_integer
 
 
-def resolve(e: Expr, names: Names, source: SourceFile) -> Expr:
+def resolve(e: Expr, table: SymbolTable, source: SourceFile) -> Expr:
     """`e` with its names resolved and its indices checked. Raises SpecError."""
-    return _Resolver(names, source).expr(e)
+    return _Resolver(table, source).expr(e)
 
 
 _CURE_BY_KIND = {
@@ -59,12 +59,12 @@ _CURE_BY_KIND = {
     "name": "declare a number under `sizes:` or `scalars:`, a letter under `axes:`",
     "value": "set it in a statement above, or declare it under `inputs:` or `weights:`",
 }
-"""What to do about a word that is nothing, and like nothing."""
+"""What to do about a name that is unknown and resembles none."""
 
 
 class _Resolver:
-    def __init__(self, names: Names, source: SourceFile) -> None:
-        self._names = names
+    def __init__(self, table: SymbolTable, source: SourceFile) -> None:
+        self._table = table
         self._source = source
 
     def expr(self, e: Expr) -> Expr:
@@ -75,13 +75,13 @@ class _Resolver:
                 return self._load(e)
             case Unary():
                 x = self.expr(e.x)
-                return Num(fold.unary(e.op, x.value), e.span) if isinstance(x, Num) else _same_or(e, x=x)
+                return Num(arithmetic.unary(e.op, x.value), e.span) if isinstance(x, Num) else _same_or(e, x=x)
             case Binary("and" | "or"):
                 return self._logic(e)
             case Binary():
                 x, y = self.expr(e.x), self.expr(e.y)
                 if isinstance(x, Num) and isinstance(y, Num):
-                    return self._folded(e, lambda: fold.binary(e.op, x.value, y.value))
+                    return self._folded(e, lambda: arithmetic.binary(e.op, x.value, y.value))
                 return replace(e, x=x, y=y)
             case Call("where"):
                 return self._where(e)
@@ -89,21 +89,21 @@ class _Resolver:
                 args = tuple(self.expr(a) for a in e.args)
                 numbers = [a.value for a in args if isinstance(a, Num)]
                 if len(numbers) == len(args):
-                    return self._folded(e, lambda: fold.call(e.fn, numbers))
+                    return self._folded(e, lambda: arithmetic.call(e.fn, numbers))
                 return replace(e, args=args)
             case Reduce():
                 return self._reduce(e)
             case _:
                 return e
 
-    def _folded(self, e: Expr, compute: Callable[[], fold.Number]) -> Num:
+    def _folded(self, e: Expr, compute: Callable[[], arithmetic.Number]) -> Num:
         try:
             return Num(compute(), e.span)
-        except fold.BadNumber as bad:
+        except arithmetic.BadNumber as bad:
             raise self._source.error(e.span, str(bad)) from None
 
     def _logic(self, e: Binary) -> Expr:
-        """`and`, `or`: a side that is a known number decides, or drops out; what it cuts off is not looked at."""
+        """`and`, `or`: a side that is a known number decides, or drops out; the side it short-circuits is not resolved."""
         x = self.expr(e.x)
         if isinstance(x, Num) and bool(x.value) == (e.op == "or"):
             return Num(int(bool(x.value)), e.span)
@@ -123,61 +123,61 @@ class _Resolver:
     def _reduce(self, e: Reduce) -> Expr:
         words = {n.word for n in walk(e.body) if isinstance(n, Name)}
         for letter in e.letters:
-            if letter not in self._names.extents:
-                raise self._unknown(letter, e.span, "axis", self._names.extents)
+            if letter not in self._table.extents:
+                raise self._unknown(letter, e.span, "axis", self._table.extents)
             if letter not in words:
                 message = f"`{e.op.value}` runs over `{letter}`, which its body does not contain"
-                raise self._source.error(e.span, message, exists=listing(w for w in words if w in self._names.extents))
+                raise self._source.error(e.span, message, exists=listing(w for w in words if w in self._table.extents))
         return replace(e, body=self.expr(e.body))
 
     def _name(self, e: Name) -> Expr:
-        word, names = e.word, self._names
-        if word in names.numbers:
-            return Num(names.numbers[word], e.span)
-        if word in names.extents:
+        word, table = e.word, self._table
+        if word in table.numbers:
+            return Num(table.numbers[word], e.span)
+        if word in table.extents:
             return Axis(Letter(word), e.span)
-        if word in fold.CONSTANTS:
-            return Num(fold.CONSTANTS[word], e.span)
-        if word in names.known:
-            known = names.known[word]
-            if known.shape:
-                usage = f"`{word}[{', '.join(known.dims)}]`"
-                raise self._source.error(e.span, f"the {known.what} `{word}` has {len(known.shape)} dimension(s)", expected=usage)
+        if word in arithmetic.CONSTANTS:
+            return Num(arithmetic.CONSTANTS[word], e.span)
+        if word in table.symbols:
+            symbol = table.symbols[word]
+            if symbol.shape:
+                usage = f"`{word}[{', '.join(symbol.dims)}]`"
+                raise self._source.error(e.span, f"the {symbol.what} `{word}` has {len(symbol.shape)} dimension(s)", expected=usage)
             return Load(word, (), e.span)
-        raise self._unknown(word, e.span, "name", (*names.numbers, *names.extents, *names.known))
+        raise self._unknown(word, e.span, "name", (*table.numbers, *table.extents, *table.symbols))
 
     def _load(self, e: Load) -> Expr:
-        word, names = e.name, self._names
-        if word not in names.known:
-            if word in names.numbers or word in names.extents:
-                kind = "a number" if word in names.numbers else "an axis"
+        word, table = e.name, self._table
+        if word not in table.symbols:
+            if word in table.numbers or word in table.extents:
+                kind = "a number" if word in table.numbers else "an axis"
                 raise self._source.error(_word_span(e), f"`{word}` is {kind} and has no elements", cure=f"write `{word}`")
-            raise self._unknown(word, _word_span(e), "value", names.known)
-        known = names.known[word]
-        if len(e.indices) != len(known.shape):
-            message = f"the {known.what} `{word}` has {len(known.shape)} dimension(s), found {len(e.indices)} indices"
-            usage = f"`{word}[{', '.join(known.dims)}]`" if known.shape else f"`{word}`"
+            raise self._unknown(word, _word_span(e), "value", table.symbols)
+        symbol = table.symbols[word]
+        if len(e.indices) != len(symbol.shape):
+            message = f"the {symbol.what} `{word}` has {len(symbol.shape)} dimension(s), found {len(e.indices)} indices"
+            usage = f"`{word}[{', '.join(symbol.dims)}]`" if symbol.shape else f"`{word}`"
             raise self._source.error(e.span, message, expected=usage)
         indices = tuple(self.expr(i) for i in e.indices)
         for position, index in enumerate(indices):
-            self._check_index(e.indices[position].span, index, known, word, position)
+            self._check_index(e.indices[position].span, index, symbol, word, position)
         return replace(e, indices=indices)
 
-    def _check_index(self, span: Span, index: Expr, known: Known, word: str, position: int) -> None:
-        extent, dim = known.shape[position], known.dims[position]
-        where = f"dimension {position + 1} (`{dim}`) of the {known.what} `{word}`, which has extent {extent}"
+    def _check_index(self, span: Span, index: Expr, symbol: Symbol, word: str, position: int) -> None:
+        extent, dim = symbol.shape[position], symbol.dims[position]
+        where = f"dimension {position + 1} (`{dim}`) of the {symbol.what} `{word}`, which has extent {extent}"
         if isinstance(index, Axis):
-            own = self._names.extents[index.letter]
+            own = self._table.extents[index.letter]
             if own != extent:
                 cure = f"use a letter of extent {extent}" + (f", or an index such as `{index.letter} + 0`" if own < extent else "")
                 raise self._source.error(span, f"`{index.letter}` has extent {own}, but stands in {where}", cure=cure)
             return
 
-        bad = not_whole(index, self._names.is_integer)
+        bad = not_whole(index, self._table.is_integer)
         if bad is not None:
             raise self._not_whole(bad, span)
-        region = {letter: (0, n) for letter, n in self._names.extents.items()}
-        self._check_range(span, index, interval(index, region, self._names.is_integer) or UNBOUNDED, extent, where)
+        region = {letter: (0, n) for letter, n in self._table.extents.items()}
+        self._check_range(span, index, interval(index, region, self._table.is_integer) or UNBOUNDED, extent, where)
 
     def _check_range(self, span: Span, index: Expr, found: Interval, extent: int, where: str) -> None:
         depends_on_data = any(isinstance(n, Load) for n in walk(index))
@@ -193,7 +193,7 @@ class _Resolver:
     def _not_whole(self, node: Expr, span: Span) -> SpecError:
         span = node.span if node.span.line else span
         if isinstance(node, Load):
-            what = self._names.known[node.name].what
+            what = self._table.symbols[node.name].what
             message = f"the {what} `{node.name}` does not hold integers, so it cannot be an index"
             return self._source.error(span, message, expected="an input of dtype int32 or int64")
         return self._source.error(span, f"`{text(node)}` is not a whole number, so it cannot be an index", cure="`//` divides to one")
@@ -202,10 +202,10 @@ class _Resolver:
         self, word: str, span: Span, kind: str, exists: Mapping[str, object] | Mapping[Letter, int] | tuple[str, ...]
     ) -> SpecError:
         span = Span(span.line, span.column, len(word)) if kind != "axis" else span
-        reason = self._names.unset(word)
+        reason = self._table.why_unset(word)
         if reason is not None:
             return self._source.error(span, f"`{word}` is not set here", cure=reason)
-        everything = (*self._names.numbers, *self._names.extents, *self._names.known)
+        everything = (*self._table.numbers, *self._table.extents, *self._table.symbols)
         cure = did_you_mean(word, everything) or _CURE_BY_KIND[kind]
         return self._source.error(span, f"unknown {kind} `{word}`", exists=listing(exists), cure=cure)
 

@@ -3,9 +3,9 @@
 In: JSON, gzipped or not: `tensors`, rows [bytes, host copy at the start, must end on the host, kind], and `ops`, rows [name, input ids,
 output ids, microseconds] in a valid order. Out: a TaskGraph whose tensors are plain bytes and whose tasks have no job.
 
-A task writes one tensor. Of an op with several outputs, those that nobody wants again are workspace; where several are wanted, the op is
-a row of tasks, the first of which takes the op's whole time. Each reads what the op reads and what those before it wrote, and holds the
-rest as workspace, so that each needs exactly the op's bytes:
+A task writes one tensor. Of an op with several outputs, those that are never used again are workspace; where several are used, the op is
+a sequence of tasks, the first of which takes the op's whole time. Each reads what the op reads and what those before it wrote, and has
+the rest as workspace, so that each needs exactly the op's bytes:
 
     op  [x] -> [a, b, c], 5 us, c never used       task 0  x    -> a, workspace b + c, 5 us
                                                    task 1  x, a -> b, workspace c,     0 us
@@ -36,24 +36,24 @@ GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """A tensor as the file has it."""
+class _TensorRow:
+    """A row of `tensors`."""
 
     nbytes: int
-    on_host: bool
-    must_end: bool
-    word: str
+    starts_on_host: bool
+    must_end_on_host: bool
+    kind_name: str
 
     @property
     def kind(self) -> Kind:
-        if self.on_host:
-            return Kind.WEIGHT if self.word == "w" else Kind.INPUT
-        return Kind.OUTPUT if self.must_end else Kind.ACTIVATION
+        if self.starts_on_host:
+            return Kind.WEIGHT if self.kind_name == "w" else Kind.INPUT
+        return Kind.OUTPUT if self.must_end_on_host else Kind.ACTIVATION
 
 
 @dataclass(frozen=True, slots=True)
-class _Access:
-    """An op as the file has it."""
+class _OpRow:
+    """A row of `ops`."""
 
     name: str
     inputs: tuple[int, ...]
@@ -63,15 +63,15 @@ class _Access:
 
 
 def read_trace(path: str | Path) -> TaskGraph:
-    """The graph of a trace file. Tensors without bytes are left out, and so are those that nothing ever holds.
+    """The graph of a trace file. Tensors without bytes are left out, and so are those that are workspace.
 
     Raises UsageError, with the row and the cure, for a file that is no such trace: a missing key, an unknown id, a negative size, a
     tensor that is read before it is written, written twice, or never written though it must end on the host.
     """
     where = str(path)
     raw = _json(Path(path))
-    rows = tuple(_row(where, i, row) for i, row in enumerate(_list(where, raw, "tensors", TENSOR_FIELDS)))
-    ops = tuple(_access(where, i, op, rows) for i, op in enumerate(_list(where, raw, "ops", OP_FIELDS)))
+    rows = tuple(_tensor_row(where, i, row) for i, row in enumerate(_list(where, raw, "tensors", TENSOR_FIELDS)))
+    ops = tuple(_op_row(where, i, op, rows) for i, op in enumerate(_list(where, raw, "ops", OP_FIELDS)))
     _check_flow(where, rows, ops)
     name = raw.get("name", Path(path).name.removesuffix(".gz").removesuffix(".json"))
     graph = _graph(str(name), rows, ops)
@@ -115,21 +115,21 @@ def _is_count(x: object) -> bool:
     return isinstance(x, int) and not isinstance(x, bool) and x >= 0
 
 
-def _row(where: str, i: int, row: object) -> _Row:
+def _tensor_row(where: str, i: int, row: object) -> _TensorRow:
     place, cure = f"tensors[{i}]", f"write [{', '.join(TENSOR_FIELDS)}], as in [4096, 1, 0, 'w']"
     if not isinstance(row, list) or len(row) != len(TENSOR_FIELDS):
         _refuse(where, place, f"{row!r} is not a row of {len(TENSOR_FIELDS)}", cure)
-    nbytes, on_host, must_end, word = row
+    nbytes, starts_on_host, must_end_on_host, kind = row
     if not _is_count(nbytes):
         _refuse(where, place, f"{nbytes!r} is not a number of bytes", cure)
-    if not (isinstance(on_host, int) and isinstance(must_end, int) and on_host in (0, 1) and must_end in (0, 1)):
-        _refuse(where, place, f"{on_host!r}, {must_end!r} are not two of 0 and 1", cure)
-    if not isinstance(word, str):
-        _refuse(where, place, f"kind {word!r} is not a text", cure)
-    return _Row(nbytes, bool(on_host), bool(must_end), word)
+    if not all(isinstance(flag, int) and flag in (0, 1) for flag in (starts_on_host, must_end_on_host)):
+        _refuse(where, place, f"{starts_on_host!r}, {must_end_on_host!r} are not two of 0 and 1", cure)
+    if not isinstance(kind, str):
+        _refuse(where, place, f"kind {kind!r} is not a text", cure)
+    return _TensorRow(nbytes, bool(starts_on_host), bool(must_end_on_host), kind)
 
 
-def _access(where: str, i: int, op: object, rows: tuple[_Row, ...]) -> _Access:
+def _op_row(where: str, i: int, op: object, rows: tuple[_TensorRow, ...]) -> _OpRow:
     place, cure = f"ops[{i}]", f"write [{', '.join(OP_FIELDS)}], as in ['Relu', [3], [4], 12.5]"
     if not isinstance(op, list) or len(op) != len(OP_FIELDS):
         _refuse(where, place, f"{op!r} is not a row of {len(OP_FIELDS)}", cure)
@@ -145,73 +145,73 @@ def _access(where: str, i: int, op: object, rows: tuple[_Row, ...]) -> _Access:
                 _refuse(where, place, f"unknown tensor id {t!r}", f"ids are positions in `tensors`, 0 to {len(rows) - 1}")
     if isinstance(micros, bool) or not isinstance(micros, int | float) or not 0 <= micros < inf:
         _refuse(where, place, f"{micros!r} is not a duration in microseconds", cure)
-    solid = [tuple(t for t in dict.fromkeys(ids) if rows[t].nbytes) for ids in (inputs, outputs)]
-    if len(solid[1]) < sum(1 for t in outputs if rows[t].nbytes):
+    nonempty = [tuple(t for t in dict.fromkeys(ids) if rows[t].nbytes) for ids in (inputs, outputs)]
+    if len(nonempty[1]) < sum(1 for t in outputs if rows[t].nbytes):
         _refuse(where, place, "names an output twice", "each tensor is written once")
-    if not solid[1]:
+    if not nonempty[1]:
         _refuse(where, place, "writes no bytes", "give it an output of at least one byte")
-    return _Access(name, solid[0], solid[1], micros / 1e6)
+    return _OpRow(name, nonempty[0], nonempty[1], micros / 1e6)
 
 
-def _check_flow(where: str, rows: tuple[_Row, ...], ops: tuple[_Access, ...]) -> None:
-    """Everything is there when it is read, and is written once."""
-    there = {t for t, row in enumerate(rows) if row.on_host}
+def _check_flow(where: str, rows: tuple[_TensorRow, ...], ops: tuple[_OpRow, ...]) -> None:
+    """Raises UsageError unless each tensor is written once, before it is read."""
+    defined = {t for t, row in enumerate(rows) if row.starts_on_host}
     for i, op in enumerate(ops):
         place = f"ops[{i}] ({op.name})"
         for t in op.inputs:
-            if t not in there:
+            if t not in defined:
                 _refuse(where, place, f"reads tensor {t}, which nothing has written", "put its writer first, or give it a host copy")
         for t in op.outputs:
-            if t in there:
-                has = "has a host copy" if rows[t].on_host else "is written already"
+            if t in defined:
+                has = "has a host copy" if rows[t].starts_on_host else "is written already"
                 _refuse(where, place, f"writes tensor {t}, which {has}", "give each version of a tensor its own id")
-        there.update(op.outputs)
+        defined.update(op.outputs)
     for t, row in enumerate(rows):
-        if row.must_end and row.nbytes and t not in there:
+        if row.must_end_on_host and row.nbytes and t not in defined:
             _refuse(where, f"tensors[{t}]", "must end on the host, and nothing writes it", "give it a writer or a host copy")
 
 
-def _graph(name: str, rows: tuple[_Row, ...], ops: tuple[_Access, ...]) -> TaskGraph:
+def _graph(name: str, rows: tuple[_TensorRow, ...], ops: tuple[_OpRow, ...]) -> TaskGraph:
     read = {t for op in ops for t in op.inputs}
     results = tuple(_results(op, rows, read) for op in ops)
-    held = {t for t, row in enumerate(rows) if row.on_host and row.nbytes}.union(*results)
-    id_by_row = {t: TensorId(i) for i, t in enumerate(sorted(held))}
+    tensor_rows = {t for t, row in enumerate(rows) if row.starts_on_host and row.nbytes}.union(*results)
+    id_by_row = {t: TensorId(i) for i, t in enumerate(sorted(tensor_rows))}
     tensors = tuple(_tensor(i, t, rows[t]) for t, i in id_by_row.items())
-    often = Counter(op.name for op in ops)
-    named = tuple(op.name if often[op.name] == 1 else f"{op.name}#{i}" for i, op in enumerate(ops))
+    uses = Counter(op.name for op in ops)
+    names = tuple(op.name if uses[op.name] == 1 else f"{op.name}#{i}" for i, op in enumerate(ops))
     return TaskGraph(
         name=name,
         dtype=DType.BYTE,
         split=(),
         values=tuple(Value(t.name, t.name, t.shape, t.dtype, t.kind) for t in tensors),
         tensors=tensors,
-        tasks=tuple(_tasks(rows, ops, named, results, id_by_row)),
+        tasks=tuple(_tasks(rows, ops, names, results, id_by_row)),
         ops=tuple(
             Op(OpId(i), op_name, "traced", 0, _bytes(rows, (*op.inputs, *op.outputs)), "", op.seconds)
-            for i, (op, op_name) in enumerate(zip(ops, named, strict=True))
+            for i, (op, op_name) in enumerate(zip(ops, names, strict=True))
         ),
         outputs=tuple((t.name, t.name) for t in tensors if t.kind is Kind.OUTPUT),
     )
 
 
-def _results(op: _Access, rows: tuple[_Row, ...], read: set[int]) -> tuple[int, ...]:
-    """The outputs that are tensors of the graph: those somebody wants, or else the first, for a task has a result."""
-    return tuple(t for t in op.outputs if t in read or rows[t].must_end) or op.outputs[:1]
+def _results(op: _OpRow, rows: tuple[_TensorRow, ...], read: set[int]) -> tuple[int, ...]:
+    """The outputs that are tensors of the graph: those that are used, or else the first, for a task has a result."""
+    return tuple(t for t in op.outputs if t in read or rows[t].must_end_on_host) or op.outputs[:1]
 
 
-def _tensor(i: TensorId, row_id: int, row: _Row) -> Tensor:
-    name = f"{row.word}.{row_id}"
+def _tensor(i: TensorId, row_id: int, row: _TensorRow) -> Tensor:
+    name = f"{row.kind_name}.{row_id}"
     return Tensor(i, name, name, Box((0,), (row.nbytes,)), DType.BYTE, row.kind)
 
 
 def _tasks(
-    rows: tuple[_Row, ...],
-    ops: tuple[_Access, ...],
+    rows: tuple[_TensorRow, ...],
+    ops: tuple[_OpRow, ...],
     names: tuple[str, ...],
     results: tuple[tuple[int, ...], ...],
     id_by_row: dict[int, TensorId],
 ) -> Iterator[Task]:
-    """The row of tasks of each op, as in the drawing above."""
+    """The sequence of tasks of each op, as in the drawing above."""
     count = 0
     for i, op in enumerate(ops):
         for n, result in enumerate(results[i]):
@@ -233,5 +233,5 @@ def _tasks(
             count += 1
 
 
-def _bytes(rows: tuple[_Row, ...], ids: tuple[int, ...]) -> Nbytes:
+def _bytes(rows: tuple[_TensorRow, ...], ids: tuple[int, ...]) -> Nbytes:
     return Nbytes(sum(rows[t].nbytes for t in ids))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from einpage.einsum_front.elaborate.elaborate import elaborate
-from einpage.einsum_front.elaborate.tied_weights import tie
+from einpage.einsum_front.elaborate.tied_weights import with_tied_weights
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.spec.reader import load_document
 from einpage.exec.load.find_spec import spec_path
@@ -58,7 +58,7 @@ def open_model(
         token_sizes(tokens, {name: program.sizes[name] for name in ("batch", "seq") if name in settings and name in sizes})
     if checkpoint is None:
         return Model(program, None, tokens, tokenizer)
-    program = tie(program, present_names(program, checkpoint))
+    program = with_tied_weights(program, present_names(program, checkpoint))
     return Model(program, resolve(program, checkpoint), tokens, tokenizer)
 
 

@@ -133,7 +133,7 @@ def _says(value: object, word: str) -> bool:
 
 
 def present_names(program: Program, checkpoint: Checkpoint) -> frozenset[str]:
-    """The tensor names that can be read, for `tie`; random weights serve the first source of every weight."""
+    """The tensor names that can be read, for `with_tied_weights`; random weights serve the first source of every weight."""
     if isinstance(checkpoint, RandomWeights):
         return frozenset(w.sources[0].name for w in program.weights)
     return frozenset(checkpoint.tensors)
@@ -142,7 +142,7 @@ def present_names(program: Program, checkpoint: Checkpoint) -> frozenset[str]:
 def resolve(program: Program, checkpoint: Checkpoint) -> Resolved:
     """Choose, for each weight an output needs, the first of its sources that the checkpoint has.
 
-    `program` must have been tied. Raises one WeightError listing everything that is wrong.
+    `program` must have its tied weights replaced. Raises one WeightError listing everything that is wrong.
     """
     needed = _needed(program)
     if isinstance(checkpoint, RandomWeights):

@@ -1,4 +1,4 @@
-"""What a statement may say: names, extents, index ranges, Einstein's rule, partial definitions. Each mistake has its place and cure."""
+"""What a statement may say: names, extents, index ranges, implicit sums, partial definitions. Each mistake has its place and cure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Y = "y[b,s,m] = x0[b,s,m]"
 
 
 def meaning(statement: str, extra: str = "") -> str:
-    """The checked expression of one statement that sets `r`."""
+    """The resolved expression of one statement that sets `r`."""
     head = HEAD.replace("half: 3}", "half: 3" + extra + "}")
     definitions = elaborate(read_document(spec(statement, Y, head=head), PATH)).definitions
     (part,) = next(d for d in definitions if d.base == "r").parts
@@ -22,7 +22,7 @@ def meaning(statement: str, extra: str = "") -> str:
 
 
 @pytest.mark.parametrize(
-    ("statement", "checked"),
+    ("statement", "resolved"),
     [
         ("r[b,s,n] = x0[b,s,m] * w[n,m]", "sum[m](x0[b, s, m] * w[n, m])"),
         ("r[b,s] = x0[b,s,m] * w[n,m] * g[n]", "sum[m,n](x0[b, s, m] * w[n, m] * g[n])"),
@@ -59,8 +59,8 @@ def meaning(statement: str, extra: str = "") -> str:
         ("r = eps * 2", "2e-05"),
     ],
 )
-def test_a_statement_means(statement: str, checked: str) -> None:
-    assert meaning(statement) == checked
+def test_a_statement_means(statement: str, resolved: str) -> None:
+    assert meaning(statement) == resolved
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_letters_of_one_extent_are_exchangeable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "line", "words"),
+    ("statements", "line", "words"),
     [
         (["r[b,0] = 1", "r[b,2] = 1"], 13, "`r[b,1]` is never set"),
         (["r[b,0,0] = 1", "r[b,1,1] = 1"], 13, "`r[b,0,1]` is never set"),
@@ -146,19 +146,19 @@ def test_letters_of_one_extent_are_exchangeable() -> None:
         (["r[b,0] = 1", "r[b,1] = 1", "r[b,0] += 1"], 15, "on a part of a value"),
     ],
 )
-def test_parts_that_do_not_make_a_value(parts: list[str], line: int, words: str) -> None:
-    e = failure(spec(*parts, Y))
+def test_partial_definitions_that_do_not_make_a_value(statements: list[str], line: int, words: str) -> None:
+    e = failure(spec(*statements, Y))
     assert e.line == line
     assert words in str(e)
 
 
-def test_parts_must_be_whole_when_first_read() -> None:
+def test_partial_definitions_must_be_complete_when_first_read() -> None:
     e = failure(spec("r[b,0] = 1", "y[b,s,m] = x0[b,s,m] + r[b,0]", "r[b,1] = 2"))
     assert (e.line, place(e)) == (15, "r[b,1] = 2")
     assert "or set it before `r` is read in line 14" in str(e)
 
 
-def test_an_uncovered_part_that_is_read() -> None:
+def test_a_value_that_is_read_before_it_is_covered() -> None:
     e = failure(spec("r[b,0] = 1", "r[b,2] = 1", "y[b,s,m] = x0[b,s,m] + r[b,0]"))
     assert (e.line, place(e)) == (13, "r[b,0] = 1")
     assert "it is read in line 15" in str(e)
