@@ -162,7 +162,6 @@ WORDS: tuple[Word, ...] = (
 )
 
 PENDING = {
-    ("names", "einsum_front"),
     ("names", "memplan"),
     ("names", "exec"),
     ("prose", "memplan"),
