@@ -1,4 +1,4 @@
-"""The promise of a MemGraph, on real bytes: what the judge passes gives the reference's result in any order that respects the edges.
+"""A MemGraph on real bytes: what the judge passes gives the reference's result in any order that respects the edges.
 
 Two arenas of plain bytes start as NaN; a Free writes NaN over what it frees; a workspace is filled with NaN by its task.
 """

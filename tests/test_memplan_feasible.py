@@ -2,7 +2,7 @@
 
 The search knows nothing of footprints: it walks over what is on the device, one load, eviction or task at a time. It ignores offsets, links
 and time, so what it cannot reach no plan can; that what it reaches can be laid out, the judged plan shows.
-Tasks run in graph order, as the planner's default; a result takes over an operand that no later task reads and no output needs.
+Tasks run in graph order, as the planner's default; a result is in place of an operand that no later task reads and that is no output.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plans that end as they began: right, the same at both ends, and rejected for what breaks that; the bound on a steady pass."""
+"""Plans that end as they started: right, the same at both ends, and rejected for what breaks that; the bound on a steady pass."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOOP = PlanOptions(start=Start.LOOP)
 
 
 def hand_loop(budget: int = 2048) -> MemGraph:
-    """`w` stays in the topmost 256 bytes."""
+    """`w` is resident in the topmost 256 bytes."""
     return plan(hand_graph(), a_machine(), budget, LOOP)
 
 
@@ -41,7 +41,7 @@ def on_device(plan: MemGraph, listed: tuple[ResidencyId, ...]) -> list[Residency
 
 @settings(max_examples=80, deadline=None)
 @given(st.data(), task_graphs(), machines(), alignments)
-def test_loops_are_right_and_end_as_they_began(data: st.DataObject, graph: TaskGraph, machine: Machine, alignment: int) -> None:
+def test_loops_are_right_and_end_as_they_started(data: st.DataObject, graph: TaskGraph, machine: Machine, alignment: int) -> None:
     order, effort = data.draw(st.sampled_from(OrderPolicy)), data.draw(st.sampled_from((0, 0, 1)))
     found = plan(graph, machine, data.draw(budgets(graph, alignment)), replace(LOOP, alignment=alignment, order=order, effort=effort))
     assert judge(found) is None
@@ -74,37 +74,37 @@ def test_a_loop_that_is_broken_is_rejected(data: st.DataObject, graph: TaskGraph
 def freed(plan: MemGraph, again_at: int | None) -> MemGraph:
     """`w` is freed at the end of a hand loop and, if `again_at` is given, loaded again there."""
     (w,) = on_device(plan, plan.start)
-    master = next(r for r in plan.start if plan.residencies[r].tensor == w.tensor and plan.residencies[r].place == HOST)
+    on_host = next(r for r in plan.start if plan.residencies[r].tensor == w.tensor and plan.residencies[r].place == HOST)
     extent = replace(w.extents[0], offset=Offset(again_at or 0))
     copy = Residency(ResidencyId(len(plan.residencies)), w.tensor, DEVICE, (extent,))
     end = tuple(r for r in plan.end if r != w.id)
     if again_at is None:
         return chained(replace(plan, nodes=(*plan.nodes, Free(w.id)), end=end))
-    nodes = (*plan.nodes, Free(w.id), Move(master, copy.id))
+    nodes = (*plan.nodes, Free(w.id), Move(on_host, copy.id))
     return chained(replace(plan, residencies=(*plan.residencies, copy), nodes=nodes, end=(*end, copy.id)))
 
 
 def chained(plan: MemGraph) -> MemGraph:
-    """Every node after the one before it, of the kind that the judge wants: what is asked of it is the loop alone."""
+    """Every node after the one before it, of the kind that the judge expects: only the loop can be wrong."""
     edges = EdgeList()
-    maker: dict[int, int] = {}
+    creator: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     for n, node in enumerate(plan.nodes):
         edges.memory(n - 1, n)
         reads: list[int] = []
         made: int | None = None
         if isinstance(node, Free):
-            for user in (*readers.get(node.residency, []), maker.get(node.residency, -1)):
+            for user in (*readers.get(node.residency, []), creator.get(node.residency, -1)):
                 edges.data(user, n)
         elif isinstance(node, Move):
             reads, made = [node.source], node.target
         else:
             reads, made = [r for operand in node.operands for r in operand], node.creates
         for r in reads:
-            edges.data(maker.get(r, -1), n)
+            edges.data(creator.get(r, -1), n)
             readers.setdefault(r, []).append(n)
         if made is not None:
-            maker[made] = n
+            creator[made] = n
     return replace(plan, edges=edges.finish())
 
 
@@ -120,7 +120,7 @@ def test_a_loop_that_ends_elsewhere_is_rejected() -> None:
         assert violation.reason is Reason.LOOP_OPEN
 
 
-def test_an_input_does_not_stay() -> None:
+def test_an_input_is_not_resident_from_pass_to_pass() -> None:
     found = hand_loop()
     graph = hand_graph()
     tensors = tuple(replace(t, kind=Kind.INPUT) if t.name == "w" else t for t in graph.tensors)

@@ -17,16 +17,16 @@ from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.problem.machine import Machine, links_only
-from einpage.memplan.problem.order import ORDER_BY_POLICY, OrderPolicy, by_depth
+from einpage.memplan.problem.order import ORDER_BY_POLICY, OrderPolicy, by_depth, random_topological
 from einpage.memplan.problem.places import Queue
 from einpage.memplan.report import in_written_order, tasks_in_order
-from strategies import machines, task_graphs
+from strategies import machines, random_graph, task_graphs
 
 LAYERS, CHUNKS, WEIGHT, HIDDEN = 6, 4, 1000, 10
 
 
 @given(task_graphs(), st.sampled_from(OrderPolicy), st.integers(0, 9))
-def test_each_task_stands_once_and_after_what_it_reads(graph: TaskGraph, policy: OrderPolicy, seed: int) -> None:
+def test_each_task_is_there_once_and_after_what_it_reads(graph: TaskGraph, policy: OrderPolicy, seed: int) -> None:
     order = ORDER_BY_POLICY[policy](graph, seed)
     assert sorted(order) == list(range(len(graph.tasks)))
     place = {task: i for i, task in enumerate(order)}
@@ -34,11 +34,18 @@ def test_each_task_stands_once_and_after_what_it_reads(graph: TaskGraph, policy:
     assert all(place[writer[t]] < place[task.id] for task in graph.tasks for t in task.reads() if t in writer)
 
 
+def test_random_orders_differ_and_repeat() -> None:
+    graph = random_graph(5, most_ops=8)
+    orders = {random_topological(graph, seed) for seed in range(20)}
+    assert len(orders) > 1
+    assert random_topological(graph, 1) == random_topological(graph, 1)
+
+
 @settings(max_examples=25)
 @given(task_graphs(most_ops=5), machines(), st.integers(0, 8192), st.sampled_from([0, 1]))
 def test_a_free_order_is_never_slower(graph: TaskGraph, machine: Machine, extra: int, effort: int) -> None:
     budget = largest_footprint(graph)[1] + extra
-    written, free = (plan(graph, machine, budget, PlanOptions(free_order=it)) for it in (False, True))
+    written, free = (plan(graph, machine, budget, PlanOptions(free_order=free)) for free in (False, True))
     assert judge(free) is None
     assert simulate(free, machine).makespan_s <= simulate(written, machine).makespan_s
     more = plan(graph, machine, budget, PlanOptions(free_order=True, effort=effort))
@@ -61,13 +68,13 @@ def chunk_by_chunk(tmp_path: Path) -> TaskGraph:
     return read_trace(tmp_path / "chunks.json")
 
 
-def test_a_weight_that_is_in_serves_every_chunk(chunk_by_chunk: TaskGraph) -> None:
+def test_a_weight_serves_every_chunk_while_it_is_resident(chunk_by_chunk: TaskGraph) -> None:
     machine, budget = links_only("1GB/s", None, 1 << 30), 2 * WEIGHT + 3 * CHUNKS * HIDDEN
 
     def h2d(memgraph: MemGraph) -> int:
         return moved_bytes(memgraph, Queue.H2D)
 
-    written, free = (plan(chunk_by_chunk, machine, budget, PlanOptions(alignment=1, free_order=it)) for it in (False, True))
+    written, free = (plan(chunk_by_chunk, machine, budget, PlanOptions(alignment=1, free_order=free)) for free in (False, True))
     assert h2d(free) == LAYERS * WEIGHT + CHUNKS * HIDDEN, "each byte once"
     assert h2d(written) > 2 * h2d(free)
     assert tasks_in_order(free) == by_depth(chunk_by_chunk)

@@ -47,16 +47,16 @@ all_options = st.builds(
 
 
 def made(sizes: dict[str, tuple[int, Kind]], tasks: list[tuple[str, list[str], list[str], int]]) -> TaskGraph:
-    """A graph by hand. sizes: name → (bytes, kind); tasks: (result, operands, those it may take over, workspace bytes)."""
+    """A graph by hand. sizes: name → (bytes, kind); tasks: (result, operands, those donated to it, workspace bytes)."""
     ids = {name: TensorId(i) for i, name in enumerate(sizes)}
     values = tuple(Value(n, n, (nbytes // 4,), DType.FP32, kind) for n, (nbytes, kind) in sizes.items())
     tensors = tuple(Tensor(ids[v.name], v.name, v.name, Box((0,), v.shape), v.dtype, v.kind) for v in values)
     made_tasks = tuple(
         Task(
-            TaskId(i), f"make {r}", OpId(0), tuple((ids[o],) for o in operands), ids[r], tuple(ids[t] for t in takes),
+            TaskId(i), f"make {r}", OpId(0), tuple((ids[o],) for o in operands), ids[r], tuple(ids[t] for t in donated),
             100, Nbytes(100), Nbytes(workspace), None, False,
         )
-        for i, (r, operands, takes, workspace) in enumerate(tasks)
+        for i, (r, operands, donated, workspace) in enumerate(tasks)
     )  # fmt: skip
     outputs = tuple((v.name, v.name) for v in values if v.kind is Kind.OUTPUT)
     graph = TaskGraph("by hand", DType.FP32, (), values, tensors, made_tasks, (Op(OpId(0), "all", "map", 0, Nbytes(0), ""),), outputs)
@@ -121,7 +121,7 @@ def test_no_clean_byte_is_offloaded_and_each_dirty_tensor_once(graph: TaskGraph,
 
 
 @given(task_graphs(), all_options)
-def test_with_room_for_all_only_what_must_moves(graph: TaskGraph, options: PlanOptions) -> None:
+def test_where_all_fits_only_what_must_moves(graph: TaskGraph, options: PlanOptions) -> None:
     sizes = [*(t.nbytes for t in graph.tensors), *(t.workspace_bytes for t in graph.tasks)]
     memgraph = plan(graph, a_machine(), sum(aligned(nbytes, options.alignment) for nbytes in sizes), options)
     read = {graph.tensors[t].name for task in graph.tasks if not task.gathers for t in task.reads()}
@@ -246,7 +246,7 @@ def test_evict_ahead_serves_reloads_only() -> None:
 
 
 def test_the_farthest_next_use_is_evicted_first() -> None:
-    """Both weights are clean and of one size; x is wanted where they are."""
+    """Both weights are clean and of one size; b needs the bytes of one."""
     sizes = {"near": (1024, W), "far": (1024, W), "a": (1024, A), "b": (1024, A), "c": (1024, A), "y": (1024, OUT)}
     graph = made(sizes, [("a", ["far", "near"], [], 0), ("b", ["a"], [], 1024), ("c", ["b", "near"], [], 0), ("y", ["c", "far"], [], 0)])
     for victim in (VictimPolicy.WEIGHTED, VictimPolicy.FARTHEST):
@@ -254,7 +254,7 @@ def test_the_farthest_next_use_is_evicted_first() -> None:
         assert reloads == {"far": 2, "near": 1}
 
 
-def test_a_clean_tensor_leaves_before_a_dirty_one() -> None:
+def test_a_clean_tensor_is_evicted_before_a_dirty_one() -> None:
     sizes = {"w": (1024, W), "h": (1024, A), "a": (1024, A), "b": (1024, A), "y": (1024, OUT), "z": (1024, OUT)}
     graph = made(
         sizes, [("h", ["w"], [], 0), ("a", ["h"], [], 0), ("b", ["a"], [], 1024), ("y", ["b", "h"], [], 0), ("z", ["y", "w"], [], 0)]
@@ -264,7 +264,7 @@ def test_a_clean_tensor_leaves_before_a_dirty_one() -> None:
     assert moves(memgraph, Queue.H2D) == ["w", "w"]
 
 
-def test_a_result_takes_over_its_operand_and_needs_no_bytes_of_its_own() -> None:
+def test_a_result_in_place_needs_no_bytes_of_its_own() -> None:
     graph = made(
         {"x": (1024, Kind.INPUT), "w": (1024, W), "y": (1024, A), "z": (1024, OUT)}, [("y", ["x", "w"], ["x"], 0), ("z", ["y"], ["y"], 0)]
     )
@@ -276,16 +276,16 @@ def test_a_result_takes_over_its_operand_and_needs_no_bytes_of_its_own() -> None
     assert violation is not None and violation.reason is Reason.DONATION_UNDECLARED
 
 
-def test_an_output_keeps_its_bytes_until_the_host_has_them() -> None:
-    """Taking over an output would make the next task wait for the link."""
+def test_an_output_is_not_donated() -> None:
+    """A result in place of an output would have to wait for the link."""
     graph = made({"x": (1024, Kind.INPUT), "y": (1024, OUT), "z": (1024, OUT)}, [("y", ["x"], [], 0), ("z", ["y"], ["y"], 0)])
     memgraph = plan(graph, a_machine(), 8 * 1024)
     at = {graph.tensors[r.tensor].name: r.extents[0].offset for r in memgraph.residencies if r.place == DEVICE}
     assert at["y"] != at["z"]
 
 
-def test_an_operand_others_need_again_is_taken_over_once_the_host_has_it() -> None:
-    """In graph order y is the last to read x, and may have its bytes; run first, it takes them early and x comes back for u."""
+def test_an_operand_that_is_read_again_is_donated_once_the_host_has_it() -> None:
+    """In graph order y is the last to read x, and may be written in place; run first, it is donated x early, and x is reloaded for u."""
     sizes = {"w": (1024, W), "x": (1024, A), "u": (1024, OUT), "y": (1024, OUT)}
     graph = made(sizes, [("x", ["w"], [], 0), ("u", ["x"], [], 0), ("y", ["x"], ["x"], 1024)])
     plans = [plan(graph, a_machine(), 2048, PlanOptions(order=OrderPolicy.RANDOM, seed=seed)) for seed in range(10)]

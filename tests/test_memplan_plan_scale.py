@@ -75,11 +75,11 @@ def test_the_hand_made_graph_is_valid() -> None:
 def test_a_stream_of_weights_comes_in_once(chunks: int, kib: int) -> None:
     """Chunks wait in the arena while a layer's weights pass by: each weight comes in once, whatever the budget above that."""
     graph = layered(12, chunks)
-    masters = sum(t.nbytes for t in graph.tensors if t.kind in (Kind.WEIGHT, Kind.INPUT))
+    on_host = sum(t.nbytes for t in graph.tensors if t.kind in (Kind.WEIGHT, Kind.INPUT))
     memgraph = plan(graph, a_machine(), kib * 1024)
     assert judge(memgraph) is None
-    assert masters > 2 * kib * 1024
-    assert loaded_bytes(memgraph) == masters
+    assert on_host > 2 * kib * 1024
+    assert loaded_bytes(memgraph) == on_host
 
 
 @pytest.mark.parametrize("options", [PlanOptions(), PlanOptions(prefetch=False), PlanOptions(evict_ahead=False)])

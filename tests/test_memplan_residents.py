@@ -61,7 +61,7 @@ def test_residents_leave_every_task_what_it_needs(data: st.DataObject, graph: Ta
             unread = sum(aligned(graph.tensors[t].nbytes) for t in there - set(() if task.gathers else task.reads()))
             assert footprint(graph, task, last_use) + unread <= budget
         if start is Start.WARM:
-            assert sorted(found.tensors, key=lambda t: (-last_use[t], t)) == list(found.tensors), "the last to go topmost"
+            assert sorted(found.tensors, key=lambda t: (-last_use[t], t)) == list(found.tensors), "the last to be freed topmost"
 
 
 def test_where_everything_fits_no_weight_moves() -> None:
@@ -78,7 +78,7 @@ def test_warm_moves_no_more_than_cold() -> None:
         budget = 2 * largest_footprint(graph)[1]
         cold, warm = plan(graph, a_machine(), budget), plan(graph, a_machine(), budget, WARM)
         loads = {warm.residencies[n.target].tensor for n in warm.nodes if isinstance(n, Move) and warm.residencies[n.source].place == HOST}
-        assert not loads & warm.resident, "a resident weight stays until its last use"
+        assert not loads & warm.resident, "a weight is resident until its last use"
         assert simulate(warm, a_machine()).makespan_s <= simulate(cold, a_machine()).makespan_s * (1 + 1e-9), seed
 
 
@@ -87,7 +87,7 @@ def test_a_start_other_than_cold_wants_effort_0() -> None:
         plan(hand_graph(), a_machine(), 4096, replace(WARM, effort=1))
 
 
-def test_what_is_on_the_device_at_the_start_has_a_master() -> None:
+def test_what_is_on_the_device_at_the_start_has_a_host_copy() -> None:
     found = plan(hand_graph(), a_machine(), 1 << 20, WARM)
     table, rows, w, resident = found.start
     assert judge(replace(found, start=(table, rows, w, resident))) is None
@@ -106,4 +106,4 @@ def test_bounds_of_a_warm_start() -> None:
         assert cold.compulsory(Queue.H2D) - warm.compulsory(Queue.H2D) == 256
         assert cold.bytes_bound_order - warm.bytes_bound_order == 256
         assert np.isclose(cold.busy(Queue.H2D) - warm.busy(Queue.H2D), 256 / machine.link(Queue.H2D).bytes_per_s)
-        assert warm.bound_order_s < cold.bound_order_s, "w stands before the first task"
+        assert warm.bound_order_s < cold.bound_order_s, "w is resident before the first task"

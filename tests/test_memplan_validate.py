@@ -85,7 +85,7 @@ def nothing_donatable(plan: MemGraph) -> MemGraph:
 
 
 def offloaded_again(plan: MemGraph) -> MemGraph:
-    """Instead of being freed, c goes to a second place on the host."""
+    """Instead of being freed, c is offloaded to a second slot on the host."""
     again = Residency(R(12), TensorId(6), HOST, (Extent(Offset(2560), Nbytes(512)),))
     plan = with_node(plan, 13, Move(R(10), R(12)))
     return replace(plan.with_arena(HOST, 3072), residencies=(*plan.residencies, again), end=(*plan.end, R(10), R(12)))
