@@ -13,7 +13,8 @@ from math import prod
 from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Load, Num
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import Contraction, ContractJob
-from einpage.kernels.on_triton.product import BlockAxis, ProductLoops, grouped, inner_size, loops
+from einpage.kernels.on_triton.product import BlockAxis, ProductWriter
+from einpage.kernels.on_triton.product_loops import grouped, inner_size, loops
 from einpage.kernels.tiles.product_tiles import ProductShape, product_tiles, variants
 from einpage.kernels.tiles.target import Target
 from einpage.kernels.tiles.tiles import cover
@@ -93,7 +94,7 @@ class _ContractGenerator:
         w.names |= {"program", "block", "band", "height", "row", "col", "row_first", "col_first", "row_mask", "col_mask", *self.size}
         w.expect([job.epilogue] if job.last else [])
         scope, axes = self._block()
-        products = ProductLoops(w, scope, axes, self.loops, self.size, self.tiles)
+        products = ProductWriter(w, scope, axes, self.loops, self.size, self.tiles)
         accs = {n: self._initial(n, scope) for n in range(p.sums)}
         for loop in self.loops:
             products.write(loop, accs)
