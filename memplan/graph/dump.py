@@ -114,9 +114,15 @@ def describe(memgraph: MemGraph, node: NodeId) -> str:
             return f"compute {graph.tasks[task].name}"
         case HostGather(task, _, _):
             return f"gather {graph.tasks[task].name}"
-        case Move(source, _):
-            word = "reload" if memgraph.queue(node) == Queue.H2D else "offload"
-            return f"{word} {graph.tensors[residencies[source].tensor].name}"
+        case Move(source, target):
+            name = graph.tensors[residencies[source].tensor].name
+            match Queue(residencies[source].place, residencies[target].place):
+                case Queue.H2D:
+                    return f"reload {name}"
+                case Queue.D2H:
+                    return f"offload {name}"
+                case queue:
+                    return f"copy {name} from {queue.source} to {queue.target}"
         case Free(residency):
             place = residencies[residency].place.kind.value
             return f"free {graph.tensors[residencies[residency].tensor].name} on the {place}"
