@@ -1,22 +1,23 @@
-"""The Python API, in the command line's words: `einpage.load_spec`, `einpage.plan`, `einpage.run`.
+"""The Python API, with the command line's arguments by name: `einpage.load_spec`, `einpage.plan`, `einpage.run` (docs/python.md).
 
-model = einpage.load_spec("specs/llama.yaml", weights="model.gguf", prompt="The capital of France is")
-print(einpage.plan(model, budget="64MiB").report["bound_ratio"])
+model = einpage.load_spec("llama", weights="model.gguf", prompt="The capital of France is")
+print(einpage.plan(model, budget="64MiB").report.bound_ratio)
 print(einpage.run(model, budget="64MiB").facts["top"])
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from einpage.einsum_front.algebra.expr import Letter
-from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.dtype import RUN_DTYPES
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import parse_bytes
 from einpage.exec.build.judged_plan import Planned, plan_program
@@ -30,6 +31,9 @@ from einpage.memplan.problem.profile import load_machine
 if TYPE_CHECKING:
     from einpage.exec.run.prepared import RunResult
 
+DEVICES = ("auto", "cpu", "cuda")
+Choice = TypeVar("Choice", bound=Enum)
+
 
 def load_spec(
     spec: str | Path,
@@ -39,8 +43,10 @@ def load_spec(
     prompt: str | Sequence[str] | None = None,
     tokens: Sequence[Sequence[int]] | None = None,
 ) -> Model:
-    """A spec with every size known: from `set`, else from the prompt or tokens (`batch`, `seq`), else from the weights' metadata.
+    """A spec, a file or the name of one that ships, with every size known: from `set`, else from the text at hand (`batch`, `seq`), else
+    from the weights' metadata, else as the spec says.
 
+    `weights` is a path or `random:SEED`; nothing of them is loaded yet. The text is `prompt`, or `tokens`: a list of ids for each sequence.
     Raises SpecError, UsageError, WeightError or InputError.
     """
     where = None if weights is None else str(weights)
@@ -70,11 +76,14 @@ def plan(
 ) -> Planned:
     """A judged plan and its report; with `passes`, of one pass that ends as it began.
 
-    Raises DoesNotFit (with the smallest budget that works) or UsageError. Imports no torch."""
+    `budget` is bytes, or text as `8GiB`; `machine` a profile's name, a file or a Machine; `dtype` fp32, bf16 or fp16; `split` how many
+    pieces a letter is cut into, where the budget is not to choose; `effort` 0 to 3. In the report sizes are bytes, times seconds. torch is
+    not imported. Raises DoesNotFit (with the smallest budget that works) or UsageError.
+    """
     began = perf_counter()
     request = PlanRequest(
         budget_bytes=parse_bytes(budget),
-        dtype=DType(dtype),
+        dtype=_choice(RUN_DTYPES, dtype, "dtype"),
         outputs=tuple(outputs or ()),
         pieces=_letters(split),
         no_fuse=tuple(no_fuse),
@@ -101,27 +110,42 @@ def run(
     effort: int = 0,
     passes: int | None = None,
 ) -> RunResult:
-    """Plan and run: `.outputs` by name, `.facts` as `run --json` prints them. `device` as in `--device`.
+    """Plan, load the weights, run: `.outputs` by name, as tensors in the declared shapes; `.facts` as `run --json` prints them.
 
-    Raises what `plan` and the engines raise; UsageError where the device is not there.
+    As `plan`; without `machine` for the machine at hand, which is measured once. `device` is auto, cpu or cuda; `dispatch` dynamic, static
+    or serial; `inputs` are arrays by name in the declared shapes, for all but the tokens that the model was loaded with.
+    Raises what `plan` and the engines raise; InputError for an input that is missing or of another shape; UsageError for a model without
+    weights, or where the device is not there.
     """
     from einpage.exec.run.choose import Dispatch, device_for, kernels_for, measured_machine
     from einpage.exec.run.options import RunOptions
     from einpage.exec.run.prepared import run_model
 
+    if model.resolved is None:
+        raise UsageError("a model without weights can be planned, not run: give load_spec its weights")
+    if device not in DEVICES:
+        raise UsageError(f"device {device!r}: expected {' or '.join(DEVICES)}")
     kind = device_for(device).kind
     request = PlanRequest(
         budget_bytes=parse_bytes(budget),
-        dtype=DType(dtype),
+        dtype=_choice(RUN_DTYPES, dtype, "dtype"),
         outputs=tuple(outputs),
         pieces=_letters(split),
         no_fuse=tuple(no_fuse),
         effort=effort,
         passes=passes,
     )
-    options = RunOptions(request, perplexity, Dispatch(dispatch), kind, kernels_for("auto", kind))
+    options = RunOptions(request, perplexity, _choice(Dispatch, dispatch, "dispatch"), kind, kernels_for("auto", kind))
     profile = measured_machine(kind) if machine is None else _machine_named(machine)
     return run_model(model, profile, options, inputs)
+
+
+def _choice(members: Iterable[Choice], value: str, name: str) -> Choice:
+    """The member with that value. Raises UsageError, listing what there is."""
+    member_by_value = {member.value: member for member in members}
+    if value not in member_by_value:
+        raise UsageError(f"{name} {value!r}: expected {' or '.join(member_by_value)}")
+    return member_by_value[value]
 
 
 def _letters(split: Mapping[str, int] | None) -> dict[Letter, int]:
