@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from einpage.exec.run.prepared import RunResult
 
 DEVICES = ("auto", "cpu", "cuda")
-Choice = TypeVar("Choice", bound=Enum)
+Member = TypeVar("Member", bound=Enum)
 
 
 def load_spec(
@@ -140,7 +140,7 @@ def run(
     return run_model(model, profile, options, inputs)
 
 
-def _choice(members: Iterable[Choice], value: str, name: str) -> Choice:
+def _choice(members: Iterable[Member], value: str, name: str) -> Member:
     """The member with that value. Raises UsageError, listing what there is."""
     member_by_value = {member.value: member for member in members}
     if value not in member_by_value:
