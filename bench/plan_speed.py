@@ -1,7 +1,7 @@
-"""How long does planning take, and how does it grow? LLaMA cut so finely, or passed so often, that its MemGraph has 112,000 nodes.
+"""How long does planning take, and how does it grow? LLaMA split so finely, or passed so often, that its MemGraph has 112,000 nodes.
 
-Three shapes, each in sizes that double: `deep`, 65B with 16, 32, … layers under 256 MiB, where nothing stays; `passes`, 7B cut for 64 MiB
-and run 2, 4, … times over the same weights in that arena; `roomy`, the same in 1 GiB, where hundreds of tiles wait to be chosen from.
+Three shapes, each in sizes that double: `deep`, 65B with 16, 32, … layers under 256 MiB, where nothing is resident for long; `passes`, 7B
+split for 64 MiB and run 2, 4, … times over the same weights in it; `roomy`, the same in 1 GiB, where hundreds of tiles are evictable.
 Prints nodes, seconds for order + plan + edges and for the judge, µs a node, the growth from the size before, and the peak memory
 of the process so far. Gate: the judge passes every plan. Seconds are of this one thread's CPU; five minutes.
 """

@@ -1,7 +1,7 @@
 """The best that whole tensors can do on small graphs, by trying everything: fewest bytes over the links, least time.
 
-Tasks run in graph order; a result takes over any operand its task offers. Nothing is aligned and there are no offsets, so what is found
-is at most what any plan reaches, and what a lower bound must not exceed.
+Tasks run in graph order; a result is written in place of any operand its task may donate, or of none. Nothing is aligned and there are no
+offsets, so what is found is at most what any plan reaches, and what a lower bound must not exceed.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ class Small:
         self.size = [int(t.nbytes) for t in graph.tensors]
         self.gathered: Tensors = frozenset(t.result for t in graph.tasks if t.gathers)
         self.outputs: Tensors = frozenset(t.id for t in graph.tensors if t.kind is Kind.OUTPUT)
-        self.masters: Tensors = frozenset(t.id for t in graph.tensors if t.kind in HOST_AT_START)
+        self.host_at_start: Tensors = frozenset(t.id for t in graph.tensors if t.kind in HOST_AT_START)
         self.read_from = [frozenset(t for task in self.tasks[k:] for t in task.reads()) for k in range(len(self.tasks) + 1)]
 
     def bytes_of(self, tensors: Tensors) -> int:
         return sum(self.size[t] for t in tensors)
 
-    def may_go(self, there: Tensors, host: Tensors, pinned: Tensors, k: int) -> Tensors:
-        """What may be freed when the tasks before `k` have begun: the host has it, or nobody wants it."""
-        wanted = self.read_from[k] | self.outputs
-        return frozenset(t for t in there - pinned if t in host or t not in wanted)
+    def evictable(self, there: Tensors, host: Tensors, pinned: Tensors, k: int) -> Tensors:
+        """What may be evicted when the tasks before `k` have started: the host has it, or no task needs it."""
+        needed = self.read_from[k] | self.outputs
+        return frozenset(t for t in there - pinned if t in host or t not in needed)
 
-    def room(self, there: Tensors, need: int, may_go: Tensors) -> Iterator[Tensors]:
-        """What stays when no more leaves than has to for `need` bytes: every such choice."""
+    def after_evictions(self, there: Tensors, need: int, evictable: Tensors) -> Iterator[Tensors]:
+        """What remains when no more is evicted than `need` bytes take: every such choice."""
         over = self.bytes_of(there) + need - self.capacity
         tried: list[Tensors] = []
-        for n in range(len(may_go) + 1):
-            for gone in map(frozenset, combinations(sorted(may_go), n)):
-                if self.bytes_of(gone) >= over and not any(smaller <= gone for smaller in tried):
-                    tried.append(gone)
-                    yield there - gone
+        for n in range(len(evictable) + 1):
+            for victims in map(frozenset, combinations(sorted(evictable), n)):
+                if self.bytes_of(victims) >= over and not any(smaller <= victims for smaller in tried):
+                    tried.append(victims)
+                    yield there - victims
 
-    def ways_to_run(self, task: Task) -> list[tuple[int, TensorId | None]]:
-        """(bytes it needs besides its operands while it runs, the operand taken over)."""
-        with_room = (self.size[task.result] + task.workspace_bytes, None)
-        return [with_room, *((int(task.workspace_bytes), t) for t in task.inplace)]
+    def variants(self, task: Task) -> list[tuple[int, TensorId | None]]:
+        """(bytes it needs beyond its operands while it runs, the operand donated)."""
+        not_in_place = (self.size[task.result] + task.workspace_bytes, None)
+        return [not_in_place, *((int(task.workspace_bytes), t) for t in task.inplace)]
 
 
 def fewest_bytes(graph: TaskGraph, capacity: int, most_states: int = 50_000) -> int:
     """H2D + D2H bytes of the best plan. Raises TooMany."""
     s = Small(graph, capacity)
-    heap: list[tuple[int, int, int, Tensors, Tensors, Tensors]] = [(0, 0, 0, frozenset(), s.masters, s.gathered)]
+    heap: list[tuple[int, int, int, Tensors, Tensors, Tensors]] = [(0, 0, 0, frozenset(), s.host_at_start, s.gathered)]
     done: set[tuple[int, Tensors, Tensors, Tensors]] = set()
     tie = count(1)
     while heap:
@@ -76,16 +76,16 @@ def fewest_bytes(graph: TaskGraph, capacity: int, most_states: int = 50_000) -> 
         after: list[tuple[int, int, Tensors, Tensors, Tensors]] = [
             (moved + s.size[t], k, there, host | {t}, to_gather) for t in there - host if t in s.read_from[k] | s.outputs
         ]
-        may_go = s.may_go(there, host, frozenset(), k)
+        evictable = s.evictable(there, host, frozenset(), k)
         for t in (host & s.read_from[k] | to_gather) - there:
-            after += [(moved + s.size[t], k, kept | {t}, host, to_gather - {t}) for kept in s.room(there, s.size[t], may_go)]
+            after += [(moved + s.size[t], k, kept | {t}, host, to_gather - {t}) for kept in s.after_evictions(there, s.size[t], evictable)]
         if k < len(s.tasks) and there.issuperset(s.tasks[k].reads()):
             task = s.tasks[k]
-            for need, taken in s.ways_to_run(task):
-                if taken is not None and taken not in s.may_go(there, host, frozenset(), k + 1):
+            for need, donated in s.variants(task):
+                if donated is not None and donated not in s.evictable(there, host, frozenset(), k + 1):
                     continue
-                for kept in s.room(there, need, may_go - frozenset(task.reads())):
-                    after.append((moved, k + 1, kept - {taken} | {task.result}, host, to_gather))
+                for kept in s.after_evictions(there, need, evictable - frozenset(task.reads())):
+                    after.append((moved, k + 1, kept - {donated} | {task.result}, host, to_gather))
         for state in after:
             heappush(heap, (state[0], next(tie), *state[1:]))
     raise AssertionError("no plan")
@@ -95,11 +95,11 @@ def fewest_bytes(graph: TaskGraph, capacity: int, most_states: int = 50_000) -> 
 class Now:
     """What is where, and what runs. Engines: None is idle, else (seconds to go, tensor)."""
 
-    begun: int
+    started: int
     there: Tensors
-    """On the device, promised bytes included."""
+    """On the device, reserved bytes included."""
     ready: Tensors
-    """Of those, what has arrived or been made."""
+    """Of those, what has been loaded or written."""
     host: Tensors
     to_gather: Tensors
     task: tuple[float, TensorId] | None = None
@@ -113,7 +113,7 @@ class Now:
 def least_seconds(graph: TaskGraph, machine: Machine, capacity: int, most_states: int = 50_000) -> float:
     """The makespan of the best plan: engines start when something ends, and everything that can be started is tried. Raises TooMany."""
     s = Small(graph, capacity)
-    heap: list[tuple[float, int, Now]] = [(0.0, 0, Now(0, frozenset(), frozenset(), s.masters, s.gathered))]
+    heap: list[tuple[float, int, Now]] = [(0.0, 0, Now(0, frozenset(), frozenset(), s.host_at_start, s.gathered))]
     done: set[Now] = set()
     tie = count(1)
     while heap:
@@ -124,7 +124,7 @@ def least_seconds(graph: TaskGraph, machine: Machine, capacity: int, most_states
         if len(done) > most_states:
             raise TooMany
         running = [x[0] for x in (now.task, now.load, now.store) if x is not None]
-        if not running and now.begun == len(s.tasks) and s.outputs <= now.host and not now.to_gather:
+        if not running and now.started == len(s.tasks) and s.outputs <= now.host and not now.to_gather:
             return time
         for state in (*_starts(s, now, machine), *([_passed(s, now, min(running))] if running else [])):
             heappush(heap, (time + (0.0 if len(state) == 1 else state[1]), next(tie), state[0]))
@@ -134,31 +134,31 @@ def least_seconds(graph: TaskGraph, machine: Machine, capacity: int, most_states
 def _starts(s: Small, now: Now, machine: Machine) -> Iterator[tuple[Now]]:
     loads, stores = machine.link(Queue.H2D), machine.link(Queue.D2H)
     busy = now.pinned | frozenset(x[1] for x in (now.load, now.store) if x is not None)
-    wanted = s.read_from[now.begun] | s.outputs
-    may_go = s.may_go(now.there, now.host, busy, now.begun)
+    needed = s.read_from[now.started] | s.outputs
+    evictable = s.evictable(now.there, now.host, busy, now.started)
     if now.store is None:
         for t in now.ready - now.host:
-            if t in wanted and (now.task is None or t != now.task[1]):
+            if t in needed and (now.task is None or t != now.task[1]):
                 yield (replace(now, store=(stores.seconds(s.size[t]), t)),)
     if now.load is None:
-        for t in (now.host & s.read_from[now.begun] | now.to_gather) - now.there:
-            for kept in s.room(now.there, s.size[t] + now.workspace, may_go):
+        for t in (now.host & s.read_from[now.started] | now.to_gather) - now.there:
+            for kept in s.after_evictions(now.there, s.size[t] + now.workspace, evictable):
                 left = now.to_gather - {t}
                 load = loads.seconds(s.size[t]), t
                 yield (replace(now, there=kept | {t}, ready=now.ready & kept, to_gather=left, load=load),)
-    if now.task is None and now.begun < len(s.tasks) and now.ready.issuperset(s.tasks[now.begun].reads()):
-        task = s.tasks[now.begun]
+    if now.task is None and now.started < len(s.tasks) and now.ready.issuperset(s.tasks[now.started].reads()):
+        task = s.tasks[now.started]
         reads = frozenset(task.reads())
-        for need, taken in s.ways_to_run(task):
-            if taken is not None and taken not in s.may_go(now.there, now.host, busy, now.begun + 1):
+        for need, donated in s.variants(task):
+            if donated is not None and donated not in s.evictable(now.there, now.host, busy, now.started + 1):
                 continue
-            for kept in s.room(now.there, need, may_go - reads):
-                there = kept - {taken} | {task.result}
-                pinned = reads - {taken} | {task.result}
+            for kept in s.after_evictions(now.there, need, evictable - reads):
+                there = kept - {donated} | {task.result}
+                pinned = reads - {donated} | {task.result}
                 seconds = task_seconds(machine, s.graph, task)
                 yield (
                     replace(
-                        now, begun=now.begun + 1, there=there, ready=now.ready & there, task=(seconds, task.result), pinned=pinned,
+                        now, started=now.started + 1, there=there, ready=now.ready & there, task=(seconds, task.result), pinned=pinned,
                         workspace=int(task.workspace_bytes),
                     ),
                 )  # fmt: skip
