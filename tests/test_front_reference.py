@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.elaborate.reference import evaluate, needed
-from einpage.einsum_front.graph.program import Program
+from einpage.einsum_front.elaborate.reference import evaluate
+from einpage.einsum_front.graph.program import Program, needed
 from front_naive import evaluate_naively
 from front_text import program
 

@@ -27,7 +27,7 @@ Bools: TypeAlias = NDArray[np.bool_]
 Floats: TypeAlias = NDArray[np.float64]
 
 CHUNK_ENTRIES = 4096
-"""So many entries are decoded in a row: iterating over a hundred thousand holds no list of them."""
+"""Entries decoded at a time, so that iterating over a hundred thousand builds no list of them."""
 
 
 class Columns(Sequence[T]):
@@ -79,7 +79,7 @@ def ragged(row: Int32s, flat: NDArray[Any], start: int, end: int) -> list[tuple[
 
 
 def frozen(column: array[Any]) -> NDArray[Any]:
-    """A copy that nobody can write to, of the length it has."""
+    """A read-only copy of exactly its length."""
     found = np.array(column)
     found.flags.writeable = False
     return found

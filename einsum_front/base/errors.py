@@ -1,7 +1,7 @@
 """Errors a person can act on. Every mistake of a user ends in one of these; a bug of ours asserts instead.
 
-A SpecError shows where: file, line, column, the line itself under a caret; then what was expected, what exists, and
-the nearest word that would have been right.
+A SpecError shows file, line and column, the line itself above a caret, what was expected, what exists, and the nearest
+name that would have been right.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from difflib import get_close_matches
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where a piece of source stands: 1-based line and column, and its length in characters."""
+    """A place in a source: 1-based line and column, and length in characters."""
 
     line: int
     column: int
@@ -21,9 +21,9 @@ class Span:
 
 
 _LISTED = 12
-"""How many of the words that exist a message lists."""
+"""So many of the existing names does a message list."""
 _WIDTH = 120
-"""Characters of a source line that a message shows."""
+"""So many characters of a source line does a message show."""
 
 
 class EinpageError(Exception):
@@ -69,7 +69,7 @@ def _under_caret(source_line: str, span: Span) -> list[str]:
     start = max(0, at - _WIDTH // 2) if len(source_line) > _WIDTH else 0
     shown = source_line[start : start + _WIDTH]
     lead, trail = ("…" if start else ""), ("…" if start + _WIDTH < len(source_line) else "")
-    # A tab before the caret stays a tab, so that the caret stands under its character on any terminal.
+    # A tab before the caret is kept, so that the caret is under its character on any terminal.
     indent = "".join("\t" if c == "\t" else " " for c in lead + shown[: at - start])
     carets = "^" * max(1, min(span.length, len(shown) - (at - start)))
     gutter = " " * len(str(span.line))

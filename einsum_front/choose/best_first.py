@@ -1,8 +1,8 @@
-"""Every split there is, the one with the smallest working set first: what is asked where no coarse split fits.
+"""Every split there is, the one with the smallest working set first: for when no coarse split fits.
 
 Best-first branch and bound (Lawler and Wood 1966) over ranges of splits: a range waits in a heap under a lower bound of its splits; the
-least is halved along a letter that matters to the op that sets the bound, until it is one split. So what comes first needs no more than
-any other, and most splits are never looked at.
+least is halved along a letter that matters to the op that sets the bound, until it is one split. So the first split needs no more than
+any other, and most are never measured.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from einpage.einsum_front.tile.split import check_pieces, cuts_by_letter
 from einpage.einsum_front.tile.tiling import most_pieces, tiling_of
 
 MOST_RANGES = 3_000
-"""Ranges that are opened before the search ends with the best split it has met: some seconds."""
+"""Ranges opened before the search ends with the best split it has met: some seconds."""
 
 
 class Found(NamedTuple):
-    """A split, and what is proven of those that have not come yet."""
+    """A split, and a lower bound of those after it."""
 
     choice: Choice
     at_least: Nbytes
-    """No split that has not come yet needs less."""
+    """No later split needs less."""
 
 
 def smallest_first(

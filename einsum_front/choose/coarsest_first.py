@@ -1,8 +1,8 @@
 """Choosing the split: the coarsest under which every task's working set leaves headroom to prefetch the next.
 
 In: an OpGraph, the budget, the splits a person fixed. Out: splits to try, best first. A greedy descent: the op with the largest working
-set is cut along the letter that shrinks it most, until all fit the target. It looks at few splits, and may miss the smallest working set
-there is: where none of them fits, `best_first` looks at every split.
+set is cut along the letter that shrinks it most, until all fit the target. It measures few splits, and may miss the smallest working
+set there is: where none of them fits, `best_first` searches all.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ failing that all of it."""
 
 
 def candidates(opgraph: OpGraph, dtype: DType, budget_bytes: int, fixed: Mapping[Letter, int] | None = None) -> list[Choice]:
-    """Splits to try, the best first: the coarsest whose working sets fit a fourth of the budget, then half, then all of it.
+    """Splits to try, the best first: the coarsest whose working sets fit a fourth of the budget, else half, else all of it.
 
-    Behind it come the finer ones; there are none where none fits. Raises UsageError for a `fixed` split that cannot be.
+    The finer ones follow; the list is empty where none fits. Raises UsageError for a `fixed` split that cannot be.
     """
     choices = []
     for choice in coarse_to_fine(opgraph, dtype, fixed or {}):

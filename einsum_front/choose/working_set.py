@@ -33,7 +33,7 @@ class Choice:
     largest_bytes: int
     """The largest working set of a task, from a sample of each op's tiles: exact but for ragged corners, never too much."""
     task: str
-    """The value whose task that is."""
+    """The value that this task computes."""
 
     @property
     def by_letter(self) -> dict[Letter, int]:
@@ -107,7 +107,7 @@ class WorkingSets:
             self.pattern_by_value[op.value] = pattern
 
     def measure(self, pieces: Mapping[Letter, int]) -> Choice:
-        """The largest working set under `pieces`, and whose it is."""
+        """The largest working set under `pieces`."""
         cut = cuts_by_letter(self.opgraph, pieces)
         largest, task = max(((self.largest_bytes(p, cut), value) for p, value in self.patterns.items()), key=lambda f: f[0])
         real = tuple((letter, len(c) - 1) for letter, c in sorted(cut.items()) if len(c) > 2)

@@ -106,22 +106,21 @@ class Declarations:
         if id(source) not in self._groups_by_source:
             axes = source.axes or entry.axes
             free = list(enumerate(letter for group in entry.axes.groups for letter, _ in group.letters))
-            groups: list[tuple[int, ...]] = []
-            for group in axes.groups:
-                positions: list[int] = []
-                for letter, span in group.letters:
-                    found = next((pair for pair in free if pair[1] == letter), None)
-                    if found is None:
-                        exists = listing(letter for _, letter in free)
-                        raise self._source.error(span, f"`{letter}` is not one of the letters left for `{entry.name}`", exists=exists)
-                    free.remove(found)
-                    positions.append(found[0])
-                groups.append(tuple(positions))
+            groups = tuple(tuple(self._claim(free, *pair, entry) for pair in group.letters) for group in axes.groups)
             if free:
                 message = f"these axes leave out {listing(f'`{letter}`' for _, letter in free)} of `{entry.name}`"
                 raise self._source.error(axes.span, message, expected="every letter of the weight, once")
-            self._groups_by_source[id(source)] = tuple(groups)
+            self._groups_by_source[id(source)] = groups
         return self._groups_by_source[id(source)]
+
+    def _claim(self, free: list[tuple[int, Letter]], letter: Letter, span: Span, entry: WeightEntry) -> int:
+        """The first position of `letter` in `free`, which loses it. Raises SpecError where there is none."""
+        found = next((pair for pair in free if pair[1] == letter), None)
+        if found is None:
+            exists = listing(left for _, left in free)
+            raise self._source.error(span, f"`{letter}` is not one of the letters left for `{entry.name}`", exists=exists)
+        free.remove(found)
+        return found[0]
 
     def _template(self, source: SourceName) -> str:
         return "".join(piece if isinstance(piece, str) else str(self._braced(piece, source.span)) for piece in source.parts)

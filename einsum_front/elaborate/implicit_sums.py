@@ -19,7 +19,7 @@ from einpage.einsum_front.base.errors import Span, listing
 from einpage.einsum_front.spec.source import SourceFile
 
 _Unbound: TypeAlias = dict[Letter, Span]
-"""Letters neither kept nor summed yet, in order of first appearance, with the place of that."""
+"""Letters neither kept nor summed yet, each with the place of its first appearance, in that order."""
 
 
 def with_sums(e: Expr, kept: Collection[Letter], source: SourceFile) -> Expr:

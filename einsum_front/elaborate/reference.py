@@ -7,7 +7,7 @@ fused, split or approximated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -15,11 +15,11 @@ from math import prod
 import torch
 from torch import Tensor
 
-from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Reduction, Unary, loads, text
+from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Reduction, Unary, text
 from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.elaborate.implicit_sums import factors
-from einpage.einsum_front.graph.program import Definition, Program
+from einpage.einsum_front.graph.program import Definition, Program, needed
 
 
 def evaluate(
@@ -45,15 +45,6 @@ def evaluate(
         if definition.name in wanted:
             values[definition.name] = _define(definition, values, program.extents, dtype)
     return {name: values[value_by_output[name]].to(dtype) for name in asked}
-
-
-def needed(program: Program, values: Iterable[str]) -> frozenset[str]:
-    """`values` and everything they are made of."""
-    found = set(values)
-    for definition in reversed(program.definitions):
-        if definition.name in found:
-            found.update(load.name for statement in definition.parts for load in loads(statement.expr))
-    return frozenset(found)
 
 
 def _inputs(program: Program, given: Mapping[str, Tensor], wanted: frozenset[str]) -> dict[str, Tensor]:

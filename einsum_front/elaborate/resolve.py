@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 
 from einpage.einsum_front.algebra import arithmetic
 from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Unary, text, walk
-from einpage.einsum_front.algebra.intervals import interval, not_whole
+from einpage.einsum_front.algebra.intervals import COMPARISONS, interval, not_whole
 from einpage.einsum_front.base.errors import Span, SpecError, did_you_mean, listing
 from einpage.einsum_front.base.interval import UNBOUNDED, Interval
 from einpage.einsum_front.spec.source import SourceFile
 
-_TRUTH = ("<", "<=", ">", ">=", "==", "!=", "and", "or")
+_TRUTH = (*COMPARISONS, "and", "or")
+"""Operators that give 0 or 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,6 @@ class _Resolver:
                 cure = f"use a letter of extent {extent}" + (f", or an index such as `{index.letter} + 0`" if own < extent else "")
                 raise self._source.error(span, f"`{index.letter}` has extent {own}, but stands in {where}", cure=cure)
             return
-
         bad = not_whole(index, self._table.is_integer)
         if bad is not None:
             raise self._not_whole(bad, span)

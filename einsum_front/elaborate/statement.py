@@ -40,10 +40,9 @@ class StatementResolver:
         """Every name the statement uses, and where first."""
         if id(statement) not in self._names_by_statement:
             names: dict[str, Span] = {statement.name: statement.span} if statement.adds else {}
-            for e in (statement.expr, *statement.indices):
-                for node in walk(e):
-                    if isinstance(node, Name | Load):
-                        names.setdefault(node.word if isinstance(node, Name) else node.name, node.span)
+            for node in (node for e in (statement.expr, *statement.indices) for node in walk(e)):
+                if isinstance(node, Name | Load):
+                    names.setdefault(node.word if isinstance(node, Name) else node.name, node.span)
             self._names_by_statement[id(statement)] = names
         return self._names_by_statement[id(statement)]
 

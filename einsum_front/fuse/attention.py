@@ -1,7 +1,7 @@
-"""Finding attention: contraction → pointwise → softmax → contraction, as one op that never holds the scores (FlashAttention, Dao 2022).
+"""Matching attention: contraction → pointwise → softmax → contraction, as one op that never holds the scores (FlashAttention, Dao 2022).
 
 In: the ops so far and how often each value is read. Out: an AttentionOp for a contraction that ends such a chain, or the reason why not.
-Nothing here knows the word attention in a spec: the pattern follows from the mathematics.
+No word of a spec marks an attention: the pattern follows from the mathematics.
 """
 
 from __future__ import annotations

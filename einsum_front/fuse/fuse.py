@@ -1,6 +1,6 @@
 """Fusion: from a program to the ops that become tasks. What may be fused follows from the mathematics alone.
 
-1. keep what the outputs asked for need;  2. hoist contractions and gathers;  3. find attention;
+1. keep what the outputs asked for need;  2. hoist contractions and gathers;  3. match attention;
 4. inline maps into the only map that reads them;  5. make a map the epilogue of the contraction it reads, two contractions over one
 shared operand becoming one op.
 """
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from einpage.einsum_front.algebra.expr import Axis, Load, loads
+from einpage.einsum_front.algebra.expr import Axis, Load
 from einpage.einsum_front.algebra.rewrite import Capture
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.fuse.attention import NotAttention, match_attention
@@ -21,7 +21,7 @@ from einpage.einsum_front.fuse.inline import is_inlinable, is_short_enough, may_
 from einpage.einsum_front.graph.describe import display_name
 from einpage.einsum_front.graph.job import Part
 from einpage.einsum_front.graph.opgraph import ContractOp, FusedOp, MapOp, OpGraph, has_reduce, is_bare_contraction, op_loads
-from einpage.einsum_front.graph.program import Definition, Program
+from einpage.einsum_front.graph.program import Program, needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +59,18 @@ def fuse(program: Program, outputs: Sequence[str] | None = None, options: FuseOp
     for name in names:
         if name not in value_by_output:
             raise UsageError(f"{program.path}: no output {name!r}; declared: {', '.join(value_by_output)}")
-    ops = hoist(program, _needed(program, [value_by_output[name] for name in names]))
+    used = needed(program, [value_by_output[name] for name in names])
+    ops = hoist(program, [definition for definition in program.definitions if definition.name in used])
     ops += _copies(program, names, {op.value for op in ops})
     computed = {op.value for op in ops}
-    wanted = tuple((name, value_by_output[name] if value_by_output[name] in computed else _copy_name(name)) for name in names)
-    fuser = _Fuser(ops, {value for _, value in wanted})
+    asked = tuple((name, value_by_output[name] if value_by_output[name] in computed else _copy_name(name)) for name in names)
+    fuser = _Fuser(ops, {value for _, value in asked})
     fuser.fuse_attention(options.attention)
     if options.maps:
         fuser.inline_maps()
     if options.epilogues:
         fuser.fuse_epilogues()
-    return OpGraph(program, tuple(fuser.ops), wanted, tuple(fuser.unfused))
+    return OpGraph(program, tuple(fuser.ops), asked, tuple(fuser.unfused))
 
 
 def _copies(program: Program, names: Sequence[str], computed: set[str]) -> list[FusedOp]:
@@ -85,17 +86,6 @@ def _copies(program: Program, names: Sequence[str], computed: set[str]) -> list[
 def _copy_name(output: str) -> str:
     """The value of such a copy: the output may be called as the weight or input is."""
     return f"{output}~copy"
-
-
-def _needed(program: Program, values: Sequence[str]) -> list[Definition]:
-    """The definitions that `values` depend on, in order."""
-    need = set(values)
-    found: list[Definition] = []
-    for d in reversed(program.definitions):
-        if d.name in need:
-            found.append(d)
-            need.update(load.name for part in d.parts for load in loads(part.expr))
-    return found[::-1]
 
 
 class _Fuser:
@@ -117,8 +107,8 @@ class _Fuser:
         """The ops as they are now, by the value they define."""
         return {op.value: op for op in self.ops}
 
-    def fuse_attention(self, wanted: bool) -> None:
-        """Fuse every attention, or where none is wanted only report which are left unfused."""
+    def fuse_attention(self, enabled: bool) -> None:
+        """Fuse every attention; with `enabled` False, only report them as not fused."""
         readers, by_value = self.readers(), self.op_by_value()
         absorbed: set[str] = set()
         for i, op in enumerate(self.ops):
@@ -129,7 +119,7 @@ class _Fuser:
             except NotAttention as reason:
                 self.report(str(reason))
                 continue
-            if found is not None and wanted:
+            if found is not None and enabled:
                 self.ops[i], fused = found
                 absorbed |= fused
             elif found is not None:

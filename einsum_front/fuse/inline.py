@@ -1,6 +1,6 @@
 """Inlining: the expression of a map in place of its value, and when that is allowed.
 
-In: a map and who reads it. Out: expressions. A map is inlined where nothing is computed twice by it, and where the expression stays short.
+In: a map and its reader. Out: expressions. A map is inlined where that repeats no computation and the expression does not get too long.
 """
 
 from __future__ import annotations

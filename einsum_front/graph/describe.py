@@ -17,7 +17,7 @@ LONGEST = 88
 
 
 def display_name(base: str) -> str:
-    """The name of a value for a person: a temporary is a part of the value whose statement it was hoisted out of."""
+    """The name of a value for a person: a temporary is a part of the value from whose statement it was hoisted."""
     name, tilde, _ = base.partition("~")
     return f"part of {name}" if tilde else name
 

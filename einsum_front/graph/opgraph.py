@@ -86,7 +86,7 @@ class OpGraph:
 
     program: Program
     ops: tuple[FusedOp, ...]
-    """In an order in which each reads only what stands before it."""
+    """In a topological order."""
     outputs: tuple[tuple[str, str], ...]
     """(output name, value name), as asked for."""
     unfused: tuple[str, ...]
@@ -112,7 +112,7 @@ def op_loads(op: FusedOp) -> tuple[Load, ...]:
 
 
 def has_reduce(e: Expr) -> bool:
-    """Whether a reduction stands anywhere in `e`."""
+    """Whether `e` contains a reduction."""
     return any(isinstance(node, Reduce) for node in walk(e))
 
 

@@ -1,7 +1,7 @@
 """A TaskGraph as flat arrays: equal to the graph it was made of, a fifth of its size, in a few blocks of memory.
 
-For whoever keeps a graph of many tiles and reads it now and then, as a run does. Reading an entry makes it anew, which takes microseconds:
-planning, which reads every entry many times, takes the graph as tuples.
+For keeping a graph of many tiles that is read rarely, as in a run. Reading an entry makes it anew, which takes microseconds: planning,
+which reads every entry many times, takes the graph as tuples.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class Tensors(Columns[Tensor]):
         return len(self.id)
 
     def entries(self, start: int, end: int) -> Iterator[Tensor]:
+        """As in `Columns`."""
         ids, boxes, origins = (column[start:end].tolist() for column in (self.id, self.box, self.origin))
         for at, i, number, origin in zip(range(start, end), ids, boxes, origins, strict=True):
             (value, dtype, kind), box = self.origins[origin], self.boxes[number]
@@ -101,6 +102,7 @@ class Tasks(Columns[Task]):
         return len(self.integers)
 
     def entries(self, start: int, end: int) -> Iterator[Task]:
+        """As in `Columns`."""
         names = self.name.entries(start, end)
         rows: list[int] = self.operand_row[start : end + 1].tolist()
         each: list[tuple[TensorId, ...]] = ragged(self.tile_row, self.reads, rows[0], rows[-1])

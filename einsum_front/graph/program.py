@@ -1,15 +1,15 @@
 """A program: a spec after parsing, resolving and unrolling. What the fuser and the reference read.
 
-Every value is defined once (SSA), every size is a number, every sum is written out as a `Reduce`, no `Name` is left in any
-expression. Definitions stand in an order in which each reads only what stands before it.
+Every value is defined once (static single assignment, SSA), every size is a number, every sum is written out as a `Reduce`, no `Name` is
+left in any expression. Definitions are in a topological order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.algebra.expr import Letter, loads
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import Span
 from einpage.einsum_front.graph.job import Part
@@ -96,4 +96,13 @@ class Program:
     definitions: tuple[Definition, ...]
     outputs: tuple[Output, ...]
     ignore: tuple[str, ...]
-    """Globs over checkpoint names that may stay unused."""
+    """Globs over checkpoint names that may be unused."""
+
+
+def needed(program: Program, values: Iterable[str]) -> frozenset[str]:
+    """`values` and everything they are computed from, by name."""
+    found = set(values)
+    for definition in reversed(program.definitions):
+        if definition.name in found:
+            found.update(load.name for part in definition.parts for load in loads(part.expr))
+    return frozenset(found)

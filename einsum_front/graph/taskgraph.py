@@ -1,7 +1,7 @@
-"""The TaskGraph: what is computed, before anyone says where bytes live.
+"""The TaskGraph: what is computed, before memory is planned.
 
 Tensors are tiles: a tile has one writer, is packed row-major, and is the unit of paging. Tasks read ordered tuples of tiles and write
-one. Tasks stand in a valid order, the spec's. Values are single-assignment, so dependencies follow from reads and writes alone.
+one. Tasks are in a topological order, the spec's. Values are single-assignment, so dependencies follow from reads and writes alone.
 
     spec value  h [s=128, m=64] cut in two along s:
 
@@ -110,7 +110,7 @@ class Op:
     description: str
     """What it computes and what was fused into it, for a person; may be empty."""
     seconds: float | None = None
-    """How long it takes on the machine at hand however it is cut, where that was given; None: the machine's roofline."""
+    """Given time on the machine at hand, however it is cut; None: the machine's roofline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class Task:
     gathers: bool
     """True for a host gather: its operands are read on the host and its result crosses the link."""
     seconds: float | None = None
-    """How long the task takes, its launch included, where that was measured or given; None: the machine's roofline."""
+    """Measured or given time, launch included; None: the machine's roofline."""
 
     def reads(self) -> tuple[TensorId, ...]:
         """Distinct operand tensors, in order of first appearance."""
@@ -151,7 +151,7 @@ class TaskGraph:
     values: tuple[Value, ...]
     tensors: Sequence[Tensor]
     tasks: Sequence[Task]
-    """Immutable, both: tuples, or the columns of `packed`, for whoever keeps a large graph."""
+    """Immutable, both: tuples, or the columns of `packed`, where a large graph is kept."""
     ops: tuple[Op, ...]
     outputs: tuple[tuple[str, str], ...]
     """(output name, value name), as asked for."""

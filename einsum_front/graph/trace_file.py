@@ -1,7 +1,7 @@
-"""An access trace as a TaskGraph: who reads and writes which bytes, in which order, for how long, and nothing of what is computed.
+"""An access trace as a TaskGraph: which bytes each op reads and writes, in which order and for how long, but not what is computed.
 
 In: JSON, gzipped or not: `tensors`, rows [bytes, host copy at the start, must end on the host, kind], and `ops`, rows [name, input ids,
-output ids, microseconds] in a valid order. Out: a TaskGraph whose tensors are plain bytes and whose tasks have no job.
+output ids, microseconds] in a valid order. Out: a TaskGraph whose tensors are opaque bytes and whose tasks have no job.
 
 A task writes one tensor. Of an op with several outputs, those that are never used again are workspace; where several are used, the op is
 a sequence of tasks, the first of which takes the op's whole time. Each reads what the op reads and what those before it wrote, and has

@@ -38,7 +38,7 @@ class Snippet:
     column: int
     """Of the first character."""
     places: tuple[tuple[int, int], ...] = ()
-    """(line, column) per character; empty where the text stands on one line exactly as it is."""
+    """(line, column) per character; empty where the text is on one line of the file, character by character."""
 
     @staticmethod
     def alone(text: str, path: str = "expression") -> Snippet:

@@ -54,7 +54,7 @@ class YamlSequence:
 
 @dataclass(frozen=True, slots=True)
 class YamlMapping:
-    """Values by key, and where each key stands."""
+    """Values by key, and the spans of the keys."""
 
     items: dict[str, YamlNode]
     key_spans: dict[str, Span]

@@ -72,14 +72,15 @@ def host_grids(templates: Templates, cut: Mapping[Letter, Cuts], values: Mapping
     """Grids of weights and inputs: cut wherever some task's box of them starts or ends."""
     points: dict[str, list[set[int]]] = {}
     by_template: dict[Template, dict[str, tuple[set[int], ...]]] = {}
-    for template, names in templates.values():
+    slots = ((template, slot, name) for template, names in templates.values() for slot, name in zip(template.slots, names, strict=True))
+    for template, slot, name in slots:
+        if values[name].kind not in (Kind.WEIGHT, Kind.INPUT):
+            continue
         if template not in by_template:
             by_template[template] = boundaries_read(template, cut)
-        for slot, name in zip(template.slots, names, strict=True):
-            if values[name].kind in (Kind.WEIGHT, Kind.INPUT):
-                mine = points.setdefault(name, [{0, extent} for extent in values[name].shape])
-                for have, more in zip(mine, by_template[template][slot], strict=True):
-                    have |= more
+        mine = points.setdefault(name, [{0, extent} for extent in values[name].shape])
+        for have, more in zip(mine, by_template[template][slot], strict=True):
+            have |= more
     return {name: Grid(tuple(tuple(sorted(p)) for p in ps)) for name, ps in points.items()}
 
 

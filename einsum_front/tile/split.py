@@ -44,7 +44,7 @@ def split(opgraph: OpGraph, pieces: Mapping[Letter, int], dtype: DType) -> TaskG
 
 
 def check_pieces(opgraph: OpGraph, pieces: Mapping[Letter, int]) -> None:
-    """Raises UsageError where `pieces` asks for what cannot be."""
+    """Raises UsageError for a letter that cannot be cut, or not into so many pieces."""
     most = most_pieces(map(tiling_of, opgraph.ops), opgraph.program.extents)
     for letter, n in pieces.items():
         if letter not in most:

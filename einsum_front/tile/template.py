@@ -1,7 +1,7 @@
 """Templates: an op with its values' names replaced by slots, so that the same layer at every depth is cut once.
 
 In: an op and which letters are cut where. Out: a Template (the op over slots `x`, `wq`, ...) and, for each of its tasks, the ranges and
-boxes it works on. Nothing here knows tensor ids.
+boxes it works on. No tensor ids occur here.
 """
 
 from __future__ import annotations
@@ -111,19 +111,15 @@ def _with_slots(op: FusedOp, slot_by_value: Mapping[str, str]) -> FusedOp:
 
 def all_letters(op: FusedOp) -> tuple[Letter, ...]:
     """Every letter of an op: the target's in order, then the others by appearance."""
-    found: dict[Letter, None] = {letter: None for letter in target_letters(op) if letter is not None}
+    found = dict.fromkeys(letter for letter in target_letters(op) if letter is not None)
     if isinstance(op, MapOp):
-        for part in op.parts:
-            for index in part.target:
-                if isinstance(index, Axis):
-                    found.setdefault(index.letter)
-    for e in expressions(op):
-        for node in walk(e):
-            if isinstance(node, Axis):
-                found.setdefault(node.letter)
-            if isinstance(node, Reduce):
-                for letter in node.letters:
-                    found.setdefault(letter)
+        found |= dict.fromkeys(index.letter for part in op.parts for index in part.target if isinstance(index, Axis))
+    for node in (node for e in expressions(op) for node in walk(e)):
+        match node:
+            case Axis(letter):
+                found.setdefault(letter)
+            case Reduce(_, letters):
+                found |= dict.fromkeys(letters)
     return tuple(found)
 
 
@@ -177,7 +173,7 @@ def _longest(points: Cuts) -> int:
 
 
 def _visible_keys(op: AttentionOp, ranges: Region) -> tuple[int, int]:
-    """The keys a tile's queries can see; where the mask hides all, one grain, so that the kernel has a row to give 0 for."""
+    """The keys that the mask leaves a tile's queries; where it leaves none, one grain, so that the kernel has rows to write 0 for."""
     start, end = visible(op.score, op.row, ranges, GRAIN)
     return (start, end) if start < end else (ranges[op.row][0], min(ranges[op.row][0] + GRAIN, ranges[op.row][1]))
 
