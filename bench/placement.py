@@ -1,9 +1,9 @@
-"""What do places cost? Bytes of plans of access traces beside those of the same plans before any tensor had an offset.
+"""What does placement cost? Bytes of plans of access traces beside those of the same plans before any tensor had an offset.
 
 Every trace in a folder, at every capacity and link rate that its `reference` names. A plan found by effort comes from a timetable, which
-says what stays and knows no offsets: `unplaced` is what that one moves, `cost` what the plan moves more. The horizons' own plan has no
-timetable: beside it stands the LP bound, which no plan without places beats, so that its cost is at most what is shown (`<`). Gate: every
-plan is judged right, or nothing is reported. Three minutes.
+says which intervals are resident and knows no offsets: `unplaced` is what that one moves, `cost` what the plan moves more. The horizons'
+own plan has no timetable: beside it stands the LP bound, which no plan beats, placed or not, so that its cost is at most what is shown
+(`<`). Gate: every plan is judged right, or nothing is reported. Three minutes.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def row(path: Path, reference: dict[str, Any], effort: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("folder", type=Path, nargs="?", default=ROOT.parent / "shared/data/paging", help="of *.json.gz traces")
-    words.add_argument("--effort", type=int, choices=range(1, 4), default=1)
-    words.add_argument("--out", type=Path, help="folder for placement.json")
-    asked = words.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=ROOT.parent / "shared/data/paging", help="of *.json.gz traces")
+    parser.add_argument("--effort", type=int, choices=range(1, 4), default=1)
+    parser.add_argument("--out", type=Path, help="folder for placement.json")
+    asked = parser.parse_args()
     print(f"{'trace':<{SHORT}} {'capacity':>10} {'moved':>10} {'unplaced':>10} {'lp':>10} {'cost':>10}      bytes in MB")
     rows = []
     for path in sorted(asked.folder.glob("*.json.gz")):

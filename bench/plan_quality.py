@@ -1,5 +1,5 @@
 """How near the bound are plans of LLaMA, over models, lengths, batches, machines and budgets? One cold pass in fp16, or with
-`--passes` a steady one of many: what stays on the device between passes is there at the start, and at the end again.
+`--passes` a steady one of many: what is resident between passes is on the device at the start, and at the end again.
 
 Prints a line a cell and the spread of plan / bound, and writes one JSON file with the command, the commit and the machine that planned,
 and the same as a table in Markdown. Beside each cell: what a per-layer streaming system would take (`streaming_s`), or that it cannot run
@@ -82,12 +82,12 @@ def markdown(rows: list[dict[str, Any]], command: str, spread: dict[str, Any]) -
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("--out", type=Path, help="folder for plan_quality.json and .md")
-    words.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
-    words.add_argument("--effort", type=int, choices=range(4), default=0)
-    words.add_argument("--passes", type=int, metavar="N", help="plan a pass that ends as it began, to run N times")
-    asked = words.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, help="folder for plan_quality.json and .md")
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--effort", type=int, choices=range(4), default=0)
+    parser.add_argument("--passes", type=int, metavar="N", help="plan a pass that ends as it began, to run N times")
+    asked = parser.parse_args()
     rows = []
     for row in cells(asked.models, asked.effort, asked.passes):
         rows.append(row)

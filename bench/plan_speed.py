@@ -108,11 +108,11 @@ def line(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("--shapes", nargs="+", choices=list(SIZES), default=list(SIZES))
-    words.add_argument("--repeats", type=int, default=3)
-    words.add_argument("--out", type=Path, help="folder for plan_speed.json")
-    asked = words.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shapes", nargs="+", choices=list(SIZES), default=list(SIZES))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="folder for plan_speed.json")
+    asked = parser.parse_args()
     found = []
     for name in asked.shapes:
         for row in rows(name, asked.repeats):

@@ -1,8 +1,8 @@
 """What one would write by hand: layers in pinned host memory, two slots on the device, the next layer copied while one computes.
 
-In: modules that are called one after the other, their parameters (`flat_parameters`), a device, how many of them stay on it. Out: a
-function of the hidden state. A slot is refilled once the layer in it has computed; those that stay are spread evenly between those that
-come, so that their work hides copies too.
+In: modules that are called one after the other, their parameters (`flat_parameters`), a device, how many of them are resident. Out: a
+function of the hidden state. A slot is refilled once the layer in it has computed; those that are resident are spread evenly between
+those that are copied, so that their work hides copies too.
 """
 
 from __future__ import annotations

@@ -76,14 +76,14 @@ def losses(case: Case, share: float, seeds: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("folder", type=Path, nargs="?", default=ROOT.parent / "shared/data/paging", help="of *.json.gz traces")
-    words.add_argument("--effort", type=int, choices=range(4), default=1, help="0 heeds no times: nothing is lost")
-    words.add_argument("--share", type=float, default=0.25, help="how far times are off at most")
-    words.add_argument("--seeds", type=int, default=3)
-    words.add_argument("--all", action="store_true", help=f"traces of more than {MOST_TASKS} tasks too")
-    words.add_argument("--out", type=Path, help="folder for robustness.json")
-    asked = words.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=ROOT.parent / "shared/data/paging", help="of *.json.gz traces")
+    parser.add_argument("--effort", type=int, choices=range(4), default=1, help="0 heeds no times: nothing is lost")
+    parser.add_argument("--share", type=float, default=0.25, help="how far times are off at most")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--all", action="store_true", help=f"traces of more than {MOST_TASKS} tasks too")
+    parser.add_argument("--out", type=Path, help="folder for robustness.json")
+    asked = parser.parse_args()
     rows: list[dict[str, Any]] = []
     most_tasks = 10**9 if asked.all else MOST_TASKS
     for case in [*llama_cases(asked.effort), *trace_cases(asked.folder, asked.effort, most_tasks)]:

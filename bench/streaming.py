@@ -2,9 +2,9 @@
 
 Assumed, each in its favour or as it works: the same fused kernels and roofline times as ours, one launch an op; every layer's weights are
 streamed whole in every pass, one layer prefetched ahead into the second of two buffers, each as large as the largest layer; the head is a
-layer of its own; the embedding is gathered on the host. The activations of the whole batch stay on the device, freed at their last use,
-results taking over bytes where they may; nothing is split and nothing is spilled. So it runs where two layers' weights and the largest
-set of live activations fit the budget, and then its time does not depend on the budget.
+layer of its own; the embedding is gathered on the host. The activations of the whole batch are resident on the device, freed at their
+last use, results in place where they may be; nothing is split and nothing is spilled. So it runs where two layers' weights and the
+largest set of live activations fit the budget, and then its time does not depend on the budget.
 """
 
 from __future__ import annotations

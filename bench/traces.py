@@ -33,13 +33,13 @@ def references(path: Path) -> Iterator[dict[str, Any]]:
 def planned(path: Path, reference: dict[str, Any], effort: int) -> dict[str, Any]:
     """One row: the plan's figures beside the reference's. Raises SystemExit where there is no plan that is judged right."""
     links = ["--h2d", str(reference["bw_h2d"]), "--d2h", str(reference["bw_d2h"])]
-    words = ["plan", "--graph", str(path), "--budget", str(reference["capacity"]), *links, "--effort", str(effort), "--json"]
-    ran = subprocess.run([*EINPAGE, *words], capture_output=True, text=True, check=False, cwd=ROOT)
+    arguments = ["plan", "--graph", str(path), "--budget", str(reference["capacity"]), *links, "--effort", str(effort), "--json"]
+    ran = subprocess.run([*EINPAGE, *arguments], capture_output=True, text=True, check=False, cwd=ROOT)
     if ran.returncode != 0:
-        raise SystemExit(f"einpage {' '.join(words)}\nended with status {ran.returncode}:\n{ran.stderr}")
+        raise SystemExit(f"einpage {' '.join(arguments)}\nended with status {ran.returncode}:\n{ran.stderr}")
     report = json.loads(ran.stdout)
     if report["verified"] is not True:
-        raise SystemExit(f"einpage {' '.join(words)}\nmade a plan that the judge rejects: nothing is reported")
+        raise SystemExit(f"einpage {' '.join(arguments)}\nmade a plan that the judge rejects: nothing is reported")
     moved = report["h2d_bytes"] + report["d2h_bytes"]
     return {
         "trace": path.name.removesuffix(".json.gz"),
@@ -81,11 +81,11 @@ def geometric_mean(ratios: list[float]) -> float:
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("folder", type=Path, nargs="?", default=ROOT.parent / "shared/data/paging", help="of *.json.gz traces")
-    words.add_argument("--effort", type=int, choices=range(4), default=1)
-    words.add_argument("--out", type=Path, help="folder for traces.json")
-    asked = words.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=ROOT.parent / "shared/data/paging", help="of *.json.gz traces")
+    parser.add_argument("--effort", type=int, choices=range(4), default=1)
+    parser.add_argument("--out", type=Path, help="folder for traces.json")
+    asked = parser.parse_args()
     paths = sorted(asked.folder.glob("*.json.gz"))
     if not paths:
         raise SystemExit(f"{asked.folder}: no *.json.gz there; name the folder of the traces")

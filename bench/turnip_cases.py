@@ -3,7 +3,7 @@
 LLaMA-7B in fp16, attention in parts, weights on the device at the start as far as they fit, its cost model: contractions 140 TFLOP/s, the
 rest 1.3 TB/s, 22 GB/s each way, 8 us a launch, one queue an engine. Their columns are its own simulator's. Sizes, memory and cost model are
 the same; our tasks are not theirs one by one. Its compute takes longer for the same model; it counts a memory full of weights at the start,
-where ours leaves the room that scores will want. Gate: every plan is judged right, or nothing is reported. Seconds.
+where ours leaves the bytes free that scores will need. Gate: every plan is judged right, or nothing is reported. Seconds.
 """
 
 from __future__ import annotations
@@ -139,9 +139,9 @@ def text(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("--out", type=Path, help="folder for turnip_cases.json")
-    asked = words.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, help="folder for turnip_cases.json")
+    asked = parser.parse_args()
     rows = []
     for case in CASES:
         rows.append(row(case))

@@ -18,7 +18,7 @@ from torch import nn
 
 from bench.gpu import __main__ as everything
 from bench.gpu import kernel_tests, kernels, smollm2, summary, tiles
-from bench.gpu.held import hold
+from bench.gpu.host_weights import in_host_memory
 from bench.gpu.models import TINY
 from bench.gpu.one import GO_ON, PARTS
 from bench.gpu.report import GPU_ONLY, DeviceLost, Report, Setting
@@ -152,11 +152,11 @@ def test_no_two_tiles_go_by_one_name() -> None:
 def test_held_weights_are_the_checkpoints_own() -> None:
     model = opened(TINY["tiny"], 8)
     assert model.resolved is not None
-    held, source = hold(model), model.resolved.checkpoint
-    assert set(held.values) == {s.name for s in model.resolved.source_by_weight.values()}
-    for name, values in held.values.items():
+    host_weights, source = in_host_memory(model), model.resolved.checkpoint
+    assert set(host_weights.values) == {s.name for s in model.resolved.source_by_weight.values()}
+    for name, values in host_weights.values.items():
         wanted = torch.from_numpy(source.read_rows(name, 0, 5 if values.dim() > 1 else 1)).half()
-        got = torch.from_numpy(held.read_rows(name, 0, 5 if values.dim() > 1 else 1))
+        got = torch.from_numpy(host_weights.read_rows(name, 0, 5 if values.dim() > 1 else 1))
         assert got.dtype is torch.float16 and torch.equal(got, wanted), name
 
 

@@ -14,7 +14,7 @@ from time import perf_counter
 import torch
 
 from bench.gpu.formulas import relative
-from bench.gpu.held import Held, hold
+from bench.gpu.host_weights import HostWeights, in_host_memory
 from bench.gpu.links import link_rate, profile
 from bench.gpu.report import Report
 from bench.gpu.runs import WARM_UPS, Runs, Watched, forget_memory, opened, prepared, repeat
@@ -74,20 +74,20 @@ class Bench:
 
     report: Report
     machine: Machine
-    held_name: str = ""
-    held: Held | None = None
+    host_weights_of: str = ""
+    host_weights: HostWeights | None = None
 
     def model(self, cell: Cell) -> Model:
-        """The cell's model over the weights that are held, made now where they are of another model."""
+        """The cell's model over the weights in host memory, made now where they are of another model."""
         setting = self.report.setting
         model = opened((TINY if setting.dry else SIZES)[cell.model], cell.seq)
-        if self.held is None or self.held_name != cell.model:
-            self.held = None
+        if self.host_weights is None or self.host_weights_of != cell.model:
+            self.host_weights = None
             forget_memory(setting)
             began = perf_counter()
-            self.held, self.held_name = hold(model), cell.model
+            self.host_weights, self.host_weights_of = in_host_memory(model), cell.model
             self.report.say(f"weights of {cell.model} made in {perf_counter() - began:.1f} s")
-        return self.held.put(model)
+        return self.host_weights.give_to(model)
 
 
 def measure(report: Report) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from bench.gpu.here import device_used_before
+from bench.gpu.machine_facts import device_used_before
 from bench.gpu.report import DeviceLost, Report, Setting
 
 GO_ON = 75

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bench.gpu import rivals
 from bench.gpu.formulas import relative
-from bench.gpu.held import Held, hold
+from bench.gpu.host_weights import HostWeights, in_host_memory
 from bench.gpu.links import profile
 from bench.gpu.report import Report, Setting
 from bench.gpu.rivals import Missing, Prefill
@@ -54,7 +54,7 @@ class Shared:
 
     report: Report
     sizes: dict[str, int]
-    held: Held
+    host_weights: HostWeights
     pinned: list[Tensor] | None = None
 
     @property
@@ -62,7 +62,7 @@ class Shared:
         return self.report.setting
 
     def transformer(self) -> Any:
-        return rivals.transformer(self.sizes, self.held)
+        return rivals.transformer(self.sizes, self.host_weights)
 
     def ring(self, kept: int) -> Prefill:
         model = self.transformer()
@@ -79,7 +79,7 @@ def measure(report: Report) -> None:
         if not setting.dry and setting.left_s() < 3 * LEAST_LEFT_S:
             report.leave_out(f"{seq} tokens")
             continue
-        shared = shared or Shared(report, sizes, hold(opened(sizes, seq)))
+        shared = shared or Shared(report, sizes, in_host_memory(opened(sizes, seq)))
         try:
             _measure(shared, seq)
         except Missing as missing:
@@ -177,7 +177,7 @@ def _ours(shared: Shared, seq: int, wanted: Tensor) -> dict[str, float]:
                     found[regime] = row["wall_s"]
             continue
         try:
-            with prepared(setting, shared.held.put(opened(shared.sizes, seq)), machine, budget, passes) as ready:
+            with prepared(setting, shared.host_weights.give_to(opened(shared.sizes, seq)), machine, budget, passes) as ready:
                 repeat(ready, Dispatch.STATIC, WARM_UPS)
                 run = repeat(ready, Dispatch.STATIC, REPEATS if passes is None and not setting.dry else 1)
                 predicted_s = ready.planned.report.predicted_s

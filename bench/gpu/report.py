@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from bench import results
-from bench.gpu.here import machine_line, versions
+from bench.gpu.machine_facts import machine_line, versions
 
 GPU_ONLY = frozenset(
     ("flops_per_s", "bytes_per_s", "ratio", "target", "meets", "floor_s", "floor_ratio", "link_s", "compute_alone_s", "times_ours")

@@ -1,4 +1,4 @@
-"""The peers: transformers' LLaMA over the held weights, with everything resident, under accelerate, DeepSpeed and the hand-written ring.
+"""The peers: transformers' LLaMA over the weights in host memory: everything resident, accelerate, DeepSpeed, the hand-written ring.
 
 Each maker gives a call that runs one prefill and returns the last position's logits, or raises Missing where the peer is not installed. All
 share one set of host weights; none may take more device memory than its cap (the caller enforces it).
@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from bench.gpu.held import Held
+from bench.gpu.host_weights import HostWeights
 from bench.ring import Ring
 
 Prefill = Callable[[Tensor], Tensor]
@@ -26,8 +26,8 @@ class Missing(Exception):
     """A peer that cannot be tried here, and why."""
 
 
-def transformer(sizes: dict[str, int], held: Held) -> Any:
-    """LlamaForCausalLM whose parameters are the held tensors themselves, on the host."""
+def transformer(sizes: dict[str, int], host_weights: HostWeights) -> Any:
+    """LlamaForCausalLM whose parameters are these very tensors, on the host."""
     if find_spec("transformers") is None:
         raise Missing("transformers is not installed")
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -49,7 +49,7 @@ def transformer(sizes: dict[str, int], held: Held) -> Any:
     assert config.rope_parameters["rope_theta"] == 10000.0
     with torch.device("meta"):
         model = make_model(config)
-    model.load_state_dict(dict(held.values), assign=True, strict=True)
+    model.load_state_dict(dict(host_weights.values), assign=True, strict=True)
     rotary = type(model.model.rotary_emb)(config)  # its table is no weight, and was made on no device
     model.model.rotary_emb = rotary
     return model.eval().requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Runs of the real system for the parts that measure them: models opened with held weights, runs repeated, device memory watched.
+"""Runs of the real system for the parts that measure them: models opened with weights in host memory, runs repeated, device memory watched.
 
 In: sizes of LLaMA, a budget, a dispatcher. Out: wall seconds of each repetition, the logits, and how much device memory the driver saw in
 use while a run was going on.
@@ -16,7 +16,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from bench.gpu.here import device_used_before
+from bench.gpu.machine_facts import device_used_before
 from bench.gpu.report import Setting
 from bench.results import ROOT
 from einpage.einsum_front.base.dtype import DType

@@ -1,4 +1,4 @@
-"""This machine in words: its GPU and driver, its processor, and the versions of what the figures depend on."""
+"""This machine, in a line and by versions: its GPU and driver, its processor, and the versions of what the figures depend on."""
 
 from __future__ import annotations
 

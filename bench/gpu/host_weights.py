@@ -23,7 +23,7 @@ BLOCK_ELEMENTS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HostWeights:
     """A Checkpoint whose tensors lie in memory."""
 
     tensors: Mapping[str, tuple[int, ...]]
@@ -37,7 +37,7 @@ class Held:
     def fault(self, name: str) -> str | None:
         return None
 
-    def put(self, model: Model) -> Model:
+    def give_to(self, model: Model) -> Model:
         """`model`, of the same sizes, over these weights."""
         assert model.resolved is not None
         return replace(model, resolved=Resolved(self, model.resolved.source_by_weight))
@@ -47,13 +47,13 @@ class Held:
         return rows
 
 
-def hold(model: Model) -> Held:
+def in_host_memory(model: Model) -> HostWeights:
     """The weights of `model`, made."""
     assert model.resolved is not None
     source = model.resolved.checkpoint
     names = sorted({s.name for s in model.resolved.source_by_weight.values()})
     values = {name: torch.empty(source.tensors[name], dtype=torch.float16) for name in names}
-    held = Held({name: source.tensors[name] for name in names}, values)
+    host_weights = HostWeights({name: source.tensors[name] for name in names}, values)
 
     def make(piece: tuple[str, int, int]) -> None:
         name, start, stop = piece
@@ -63,7 +63,7 @@ def hold(model: Model) -> Held:
     with ThreadPoolExecutor(cores(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
         for _ in pool.map(make, _pieces(source, names)):
             pass
-    return held
+    return host_weights
 
 
 def _pieces(source: Checkpoint, names: list[str]) -> list[tuple[str, int, int]]:
