@@ -25,7 +25,7 @@ weights:
   w: {axes: n m, from: w}
   g: {axes: m, from: g}
 """
-"""Eleven lines: with `spec`, the first statement stands in line 13, its text from column 5 on."""
+"""Eleven lines: with `spec`, the first statement is line 13, its text from column 5 on."""
 
 
 def spec(*body: str, outputs: str = "{y: {axes: b s m}}", head: str = HEAD) -> str:

@@ -95,26 +95,26 @@ class SpecBuilder(SpecWords):
         v = self.load_with([t, *out], heads)
         term = Term(f"{q.text} * {k.text} / 2", q.bound * k.bound * prod(self.dims(depth)))
         where = [*heads, s, t]
-        term = self.cut(self.tame(term), where, "sc")
+        term = self.named(self.tame(term), where, "sc")
         if self.maybe(3):
-            term = self.cut(Term(f"tanh({term.text})", 1.0), where, "cap")
+            term = self.named(Term(f"tanh({term.text})", 1.0), where, "cap")
         if self.maybe(3):
             extra = self.choose((self.load_with([t], [*heads, s]), Term(f"0.1 * ({t} - {s})", 0.7)))
-            term = self.cut(self.tame(Term(f"({term.text} + {extra.text})", term.bound + extra.bound)), where, "bias")
+            term = self.named(self.tame(Term(f"({term.text} + {extra.text})", term.bound + extra.bound)), where, "bias")
         if self.pick(0, 2):
-            term = self.cut(Term(f"where({self.mask(s, t, where)}, {term.text}, -inf)", term.bound), where, "", always_inline=True)
-        weights = self.cut(Term(f"softmax[{t}]({term.text})", 1.0), where, "a")
+            term = self.named(Term(f"where({self.mask(s, t, where)}, {term.text}, -inf)", term.bound), where, "", always_inline=True)
+        weights = self.named(Term(f"softmax[{t}]({term.text})", 1.0), where, "a")
         self.define(self.fresh("o"), [*heads, s, *out], Term(" * ".join([weights.text, v.text][:: self.choose((1, -1))]), v.bound))
 
-    def cut(self, term: Term, letters: list[str], prefix: str, always_inline: bool = False) -> Term:
-        """`term` as a value of its own, or as it stands in brackets."""
+    def named(self, term: Term, letters: list[str], prefix: str, always_inline: bool = False) -> Term:
+        """`term` as a value of its own, or inline in brackets."""
         if always_inline or self.pick(0, 1):
             return Term(f"({term.text})", term.bound)
         named = self.define(self.fresh(prefix), letters, term)
         return Term(self.load_text(named, letters), named.bound)
 
-    def parts(self) -> None:
-        """A value in parts: numbers in one dimension, letters in the others, not always the same."""
+    def partial_definitions(self) -> None:
+        """A value in partial definitions: numbers in one dimension, letters in the others, not always the same."""
         count = self.pick(1, 3)
         letters = self.some(["i", "k", "p"], 0, 2)
         at = self.pick(0, len(letters))
@@ -171,7 +171,7 @@ class SpecBuilder(SpecWords):
     def spec(self, most_statements: int) -> str:
         self.declare_sizes()
         plain, contraction = self.plain_statement, self.contraction_with_epilogue
-        kinds = (plain, plain, contraction, self.norm, self.attention, self.parts, self.add, self.repeat)
+        kinds = (plain, plain, contraction, self.norm, self.attention, self.partial_definitions, self.add, self.repeat)
         for _ in range(self.pick(1, most_statements)):
             self.choose(kinds)()
         if not self.values:

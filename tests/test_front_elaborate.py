@@ -18,12 +18,12 @@ Y = "y[b,s,m] = x0[b,s,m]"
 
 
 def lines(p: Program) -> list[str]:
-    """Every part of every definition, as text."""
+    """Every statement of every definition, as text."""
     return [f"{d.name}[{','.join(map(text, part.target))}] = {text(part.expr)}" for d in p.definitions for part in d.parts]
 
 
 def check_single_assignment(p: Program) -> None:
-    """Every value is set once, every read is of what stands before it, and no name is left to resolve."""
+    """Every value is set once, every read is of an earlier value, and no name is left to resolve."""
     there = {w.name for w in p.weights} | {i.name for i in p.inputs}
     for d in p.definitions:
         for part in d.parts:

@@ -79,7 +79,7 @@ ONE_ATTENTION = "attention y"
 
 
 def attention(scores: str) -> Case:
-    """Attention over the softmax of `scores`, in two statements: one op whatever stands in them."""
+    """Attention over the softmax of `scores`, in two statements: one op whatever they contain."""
     return Case(f"a[b,h,s,t] = softmax[t]({scores})\n{MIX}", HEADS, ONE_ATTENTION, {"y": "a"})
 
 

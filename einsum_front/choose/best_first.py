@@ -1,6 +1,6 @@
 """Every split there is, the one with the smallest working set first: for when no coarse split fits.
 
-Best-first branch and bound (Lawler and Wood 1966) over ranges of splits: a range waits in a heap under a lower bound of its splits; the
+Best-first branch and bound (Land and Doig 1960) over ranges of splits: a range waits in a heap under a lower bound of its splits; the
 least is halved along a letter that matters to the op that sets the bound, until it is one split. So the first split needs no more than
 any other, and most are never measured.
 """
