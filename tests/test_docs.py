@@ -86,14 +86,19 @@ def wing_mistakes(root: Path) -> list[str]:
 
 
 def glossary_mistakes(root: Path) -> list[str]:
-    """Each term once, with one line and one file, which exists."""
+    """Each term once, with one line and one file, which exists and uses the words of the term."""
     rows = re.findall(r"^\| (.*) \|$", (root / "docs/glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
     terms: set[str] = set()
     found = []
     for cells in ([cell.strip() for cell in row.split("|")] for row in rows if not row.startswith(("term |", "---"))):
         term, meaning, file = cells[:3]
-        if len(cells) != 4 or not term or not meaning or not (root / file.strip("`")).is_file():
+        path = root / file.strip("`")
+        if len(cells) != 4 or not term or not meaning or not path.is_file():
             found.append(f"{term}: {file}")
+            continue
+        text = f"{file} {path.read_text(encoding='utf-8')}".lower()
+        stems = {word[:5] for word in re.findall(r"\w{3,}", term.lower())}
+        found += [f"{term}: {file} does not speak of {stem}…" for stem in sorted(stems) if stem not in text]
         if terms & {*term.split(", ")}:
             found.append(f"{term}: twice")
         terms |= {*term.split(", ")}
@@ -120,6 +125,7 @@ CHECKS: dict[str, tuple[Callable[[Path], list[str]], str, str]] = {
     "commands_module": (command_mistakes, "docs/a.md", "`python -m bench.plan_sped` and `python -m bench.plan_speed`\n"),
     "glossary": (glossary_mistakes, "docs/glossary.md", "| arena | Bytes. | `memplan/arena.py` | |\n"),
     "glossary_twice": (glossary_mistakes, "docs/glossary.md", "| a, b | A. | `Makefile` | |\n| b | B. | `Makefile` | Knuth |\n"),
+    "glossary_word": (glossary_mistakes, "docs/glossary.md", "| judge of plans | It. | `memplan/judge/a.py` | |\n"),
     "glossary_empty": (glossary_mistakes, "docs/glossary.md", "| term | meaning |\n"),
     "docstrings": (docstring_mistakes, "memplan/graph/b.py", '"""As judge/a.py and other.py."""\n'),
 }
