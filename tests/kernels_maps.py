@@ -197,6 +197,17 @@ def mixed_parts() -> Case:
     return fill(job)
 
 
+def without_an_answer() -> Case:
+    """Arithmetic on numbers that Python refuses, beside some that it does: infinities and NaN as fp32 has them."""
+    refused = (op("/", 1.5, 0), op("**", -8, 0.5), op("-", math.inf, math.inf), op("**", 0, -1), op("*", 0, math.inf))
+    outside = (fn("log", 0), fn("sqrt", op("-", 1, 2)), fn("exp", 1000.0), fn("rsqrt", 0))
+    within = (Unary("-", refused[0]), fn("max", refused[0], 2), op("<", refused[0], 3), Unary("not", refused[0]), op("%", refused[0], 2))
+    known = (fn("silu", op("+", 1, 0.5)), op("**", 2, op("//", 7, 2)), Unary("not", op("<", 2, 1)))
+    bodies = (*refused, *outside, *within, *known)
+    parts = tuple(Part((ex("s"), ex(i)), op("*", ld("x", "s"), body)) for i, body in enumerate(bodies))
+    return fill(MapJob(ranges(s=3), (view("x", 3),), result("y", 3, len(bodies)), parts))
+
+
 def no_letters() -> Case:
     body = op("+", red(Reduction.SUM, "s", ld("x", "s")), ld("c"))
     job = MapJob(ranges(s=9), (view("x", 9), view("c")), result("y"), (Part((), body),))
@@ -235,5 +246,6 @@ MAPS: dict[str, Callable[[], Case]] = {
     "integers_as_values": integers_as_values,
     "two_tiles": two_tiles,
     "mixed_parts": mixed_parts,
+    "without_an_answer": without_an_answer,
     "no_letters": no_letters,
 }

@@ -197,3 +197,19 @@ def test_the_error_s_class_is_the_user_s_kind() -> None:
     e = failure(spec(Y, head=HEAD.replace("seq: 4", "seq: -4")))
     assert isinstance(e, SpecError) and e.exit_status == 2
     assert program(Y).sizes["seq"] == 4
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("2 * (3 + 4)", 14),
+        ("-max(2, 7 // 2)", -3),
+        ("where(2 < 3, 5, 6)", 5),
+        ("1 / 0", None),
+        ("abs(1 / 0)", None),
+        ("2 + n", None),
+        ("n", None),
+    ],
+)
+def test_constants_are_found(written: str, value: float | None) -> None:
+    assert fold.constant(parse_expression(written)) == value

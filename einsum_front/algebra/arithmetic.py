@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import TypeAlias
 
+from einpage.einsum_front.algebra.expr import Binary, Call, Expr, Num, Unary, children
 from einpage.einsum_front.algebra.functions import FUNCTIONS
 
 Number: TypeAlias = "int | float"
@@ -41,6 +42,32 @@ def binary(op: str, x: Number, y: Number) -> Number:
 def call(fn: str, args: Sequence[Number]) -> Number:
     """`fn(*args)` for a key of FUNCTIONS. Raises BadNumber."""
     return _finite(lambda: FUNCTIONS[fn].meaning(_NUMBERS, *args), *args)
+
+
+def constant(e: Expr) -> Number | None:
+    """The value of an expression of numbers alone; None for any other, and where the arithmetic has no answer."""
+    try:
+        return _constant(e)
+    except BadNumber:
+        return None
+
+
+def _constant(e: Expr) -> Number | None:
+    if isinstance(e, Num):
+        return e.value
+    if not isinstance(e, Unary | Binary | Call):
+        return None
+    found = [_constant(child) for child in children(e)]
+    known = [number for number in found if number is not None]
+    if len(known) < len(found):
+        return None
+    match e:
+        case Unary(op):
+            return unary(op, known[0])
+        case Binary(op):
+            return binary(op, known[0], known[1])
+        case Call(fn):
+            return call(fn, known)
 
 
 def _finite(compute: Callable[[], Number | complex], *args: Number) -> Number:

@@ -28,13 +28,13 @@ class InstructionBuilder:
         self._owned: set[int] = set()
         self._stores: list[int] = []
 
-    def slot(self, letters: frozenset[Letter], kind: ValueKind, initial: object = None, value: float | int | bool = 0) -> Ref:
+    def slot(self, letters: frozenset[Letter], kind: ValueKind, initial: object = None, value: float | int = 0) -> Ref:
         ref = Ref(len(self._refs), letters, kind, value)
         self._refs.append(ref)
         self._template.append(initial)
         return ref
 
-    def number(self, value: float | int | bool) -> Ref:
+    def number(self, value: float | int) -> Ref:
         return self.slot(frozenset(), ValueKind.NUMBER, value, value)
 
     def source(self, source: SlotSource, letters: frozenset[Letter], kind: ValueKind, args: tuple[int, ...] = ()) -> Ref:

@@ -6,7 +6,7 @@ OUTABLE calls take `out=`; ALLOCATES_TEMPORARY ones hold one more temporary whil
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,38 +99,3 @@ ALLOCATES_TEMPORARY: frozenset[Callable[..., Any] | None] = frozenset(POINTWISE[
 OUTABLE: frozenset[Callable[..., Any] | None] = (
     frozenset((*(fn for op, fn in BINARY.items() if op not in COMPARE), torch.neg, *POINTWISE.values())) - ALLOCATES_TEMPORARY
 )
-
-
-def fold(op: str, x: float, y: float) -> float | int | bool | None:
-    """Python's `x op y` on numbers, or None where Python raises (the kernel then computes it, as inf or nan)."""
-    try:
-        value = _FOLD[op](x, y)
-    except (ZeroDivisionError, OverflowError):
-        return None
-    return math.nan if isinstance(value, complex) else value
-
-
-_FOLD: dict[str, Callable[[Any, Any], Any]] = {
-    "+": lambda x, y: x + y,
-    "-": lambda x, y: x - y,
-    "*": lambda x, y: x * y,
-    "/": lambda x, y: x / y,
-    "//": lambda x, y: x // y,
-    "%": lambda x, y: x % y,
-    "**": lambda x, y: x**y,
-    "<": lambda x, y: x < y,
-    "<=": lambda x, y: x <= y,
-    ">": lambda x, y: x > y,
-    ">=": lambda x, y: x >= y,
-    "==": lambda x, y: x == y,
-    "!=": lambda x, y: x != y,
-    "and": lambda x, y: x and y,
-    "or": lambda x, y: x or y,
-}
-
-
-def fold_call(fn: str, args: Sequence[float]) -> float:
-    """A function of numbers, in double precision."""
-    if fn in ("min", "max"):
-        return min(args) if fn == "min" else max(args)
-    return float(POINTWISE[fn](torch.tensor(args[0], dtype=torch.float64)).item())

@@ -13,6 +13,7 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
+from einpage.einsum_front.algebra.arithmetic import constant
 from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Reduction, Unary
 from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.base.dtype import DType
@@ -85,9 +86,12 @@ class _ExpressionCompiler:
         return self._memo[key]
 
     def _value(self, e: Expr, index: bool) -> Ref:
+        known = constant(e)
+        if known is not None:
+            return self.builder.number(known)
         match e:
-            case Num(value):
-                return self.builder.number(value)
+            case Num():
+                raise AssertionError("a number is constant")
             case Axis(letter):
                 return self.builder.source(Iota(letter, _kind(index)), frozenset((letter,)), _kind(index))
             case Acc(i):
@@ -163,17 +167,11 @@ class _ExpressionCompiler:
 
     def _unary(self, op: str, x: Ref, index: bool) -> Ref:
         if op == "not":
-            return self.builder.number(not x.value) if x.is_number else self.builder.call(torch.logical_not, ValueKind.BOOL, x)
-        if x.is_number:
-            return self.builder.number(-x.value)
-        x = self._arithmetic(x, index)
+            return self.builder.call(torch.logical_not, ValueKind.BOOL, self._left(x, index))
+        x = self._left(self._arithmetic(x, index), index)
         return self.builder.call(torch.neg, x.kind, x)
 
     def _binary(self, op: str, x: Ref, y: Ref, index: bool) -> Ref:
-        if x.is_number and y.is_number:
-            folded = calls.fold(op, x.value, y.value)
-            if folded is not None:
-                return self.builder.number(folded)
         if op in ("and", "or"):
             return self._logic(op, x, y, index)
         if op == "/" and index:
@@ -187,10 +185,7 @@ class _ExpressionCompiler:
     def _logic(self, op: str, x: Ref, y: Ref, index: bool) -> Ref:
         if x.is_number:
             return y if bool(x.value) == (op == "and") else x
-        y_is_bool = y.kind is ValueKind.BOOL or (y.is_number and isinstance(y.value, bool))
-        if x.kind is ValueKind.BOOL and y_is_bool:
-            if y.is_number:
-                return x if bool(y.value) == (op == "and") else y
+        if x.kind is y.kind is ValueKind.BOOL:
             return self.builder.call(torch.logical_and if op == "and" else torch.logical_or, ValueKind.BOOL, x, y)
         return self._where(self._truth(x), *((y, x) if op == "and" else (x, y)), index)
 
@@ -204,8 +199,6 @@ class _ExpressionCompiler:
             if condition.is_number:
                 return then if condition.value else other
             return self._where(self._truth(condition), then, other, index)
-        if all(a.is_number for a in args):
-            return self.builder.number(calls.fold_call(fn, [a.value for a in args]))
         args = [self._arithmetic(a, index) for a in args]
         if index and FUNCTIONS[fn].interval is None:
             raise Unsupported(f"{fn} in an index: an index is made of integers")

@@ -30,7 +30,7 @@ class Ref:
     slot: int
     letters: frozenset[Letter]
     kind: ValueKind
-    value: float | int | bool = 0
+    value: float | int = 0
     """The number, for a NUMBER."""
 
     @property

@@ -1,4 +1,4 @@
-"""Values as Triton source text: what kind each is, along which axes of a block it runs, and the arithmetic that is done beforehand."""
+"""Values as Triton source text: what kind each is, along which axes of a block it runs, and truths among numbers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Val:
     axes: Axes
     kind: str
     """'f' fp32, 'b' truth, 'i' int64, 'c' a number known now, 'r' as stored."""
-    number: float | int | bool = 0
+    number: float | int = 0
 
 
-def number(value: float | int | bool) -> Val:
+def number(value: float | int) -> Val:
     if isinstance(value, float) and not math.isfinite(value):
         return Val(f'float("{value}")', NONE, "c", value)
     return Val(repr(value) if value >= 0 else f"({value!r})", NONE, "c", value)
@@ -31,11 +31,14 @@ def arithmetic(x: Val, index: bool) -> Val:
     """`x` as a number: truths become 0 and 1."""
     if x.kind == "b":
         return Val(f"{x.text}.to({'tl.int64' if index else 'tl.float32'})", x.axes, "i" if index else "f")
-    if x.kind == "c" and isinstance(x.number, bool):
-        return number(int(x.number))
     if x.kind == "c" and not index and isinstance(x.number, int):
         return Val(number(float(x.number)).text, NONE, "c", float(x.number))
     return x
+
+
+def tensor(x: Val) -> Val:
+    """A number as a block of one element, where arithmetic is left to the kernel: `1 / 0` is an error in Python."""
+    return Val(f"tl.full((1, 1), {x.text}, tl.float32)", NONE, "f") if x.kind == "c" else x
 
 
 def truth(x: Val) -> str:
@@ -45,9 +48,7 @@ def truth(x: Val) -> str:
 def logic(op: str, x: Val, y: Val, index: bool) -> Val:
     if x.kind == "c":
         return y if bool(x.number) == (op == "and") else x
-    if x.kind == "b" and (y.kind == "b" or isinstance(y.number, bool)):
-        if y.kind == "c":
-            return x if bool(y.number) == (op == "and") else y
+    if x.kind == y.kind == "b":
         return Val(f"({x.text} {'&' if op == 'and' else '|'} {y.text})", x.axes | y.axes, "b")
     condition, x, y = truth(x), arithmetic(x, index), arithmetic(y, index)
     then, other = (y, x) if op == "and" else (x, y)

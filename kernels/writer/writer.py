@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from einpage.einsum_front.algebra.arithmetic import constant
 from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Unary, free_letters, walk
 from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import Box, Range, View
 from einpage.kernels.errors import Unsupported
-from einpage.kernels.instructions.calls import fold, fold_call
 from einpage.kernels.layout.affine import Affine, integral, row_major
 from einpage.kernels.writer.addresses import JobText
 from einpage.kernels.writer.preamble import NAME_IN_KERNEL
-from einpage.kernels.writer.values import NONE, Axes, Val, arithmetic, logic, number, power_text, truth
+from einpage.kernels.writer.values import NONE, Axes, Val, arithmetic, logic, number, power_text, tensor, truth
 
 TL_DTYPE = {DType.FP32: "tl.float32", DType.BF16: "tl.bfloat16", DType.FP16: "tl.float16", DType.INT32: "tl.int32", DType.INT64: "tl.int64"}
 
@@ -70,9 +70,12 @@ class Writer(JobText):
         return scope.memo[key]
 
     def _value(self, e: Expr, scope: Scope, index: bool) -> Val:
+        known = constant(e)
+        if known is not None:
+            return number(int(known) if index and int(known) == known else known)
         match e:
-            case Num(value):
-                return number(int(value) if index and int(value) == value else value)
+            case Num():
+                raise AssertionError("a number is constant")
             case Axis(letter):
                 found = self._letter(letter, scope)
                 text = f"({found.text} + {self.start(letter)})"
@@ -107,8 +110,7 @@ class Writer(JobText):
         return scope.letters[letter]
 
     def _unary(self, op: str, x: Val, index: bool) -> Val:
-        if x.kind == "c":
-            return number(not x.number if op == "not" else -x.number)
+        x = tensor(x)
         if op == "not":
             return Val(f"({truth(x)} == 0)" if x.kind != "b" else f"(~{x.text})", x.axes, "b")
         x = arithmetic(x, index)
@@ -116,9 +118,7 @@ class Writer(JobText):
 
     def _binary(self, op: str, x: Val, y: Val, index: bool) -> Val:
         if x.kind == y.kind == "c":
-            folded = fold(op, x.number, y.number)
-            if folded is not None:
-                return number(folded)
+            x = tensor(x)
         if op in ("and", "or"):
             return logic(op, x, y, index)
         if op == "/" and index:
@@ -131,8 +131,6 @@ class Writer(JobText):
             return Val(f"{name}({x.text}, {y.text})", axes, kind)
         if op == "**":
             return Val(power_text(x, y), axes, kind)
-        if y.kind == x.kind == "c":  # what Python refuses to compute, such as 1 / 0
-            x = Val(f"tl.full((1, 1), {x.text}, tl.float32)", NONE, "f")
         return Val(f"({x.text} {op} {y.text})", axes, kind)
 
     def _call(self, fn: str, args: list[Val], index: bool) -> Val:
@@ -141,10 +139,9 @@ class Writer(JobText):
             if condition.kind == "c":
                 return then if condition.number else other
             args = [Val(truth(condition), condition.axes, "b"), arithmetic(then, index), arithmetic(other, index)]
-        elif all(a.kind == "c" for a in args):
-            return number(fold_call(fn, [a.number for a in args]))
         else:
             args = [arithmetic(a, index) for a in args]
+            args[0] = tensor(args[0]) if all(a.kind == "c" for a in args) else args[0]
         if index and FUNCTIONS[fn].interval is None:
             raise Unsupported(f"{fn} in an index: an index is made of integers")
         text = f"{NAME_IN_KERNEL[fn]}({', '.join(a.text for a in args)})"
