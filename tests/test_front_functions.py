@@ -16,7 +16,7 @@ import torch
 
 from einpage.einsum_front.algebra import arithmetic, masks
 from einpage.einsum_front.algebra.expr import Axis, Call, Letter, Num
-from einpage.einsum_front.algebra.functions import FUNCTIONS, UNSET, Function
+from einpage.einsum_front.algebra.functions import FUNCTIONS, LEFT_OUT, Function
 from einpage.einsum_front.base.errors import SpecError, listing
 from einpage.einsum_front.base.interval import Interval
 from einpage.einsum_front.spec.parse import REDUCTIONS, parse_expression
@@ -33,7 +33,7 @@ def test_the_naive_twin_has_the_same_functions() -> None:
 @pytest.mark.parametrize("column", COLUMNS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_no_column_is_left_out(name: str, column: str) -> None:
-    assert getattr(FUNCTIONS[name], column) is not UNSET, f"the row of {name} leaves out {column}"
+    assert getattr(FUNCTIONS[name], column) is not LEFT_OUT, f"the row of {name} leaves out {column}"
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

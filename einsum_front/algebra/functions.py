@@ -2,8 +2,7 @@
 
 A meaning is written once, for Python's numbers, numpy arrays and torch tensors alike: `m` is the library that has `exp log sqrt sin cos
 tanh erf abs minimum maximum where` for them. It is the definition; the torch and Triton forms are how kernels compute it. Neither library
-is imported here: a torch form is asked for with the module, a Triton form is text over the
-parameters.
+is imported here: a torch form is asked for with the module, a Triton form is text over the parameters.
 """
 
 from __future__ import annotations
@@ -16,8 +15,18 @@ from typing import Any
 
 from einpage.einsum_front.base.interval import Interval
 
-UNSET: Any = object()
-"""A column that a row leaves out; a test names both."""
+
+class _LeftOut(str):
+    """Empty, and callable: all can be imported without the column, so that the test that names it runs and fails."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: Any) -> Any:
+        return self
+
+
+LEFT_OUT: Any = _LeftOut()
+"""Stands where a row leaves out a column, which no row may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +34,21 @@ class Function:
     """A pointwise function."""
 
     name: str
-    parameters: tuple[str, ...] = UNSET
-    about: str = UNSET
+    parameters: tuple[str, ...] = LEFT_OUT
+    about: str = LEFT_OUT
     """What it computes of its parameters, in a line."""
-    meaning: Callable[..., Any] = UNSET
+    meaning: Callable[..., Any] = LEFT_OUT
     """(m, *arguments) -> value, its definition."""
-    interval: Callable[..., Interval] | None = UNSET
+    interval: Callable[..., Interval] | None = LEFT_OUT
     """(*intervals of the arguments) -> the values it takes; given where whole numbers of whole numbers come out, so that it may stand in
     an index, and None for all others."""
-    torch: Callable[[Any], Callable[..., Any]] = UNSET
+    torch: Callable[[Any], Callable[..., Any]] = LEFT_OUT
     """torch -> what computes it of tensors in one call."""
-    temporary: bool = UNSET
+    temporary: bool = LEFT_OUT
     """Whether that call may allocate a tensor of its result's size beside it; one that does not takes `out=`."""
-    triton: str = UNSET
+    triton: str = LEFT_OUT
     """An expression of Triton over the parameters, which may call what kernels/writer/math.py has."""
-    costly: bool = UNSET
+    costly: bool = LEFT_OUT
     """Whether it costs a GPU many instructions, so that a kernel avoids computing equal values twice."""
 
     @property
