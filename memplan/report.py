@@ -16,7 +16,8 @@ from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import aligned, format_bytes, format_rate, format_seconds
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, TaskId, TensorId
-from einpage.memplan.bounds.bounds import Bounds, Limit, Method, limit_name
+from einpage.memplan.bounds.bounds import Bounds
+from einpage.memplan.bounds.limit import Limit, Method, limit_name
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.packed import COMPUTE, GATHER, MOVE, Nodes, Residencies
 from einpage.memplan.graph.simulate import Timeline, moved_bytes_by_queue
@@ -325,7 +326,7 @@ def _predicted(makespan_s: float, predicted_s: float) -> str:
 
 
 def _passes(p: PassesReport) -> str:
-    first = f"{format_seconds(p.prologue_s)} to bring in what stays"
+    first = f"{format_seconds(p.prologue_s)} to load what is resident"
     return f"{p.passes} from a cold start in {format_seconds(p.passes_s)}, {first}"
 
 

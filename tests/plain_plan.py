@@ -53,7 +53,7 @@ class _Writer:
         return self.residency(tensor, HOST, self.host_top - aligned(self.graph.tensors[tensor].nbytes))
 
     def units(self, extent: Extent) -> slice:
-        return slice(extent.offset // ALIGNMENT, -(-extent.stop // ALIGNMENT))
+        return slice(extent.offset // ALIGNMENT, -(-extent.end // ALIGNMENT))
 
     def node(self, node: Node, reads: list[ResidencyId], creates: ResidencyId | None, workspace: Extent | None = None) -> int:
         n = len(self.nodes)

@@ -131,7 +131,7 @@ class Loaded:
 
     def run(self, memgraph: MemGraph, device: CpuDevice, dispatch: Dispatch = run_serial) -> tuple[Measured, dict[str, torch.Tensor]]:
         """What was counted, and the outputs. What earlier runs left is poisoned first, so that none of it can pass for this run's."""
-        top = max(extent.stop for extent in self._layout.values())
+        top = max(extent.end for extent in self._layout.values())
         self._host.poison(Extent(Offset(top), Nbytes(memgraph.host_bytes - top)))
         measured = dispatch(memgraph, device)
         assert device.arena_bytes == memgraph.budget_bytes

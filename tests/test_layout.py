@@ -35,6 +35,7 @@ FACE: dict[str, tuple[str, ...]] = {
     "einsum_front": ("base.*", "algebra.*", "graph.*"),
     "memplan": (
         *("errors", "plan", "report", "problem.*", "graph.*", "judge.reason", "judge.validate", "bounds.bounds", "bounds.steady"),
+        "bounds.limit",
         *("packing.pack", "packing.csv_file", "residency.resident_sets", "schedule.static_plans"),
     ),
     "kernels": (*("errors", "prepare", "layout.torch_dtype"),),

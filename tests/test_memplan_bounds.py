@@ -13,7 +13,10 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
-from einpage.memplan.bounds.bounds import Cause, Effort, Method, Reached, bounds, compulsory_load_bytes, window_bound
+from einpage.memplan.bounds.bounds import Effort, Reached, bounds
+from einpage.memplan.bounds.compulsory import compulsory_load_bytes
+from einpage.memplan.bounds.limit import Cause, Method
+from einpage.memplan.bounds.window import window_bound
 from einpage.memplan.graph.memgraph import Compute, HostGather, MemGraph
 from einpage.memplan.graph.simulate import all_moved_bytes, simulate
 from einpage.memplan.plan import plan as make_plan

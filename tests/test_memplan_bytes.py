@@ -40,7 +40,7 @@ def run_in(order: list[NodeId], plan: MemGraph, given_data: dict[str, NDArray[An
 
     def raw(r: ResidencyId) -> NDArray[np.uint8]:
         extent = plan.residencies[r].extents[0]
-        return arenas[plan.residencies[r].place.kind][extent.offset : extent.stop]
+        return arenas[plan.residencies[r].place.kind][extent.offset : extent.end]
 
     def tile(r: ResidencyId) -> NDArray[Any]:
         tensor = graph.tensors[plan.residencies[r].tensor]
@@ -54,7 +54,7 @@ def run_in(order: list[NodeId], plan: MemGraph, given_data: dict[str, NDArray[An
             case Compute() | HostGather() as node:
                 result = run_job(graph.tasks[node.task], [[tile(r).copy() for r in operand] for operand in node.operands])
                 if isinstance(node, Compute) and node.workspace is not None:
-                    arenas[PlaceKind.DEVICE][node.workspace.offset : node.workspace.stop] = NAN_BYTE
+                    arenas[PlaceKind.DEVICE][node.workspace.offset : node.workspace.end] = NAN_BYTE
                 tile(node.creates)[...] = result
             case Move(source, target):
                 raw(target)[...] = raw(source)

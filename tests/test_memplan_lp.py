@@ -16,8 +16,8 @@ from brute_force import TooMany, fewest_bytes, least_seconds
 from einpage.einsum_front.base.units import ALIGNMENT
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.einsum_front.graph.trace_file import read_trace
-from einpage.memplan.bounds.bounds import compulsory_load_bytes, compulsory_store_bytes
-from einpage.memplan.bounds.interval_lp import bytes_bound, keeps_everything
+from einpage.memplan.bounds.compulsory import compulsory_load_bytes, compulsory_store_bytes
+from einpage.memplan.bounds.interval_lp import all_resident, bytes_bound
 from einpage.memplan.bounds.slot_lp import time_bound
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.simulate import moved_bytes, simulate
@@ -66,7 +66,7 @@ def test_bytes_of_the_drawing_by_hand() -> None:
     """Through slot 3 (11 bytes) h can keep `capacity` - 11 of its 4 bytes; what it loses is written and read again."""
     for capacity, lost in ((14, 1), (15, 0), (100, 0)):
         assert bytes_bound(drawing(), capacity).total == pytest.approx(11 + 2 * lost)
-        assert keeps_everything(drawing(), capacity) == (lost == 0)
+        assert all_resident(drawing(), capacity) == (lost == 0)
     cut = bytes_bound(drawing(), 14)
     assert cut.kept == pytest.approx([1, 0.75]) and cut.written[1] == pytest.approx(0.25)
     assert bytes_bound(drawing(), 14, omega=3.0).total == pytest.approx(10 + 3 + 1 + 3)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import aligned
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, TensorId
-from einpage.memplan.bounds.bounds import Effort, bounds, compulsory_load_bytes
+from einpage.memplan.bounds.bounds import Effort, bounds
+from einpage.memplan.bounds.compulsory import compulsory_load_bytes
 from einpage.memplan.graph.memgraph import MemGraph, Move
 from einpage.memplan.graph.simulate import moved_bytes, simulate
 from einpage.memplan.judge.reason import Reason

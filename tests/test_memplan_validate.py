@@ -234,7 +234,7 @@ def accesses(plan: MemGraph) -> list[tuple[int, bool, int, int, bool]]:
 
     def add(n: int, residency: int, writes: bool) -> None:
         r = plan.residencies[residency]
-        out.append((n, r.place.kind is PlaceKind.DEVICE, int(r.extents[0].offset), r.extents[0].stop, writes))
+        out.append((n, r.place.kind is PlaceKind.DEVICE, int(r.extents[0].offset), r.extents[0].end, writes))
 
     for n, node in enumerate(plan.nodes):
         match node:
@@ -243,7 +243,7 @@ def accesses(plan: MemGraph) -> list[tuple[int, bool, int, int, bool]]:
                     add(n, r, False)
                 add(n, node.creates, True)
                 if isinstance(node, Compute) and node.workspace:
-                    out.append((n, True, int(node.workspace.offset), node.workspace.stop, True))
+                    out.append((n, True, int(node.workspace.offset), node.workspace.end, True))
             case Move():
                 add(n, node.source, False)
                 add(n, node.target, True)

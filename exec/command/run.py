@@ -34,7 +34,7 @@ from einpage.exec.run.options import RunOptions
 from einpage.exec.run.prepared import RunResult, run_model
 from einpage.exec.system.files import refuse_unwritable, write_through
 from einpage.exec.system.spinner import planning, said_to_wait
-from einpage.memplan.bounds.bounds import limit_name
+from einpage.memplan.bounds.limit import limit_name
 from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.places import Queue
 from einpage.memplan.problem.profile import checked_threads, load_machine

@@ -47,7 +47,7 @@ class Arena:
         """The bytes of `extent` as a packed row-major tensor; no copy. `shape` must fill the extent exactly."""
         count = prod(shape)
         assert count * dtype.nbytes == extent.nbytes, f"{shape} of {dtype.value} does not fill {extent}"
-        assert extent.stop <= self.nbytes, f"{extent} leaves the arena of {self.nbytes} bytes"
+        assert extent.end <= self.nbytes, f"{extent} leaves the arena of {self.nbytes} bytes"
         assert extent.offset % dtype.nbytes == 0, f"{extent} is not aligned for {dtype.value}"
         strides = tuple(accumulate(reversed(shape[1:]), mul, initial=1))[::-1] if shape else ()
         # All share one storage, and none is a view of another: each costs a third of what `frombuffer(...).view(...)` does.
@@ -55,8 +55,8 @@ class Arena:
 
     def bytes(self, extent: Extent) -> NDArray[np.uint8]:
         """The bytes of `extent`, flat; no copy."""
-        assert extent.stop <= self.nbytes, f"{extent} leaves the arena of {self.nbytes} bytes"
-        return self._bytes[extent.offset : extent.stop]
+        assert extent.end <= self.nbytes, f"{extent} leaves the arena of {self.nbytes} bytes"
+        return self._bytes[extent.offset : extent.end]
 
     def whole(self) -> torch.Tensor:
         """All bytes, as one flat tensor; no copy."""
@@ -64,7 +64,7 @@ class Arena:
 
     def drop(self, extent: Extent) -> None:
         """Give the pages that lie wholly in `extent` back to the system: its bytes are 0 from here on."""
-        first, last = -(-extent.offset // mmap.PAGESIZE), extent.stop // mmap.PAGESIZE
+        first, last = -(-extent.offset // mmap.PAGESIZE), extent.end // mmap.PAGESIZE
         if first < last and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE)
 

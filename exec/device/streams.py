@@ -190,7 +190,7 @@ class StreamDevice:
         tiles = tuple(tuple(self._view(r) for r in operand) for operand in node.operands)
         result = self._view(node.creates)
         if self._backend is Backend.TORCH:
-            scratch = None if node.workspace is None else self._arena[node.workspace.offset : node.workspace.stop]
+            scratch = None if node.workspace is None else self._arena[node.workspace.offset : node.workspace.end]
             return partial(prepare(job, self._backend), tiles, result, scratch)
         kernel = prepare_launches(job)
         if id(kernel) not in self._warm:
@@ -268,7 +268,7 @@ class StreamDevice:
     def _bytes(self, residency: Residency) -> Tensor:
         (extent,) = residency.extents
         whole = self._host_bytes if residency.place.kind is PlaceKind.HOST else self._arena
-        return whole[extent.offset : extent.stop]
+        return whole[extent.offset : extent.end]
 
 
 def _poison(driver: Driver, arena: Tensor) -> None:

@@ -221,7 +221,7 @@ def _lives(memgraph: MemGraph) -> tuple[dict[ResidencyId, int], dict[ResidencyId
 def _shares_bytes(memgraph: MemGraph, a: ResidencyId, b: ResidencyId) -> bool:
     """True where a compute's result `b` takes over the bytes of its operand `a`."""
     one, other = memgraph.residencies[a], memgraph.residencies[b]
-    return any(x.offset < y.stop and y.offset < x.stop for x in one.extents for y in other.extents)
+    return any(x.offset < y.end and y.offset < x.end for x in one.extents for y in other.extents)
 
 
 def _bars(memgraph: MemGraph) -> tuple[Bar, ...]:

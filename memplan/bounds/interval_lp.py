@@ -4,10 +4,10 @@ In: Accesses, bytes of the arena. Out: BytesBound, with the share of each interv
 tensors may be cut at every byte; for whole tensors a lower bound, exact with `integer`.
 
     minimise   F + sum_j s_j (1 - x_j) + omega (S + sum_t s_t w_t)           x_j, w_t in [0, 1]
-    o_k = o_{k-1} + sum_{begin_j = k-1} s_j x_j - sum_{end_j = k} s_j x_j    0 <= o_k <= C - footprint_k
+    o_k = o_{k-1} + sum_{start_j = k-1} s_j x_j - sum_{end_j = k} s_j x_j    0 <= o_k <= C - footprint_k
     w_t >= 1 - x_j   for every interval j of a dirty t
 
-x_j: share of its tensor kept during interval j. o_k: kept bytes that slot k does not touch. F: first loads. S: sinks, written once each.
+x_j: share of its tensor kept during interval j. o_k: kept bytes that slot k does not touch. F: first loads. S: outputs, written once each.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BytesBound:
     kept: Floats
     """[interval] share of the tensor kept in the arena."""
     written: Floats
-    """[tensor] share written to the host because it leaves early; 0 for sinks and clean tensors."""
+    """[tensor] share spilled to the host; 0 for outputs and clean tensors."""
 
 
 def bytes_bound(
@@ -47,7 +47,7 @@ def bytes_bound(
     assert a.slots == 0 or capacity >= int(a.footprint.max()), f"{capacity} bytes are less than the largest footprint"
     sure = a.compulsory_load_bytes + omega * a.compulsory_store_bytes
     kept, written = np.ones(len(a.tensor)), np.zeros(len(a.nbytes))
-    if keeps_everything(a, capacity):
+    if all_resident(a, capacity):
         return BytesBound(float(sure), float(a.compulsory_load_bytes), float(a.compulsory_store_bytes), kept, written)
     unit = capacity / UNITS
     size = a.nbytes[a.tensor] / unit
@@ -65,16 +65,16 @@ def bytes_bound(
     return BytesBound(max(float(sure), sure + (float(size.sum()) + found.bound) * unit), loaded, stored, kept, written)
 
 
-def keeps_everything(a: Accesses, capacity: int) -> bool:
-    """Whether nothing has to leave before its last use: every interval can be kept in full."""
+def all_resident(a: Accesses, capacity: int) -> bool:
+    """Whether every tensor can stay resident from its first use to its last."""
     size = a.nbytes[a.tensor]
     change = a.by_slot(a.start + 1, size) - a.by_slot(a.end, size)
     return bool(np.all(np.cumsum(change) + a.footprint <= capacity))
 
 
-def add_kept_bytes(lp: Lp, a: Accesses, x: Indices, size: Floats, room: Floats) -> Indices:
-    """Columns o [slot]: bytes kept through the slot that it does not touch, at most `room`; with the rows that define them."""
-    o = lp.add(room)
+def add_kept_bytes(lp: Lp, a: Accesses, x: Indices, size: Floats, headroom: Floats) -> Indices:
+    """Columns o [slot]: bytes kept through the slot that it does not touch, at most `headroom`; with the rows that define them."""
+    o = lp.add(headroom)
     slots = np.arange(a.slots)
     lp.rows_equal(
         np.zeros(a.slots),

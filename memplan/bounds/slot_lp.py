@@ -8,14 +8,14 @@ stall before it, then its own duration. All tensors may be cut at every byte, so
 
     P_k = P_{k-1} + hs_k + hc_k - req_k             bytes in ahead of need; hc_k <= P_k: what task k needs is in before it starts
     req_k = first loads + sum_{end_j = k} s (1 - x_j)
-    Q_k >= spilled before k - G_k                   bytes that left early and are not yet written; G_k: those written by the end of slot k
-    QS_k >= sinks last used before k - Z_k          the same for sinks; Z_k <= sinks made before k
+    Q_k >= spilled before k - G_k                   spilled bytes not yet written; G_k: those written by the end of slot k
+    QS_k >= outputs last used before k - Z_k        the same for outputs; Z_k <= outputs made before k
     o_k + P_k + Q_k + QS_k + footprint_k <= C
     (G_k - G_{k-1}) + (Z_k - Z_{k-1}) <= B_out (stall_k + c_k)
-    all written <= B_out (sum (stall + c) + tail),  sinks - Z_last <= B_out tail
+    all written <= B_out (sum (stall + c) + tail),  outputs - Z_last <= B_out tail
 
-Spilled before k: s (1 - x_j) of the first interval j of each dirty tensor, from begin_j on. It may be written as soon as it is made, which
-can be earlier than begin_j; later intervals count in the last row only. A copy's latency counts where the link is considered as a whole.
+Spilled before k: s (1 - x_j) of the first interval j of each dirty tensor, from start_j on. It may be written as soon as it is made, which
+can be earlier than start_j; later intervals count in the last row only. A copy's latency counts where the link is considered as a whole.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TimeBound:
     kept: Floats
     """[interval] share of the tensor kept in the arena."""
     written: Floats
-    """[tensor] share written to the host because it leaves early; 0 for sinks and clean tensors."""
+    """[tensor] share spilled to the host; 0 for outputs and clean tensors."""
     ahead: Floats
     """[slot] bytes that are in at the end of the slot and needed later: the prefetch."""
     stall_s: Floats
@@ -55,7 +55,7 @@ def time_bound(a: Accesses, capacity: int, links: Sequence[Link], time_limit_s: 
     """
     assert a.slots > 0, "an order without tasks takes no time"
     assert capacity >= int(a.footprint.max()), f"{capacity} bytes are less than the largest footprint"
-    p = _Programme(a, capacity, links, byte_weight)
+    p = _Program(a, capacity, links, byte_weight)
     found = p.lp.solve(time_limit_s)
     written = np.zeros(len(a.nbytes))
     written[p.spillable] = np.clip(found.values[p.w], 0, 1)
@@ -68,7 +68,7 @@ def time_bound(a: Accesses, capacity: int, links: Sequence[Link], time_limit_s: 
     )
 
 
-class _Programme:
+class _Program:
     """The columns and rows. Bytes in `unit` bytes; time in `second` seconds, in which one unit is loaded: so B_in is 1, B_out is `out`."""
 
     def __init__(self, a: Accesses, capacity: int, links: Sequence[Link], byte_weight: float) -> None:
@@ -78,7 +78,7 @@ class _Programme:
         self.second = self.unit / load.bytes_per_s
         self.out = store.bytes_per_s / load.bytes_per_s
         self.load_latency, self.store_latency = load.latency_s / self.second, store.latency_s / self.second
-        self.room = (capacity - a.footprint) / self.unit
+        self.headroom = (capacity - a.footprint) / self.unit
         self.task_time = a.seconds / self.second
         self.nbytes = a.nbytes / self.unit
         self.size = self.nbytes[a.tensor]
@@ -88,9 +88,9 @@ class _Programme:
         self.stall = self.lp.add(np.full(a.slots, self._one_by_one()), cost=1.0)
         self.tail = self.lp.add(self._one_by_one(), cost=1.0)
         self.ahead = self._loads()
-        kept = add_kept_bytes(self.lp, a, self.x, self.size, self.room)
-        held = [(self.slots, column, 1.0) for column in (kept, self.ahead)]
-        self.lp.rows_at_most(self.room, *held, *self._writes())
+        kept = add_kept_bytes(self.lp, a, self.x, self.size, self.headroom)
+        resident = [(self.slots, column, 1.0) for column in (kept, self.ahead)]
+        self.lp.rows_at_most(self.headroom, *resident, *self._writes())
         self._whole_links()
 
     def _one_by_one(self) -> float:
@@ -101,7 +101,7 @@ class _Programme:
     def _loads(self) -> Indices:
         """Columns P, with the rows of loading."""
         a, lp = self.a, self.lp
-        ahead = lp.add(self.room)
+        ahead = lp.add(self.headroom)
         in_stall = lp.add(np.full(a.slots, UNITS))
         in_task = lp.add(self.task_time)
         most = self._at(a.load_at, self.nbytes[a.loaded]) + self._at(a.end, self.size)
@@ -120,55 +120,55 @@ class _Programme:
     def _writes(self) -> list[tuple[Indices, Indices, float]]:
         """Columns Q and QS, as terms of the rows of slots, with the rows of writing."""
         link: list[tuple[Indices, Indices, float]] = []
-        held: list[tuple[Indices, Indices, float]] = []
+        resident: list[tuple[Indices, Indices, float]] = []
         spilled = np.flatnonzero(self.a.is_first & self.a.dirty[self.a.tensor])
         if len(spilled):
             wrote, waiting = self._spills(spilled)
             link.append((self.slots, wrote, 1.0))
-            held.append((self.slots, waiting, 1.0))
+            resident.append((self.slots, waiting, 1.0))
         if self.a.output.any():
-            stored, dead, waiting = self._sinks()
+            stored, dead, waiting = self._outputs()
             link += [(self.slots, stored, 1.0), (self.slots[1:], stored[:-1], -1.0)]
-            held.append((dead, waiting, 1.0))
+            resident.append((dead, waiting, 1.0))
         if link:
             self.lp.rows_at_most(self.out * self.task_time, *link, (self.slots, self.stall, -self.out))
-        return held
+        return resident
 
     def _spills(self, spilled: Indices) -> tuple[Indices, Indices]:
         """Columns: bytes of the intervals `spilled` that are written in each slot, and that wait for it (Q)."""
         a, lp = self.a, self.lp
-        size, begin, made = self.size[spilled], a.start[spilled], a.made_at[a.tensor[spilled]]
-        early = [(k, j) for j in np.flatnonzero(made < begin).tolist() for k in range(int(made[j]) + 1, int(begin[j]) + 1)]
+        size, start, made = self.size[spilled], a.start[spilled], a.made_at[a.tensor[spilled]]
+        early = [(k, j) for j in np.flatnonzero(made < start).tolist() for k in range(int(made[j]) + 1, int(start[j]) + 1)]
         slot, which = np.array(early, np.int64).reshape(-1, 2).T
         may_be_ahead = self._at(slot, size[which])
         wrote = lp.add(np.full(a.slots, size.sum()))
-        balance = lp.add(self.room, low=-may_be_ahead)
+        balance = lp.add(self.headroom, low=-may_be_ahead)
         lp.rows_equal(
-            self._at(begin + 1, size),
+            self._at(start + 1, size),
             (self.slots, balance, 1.0),
             (self.slots[1:], balance[:-1], -1.0),
             (self.slots, wrote, 1.0),
-            (begin + 1, self.x[spilled], size),
+            (start + 1, self.x[spilled], size),
         )
         at = np.flatnonzero(may_be_ahead)
         row = np.searchsorted(at, slot)
         lp.rows_at_most(may_be_ahead[at], (np.arange(len(at)), balance[at], -1.0), (row, self.x[spilled][which], size[which]))
         waiting = balance.copy()
-        waiting[at] = lp.add(self.room[at])
+        waiting[at] = lp.add(self.headroom[at])
         lp.rows_at_most(np.zeros(len(at)), (np.arange(len(at)), balance[at], 1.0), (np.arange(len(at)), waiting[at], -1.0))
         return wrote, waiting
 
-    def _sinks(self) -> tuple[Indices, Indices, Indices]:
-        """Columns Z; slots with dead sinks, and their columns QS."""
+    def _outputs(self) -> tuple[Indices, Indices, Indices]:
+        """Columns Z; slots with dead outputs, and their columns QS."""
         a, lp = self.a, self.lp
-        sinks = np.flatnonzero(a.output)
-        stored = lp.add(self._before(a.made_at[sinks], self.nbytes[sinks]))
+        outputs = np.flatnonzero(a.output)
+        stored = lp.add(self._before(a.made_at[outputs], self.nbytes[outputs]))
         lp.rows_at_most(np.zeros(a.slots - 1), (self.slots[:-1], stored[:-1], 1.0), (self.slots[:-1], stored[1:], -1.0))
-        lp.rows_at_most(-self.nbytes[sinks].sum(), (0, stored[-1], -1.0), (0, self.tail, -self.out))
-        touched = sinks[a.last_at[sinks] != NEVER]
+        lp.rows_at_most(-self.nbytes[outputs].sum(), (0, stored[-1], -1.0), (0, self.tail, -self.out))
+        touched = outputs[a.last_at[outputs] != NEVER]
         dead_bytes = self._before(a.last_at[touched], self.nbytes[touched])
         dead = np.flatnonzero(dead_bytes)
-        waiting = lp.add(self.room[dead])
+        waiting = lp.add(self.headroom[dead])
         rows = np.arange(len(dead))
         lp.rows_at_most(-dead_bytes[dead], (rows, stored[dead], -1.0), (rows, waiting, -1.0))
         return stored, dead, waiting

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, TensorId
-from einpage.memplan.bounds.bounds import Bounds, Method, compulsory_load_bytes, compulsory_store_bytes
+from einpage.memplan.bounds.bounds import Bounds
+from einpage.memplan.bounds.compulsory import compulsory_load_bytes, compulsory_store_bytes
+from einpage.memplan.bounds.limit import Method
 from einpage.memplan.problem.accesses import accesses
 from einpage.memplan.problem.machine import Machine, op_seconds, task_seconds
 from einpage.memplan.problem.places import Queue
 
-STAYING = frozenset((Kind.WEIGHT, Kind.CONSTANT))
+SAME_EVERY_PASS = frozenset((Kind.WEIGHT, Kind.CONSTANT))
 """Kinds that are the same in every pass."""
 
 
@@ -35,7 +37,7 @@ def steady_bounds(graph: TaskGraph, machine: Machine, budget_bytes: int) -> Boun
     loads, stores = machine.link(Queue.H2D), machine.link(Queue.D2H)
     for_all = {Queue.COMPUTE: compute_s, Queue.H2D: bytes_in / loads.bytes_per_s, Queue.D2H: bytes_out / stores.bytes_per_s}
     limit = max(for_all, key=lambda queue: for_all[queue])
-    order_in = anew + max(0, all_in - anew - (budget_bytes - _besides_weights(graph, machine, weights)))
+    order_in = anew + max(0, all_in - anew - (budget_bytes - _extra_bytes(graph, machine, weights)))
     here = {
         Queue.COMPUTE: max(compute_s, sum(task_seconds(machine, graph, task) for task in graph.tasks if not task.gathers)),
         Queue.H2D: order_in / loads.bytes_per_s,
@@ -59,11 +61,11 @@ def steady_bounds(graph: TaskGraph, machine: Machine, budget_bytes: int) -> Boun
 def weights_read(graph: TaskGraph) -> frozenset[TensorId]:
     """What tasks read on the device and every pass has again."""
     read = {t for task in graph.tasks if not task.gathers for t in task.reads()}
-    return frozenset(t for t in read if graph.tensors[t].kind in STAYING)
+    return frozenset(t for t in read if graph.tensors[t].kind in SAME_EVERY_PASS)
 
 
-def _besides_weights(graph: TaskGraph, machine: Machine, weights: frozenset[TensorId]) -> int:
-    """The most bytes that a task needs besides weights."""
+def _extra_bytes(graph: TaskGraph, machine: Machine, weights: frozenset[TensorId]) -> int:
+    """The most bytes that a task needs in addition to weights."""
     tasks = [task for task in graph.tasks if not task.gathers]
     needs = accesses(graph, machine).footprint.tolist()
     return max(

@@ -40,7 +40,7 @@ class Extent:
     """What the tensor uses, not rounded."""
 
     @property
-    def stop(self) -> int:
+    def end(self) -> int:
         return self.offset + self.nbytes
 
 
@@ -61,7 +61,7 @@ class Compute:
     operands: tuple[tuple[ResidencyId, ...], ...]
     """Parallel to the task's operands."""
     creates: ResidencyId
-    """May share its extent with an operand it takes over (the operand then has no Free)."""
+    """May share its extent with a donated operand (which then has no Free)."""
     workspace: Extent | None
 
 
@@ -97,7 +97,7 @@ class EdgeKind(IntEnum):
     DATA = 0
     """Producer → consumer, and last reader → Free."""
     MEMORY = 1
-    """Free (or, for bytes taken over, every other user) → the first who writes these bytes next."""
+    """Free (or, for a donated operand, every other user) → the first who writes these bytes next."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,9 +122,9 @@ class MemGraph:
     """Immutable, both: tuples, or the columns of flat.py, which a large graph wants."""
     edges: Edges
     start: tuple[ResidencyId, ...]
-    """What is there before the first node: host masters and inputs (and, for a warm plan, device residencies)."""
+    """What is there before the first node: host copies of weights and inputs (and, for a warm plan, device residencies)."""
     end: tuple[ResidencyId, ...]
-    """What is there after the last node: the outputs on the host, besides the masters; after a loop, what it began with on the device."""
+    """What is there after the last node: the outputs on the host, besides those copies; after a loop, what it began with on the device."""
     alignment: int = ALIGNMENT
     """Every offset is a multiple of this, and every extent's length is rounded up to it when footprints are counted."""
     loops: bool = False

@@ -71,11 +71,11 @@ class Residencies(Columns[Residency]):
         extents = tuple(Extent(self.offset[at].item(), self.nbytes[at].item()) for at in range(first, last))
         return Residency(self.id[i].item(), self.tensor[i].item(), self.places[self.place[i]], extents)
 
-    def entries(self, start: int, stop: int) -> Iterator[Residency]:
-        rows: list[int] = self.extent_row[start : stop + 1].tolist()
+    def entries(self, start: int, end: int) -> Iterator[Residency]:
+        rows: list[int] = self.extent_row[start : end + 1].tolist()
         first, last = rows[0], rows[-1]
         extents = tuple(map(Extent, self.offset[first:last].tolist(), self.nbytes[first:last].tolist()))
-        ids, tensors, places = (column[start:stop].tolist() for column in (self.id, self.tensor, self.place))
+        ids, tensors, places = (column[start:end].tolist() for column in (self.id, self.tensor, self.place))
         for i, tensor, place, (a, b) in zip(ids, tensors, places, pairwise(rows), strict=True):
             yield Residency(i, tensor, self.places[place], extents[a - first : b - first])
 
@@ -173,14 +173,14 @@ class Nodes(Columns[Node]):
             return Move(self.subject[i].item(), self.result[i].item())
         return next(self.entries(i, i + 1))
 
-    def entries(self, start: int, stop: int) -> Iterator[Node]:
-        kinds, subjects, results = (column[start:stop].tolist() for column in (self.kind, self.subject, self.result))
-        rows: list[int] = self.operand_row[start : stop + 1].tolist()
+    def entries(self, start: int, end: int) -> Iterator[Node]:
+        kinds, subjects, results = (column[start:end].tolist() for column in (self.kind, self.subject, self.result))
+        rows: list[int] = self.operand_row[start : end + 1].tolist()
         each: list[tuple[ResidencyId, ...]] = ragged(self.tile_row, self.reads, rows[0], rows[-1])
-        low, high = np.searchsorted(self.scratch_node, (start, stop))
+        low, high = np.searchsorted(self.scratch_node, (start, end))
         scratch = map(Extent, self.scratch_offset[low:high].tolist(), self.scratch_nbytes[low:high].tolist())
         workspace_by_node = dict(zip(self.scratch_node[low:high].tolist(), scratch, strict=True))
-        for n, kind, subject, result, (a, b) in zip(range(start, stop), kinds, subjects, results, pairwise(rows), strict=True):
+        for n, kind, subject, result, (a, b) in zip(range(start, end), kinds, subjects, results, pairwise(rows), strict=True):
             if kind == FREE:
                 yield Free(subject)
             elif kind == MOVE:
