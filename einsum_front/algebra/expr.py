@@ -32,7 +32,8 @@ class Reduction(Enum):
 
 
 UNARY = ("-", "not")
-BINARY = ("+", "-", "*", "/", "//", "%", "**", "<", "<=", ">", ">=", "==", "!=", "and", "or")
+COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
+BINARY = ("+", "-", "*", "/", "//", "%", "**", *COMPARISONS, "and", "or")
 
 _NO_SPAN = Span(0, 0, 0)
 

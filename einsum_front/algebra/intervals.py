@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Load, Num, Region, Unary, children
+from einpage.einsum_front.algebra.expr import COMPARISONS, Axis, Binary, Call, Expr, Load, Num, Region, Unary, children
 from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.base.interval import EITHER, UNBOUNDED, Interval, arithmetic, compared, negated, truth
-
-COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 
 
 def _no_tensor(name: str) -> bool:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from einpage.einsum_front.algebra import arithmetic
-from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Unary, text, walk
-from einpage.einsum_front.algebra.intervals import COMPARISONS, interval, not_whole
+from einpage.einsum_front.algebra.expr import COMPARISONS, Axis, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Unary, text, walk
+from einpage.einsum_front.algebra.intervals import interval, not_whole
 from einpage.einsum_front.base.errors import Span, SpecError, did_you_mean, listing
 from einpage.einsum_front.base.interval import UNBOUNDED, Interval
 from einpage.einsum_front.spec.source import SourceFile

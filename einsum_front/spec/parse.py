@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NoReturn
 
-from einpage.einsum_front.algebra.expr import Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Reduction, Unary
+from einpage.einsum_front.algebra.expr import COMPARISONS, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Reduction, Unary
 from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.base.errors import Span, did_you_mean, listing
 from einpage.einsum_front.spec.lex import Token, TokenKind, tokens
@@ -28,7 +28,7 @@ RESERVED = frozenset((*FUNCTIONS, *REDUCTIONS, "pi", "inf", "nan", "and", "or", 
 _LEVELS: tuple[frozenset[str], ...] = (
     frozenset(("or",)),
     frozenset(("and",)),
-    frozenset(("<", "<=", ">", ">=", "==", "!=")),
+    frozenset(COMPARISONS),
     frozenset(("+", "-")),
     frozenset(("*", "/", "//", "%")),
 )

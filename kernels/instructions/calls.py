@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from einpage.einsum_front.algebra.expr import Reduction
+from einpage.einsum_front.algebra.expr import COMPARISONS, Reduction
 from einpage.einsum_front.algebra.functions import FUNCTIONS
 
 
@@ -78,7 +78,6 @@ ROW: dict[Reduction, Callable[..., Tensor]] = {
     Reduction.MAX: torch.amax,
     Reduction.MIN: torch.amin,
 }
-COMPARE = frozenset(("<", "<=", ">", ">=", "==", "!="))
 BINARY: dict[str, Callable[..., Any]] = {
     "+": torch.add,
     "-": torch.sub,
@@ -97,5 +96,5 @@ BINARY: dict[str, Callable[..., Any]] = {
 POINTWISE: dict[str, Callable[..., Any]] = {f.name: f.torch(torch) for f in FUNCTIONS.values()}
 ALLOCATES_TEMPORARY: frozenset[Callable[..., Any] | None] = frozenset(POINTWISE[f.name] for f in FUNCTIONS.values() if f.temporary)
 OUTABLE: frozenset[Callable[..., Any] | None] = (
-    frozenset((*(fn for op, fn in BINARY.items() if op not in COMPARE), torch.neg, *POINTWISE.values())) - ALLOCATES_TEMPORARY
+    frozenset((*(fn for op, fn in BINARY.items() if op not in COMPARISONS), torch.neg, *POINTWISE.values())) - ALLOCATES_TEMPORARY
 )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from einpage.einsum_front.algebra.arithmetic import constant
-from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Reduction, Unary
+from einpage.einsum_front.algebra.expr import COMPARISONS, Acc, Axis, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Reduction, Unary
 from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import View
@@ -179,7 +179,7 @@ class _ExpressionCompiler:
         x, y = self._arithmetic(x, index), self._arithmetic(y, index)
         if op in ("+", "*") and x.is_number:
             x, y = y, x
-        kind = ValueKind.BOOL if op in calls.COMPARE else _kind(index)
+        kind = ValueKind.BOOL if op in COMPARISONS else _kind(index)
         return self.builder.call(calls.BINARY[op], kind, self._left(x, index), y)
 
     def _logic(self, op: str, x: Ref, y: Ref, index: bool) -> Ref:

@@ -13,7 +13,22 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from einpage.einsum_front.algebra.arithmetic import constant
-from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Unary, free_letters, walk
+from einpage.einsum_front.algebra.expr import (
+    COMPARISONS,
+    Acc,
+    Axis,
+    Binary,
+    Call,
+    Expr,
+    Letter,
+    Load,
+    Name,
+    Num,
+    Reduce,
+    Unary,
+    free_letters,
+    walk,
+)
 from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import Box, Range, View
@@ -87,7 +102,7 @@ class Writer(JobText):
             case Unary(op, x):
                 return self._unary(op, self.value(x, scope, index), index)
             case Binary(op, x, y):
-                whole = not index and (op in COMPARE or op in ("//", "%")) and integral(x, self._integers) and integral(y, self._integers)
+                whole = not index and op in (*COMPARISONS, "//", "%") and integral(x, self._integers) and integral(y, self._integers)
                 val = self._binary(op, self.value(x, scope, index or whole), self.value(y, scope, index or whole), index or whole)
                 return Val(f"{val.text}.to(tl.float32)", val.axes, "f") if whole and val.kind == "i" else val
             case Call(fn, args):
@@ -124,7 +139,7 @@ class Writer(JobText):
         if op == "/" and index:
             raise Unsupported("a true division in an index: use //")
         x, y, axes, kind = arithmetic(x, index), arithmetic(y, index), x.axes | y.axes, "i" if index else "f"
-        if op in COMPARE:
+        if op in COMPARISONS:
             return Val(f"({x.text} {op} {y.text})", axes, "b")
         if op == "//" or op == "%":
             name = ("floor_div" if op == "//" else "floor_mod") + ("_int" if index else "")
@@ -208,4 +223,3 @@ def _looked_up_terms(box: Box, looked_up: Mapping[int, Val]) -> list[str]:
 
 SHAPE = {"r": "ROWS", "c": "COLS", "k": "INNER", "w": "WIDTH"}
 """The constant that gives each axis its length."""
-COMPARE = frozenset(("<", "<=", ">", ">=", "==", "!="))
