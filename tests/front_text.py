@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 
 import pytest
 
+from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Name, Num, substitute
 from einpage.einsum_front.base.errors import SpecError
 from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.graph.program import Program
+from einpage.einsum_front.spec.parse import parse_expression
 from einpage.einsum_front.spec.reader import read_document
 
 PATH = "small.yaml"
@@ -60,3 +63,12 @@ def failure(text: str, settings: Mapping[str, int | float | str] | None = None) 
 def place(e: SpecError) -> str:
     """The characters of the line from the error's column on."""
     return e.source_line[e.column - 1 :]
+
+
+def over_letters(expression: str) -> Expr:
+    """`expression` with every word a letter, but for `inf`."""
+    return words_as_letters(parse_expression(expression))
+
+
+def words_as_letters(e: Expr) -> Expr:
+    return substitute(e, lambda n: (Num(inf) if n.word == "inf" else Axis(Letter(n.word))) if isinstance(n, Name) else None)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einpage.einsum_front.algebra import arithmetic as fold
+from einpage.einsum_front.algebra import arithmetic
 from einpage.einsum_front.base.errors import SpecError, UsageError
 from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.graph.program import Program
@@ -163,10 +163,10 @@ def test_arithmetic_is_python_s(op: str, x: float, y: float) -> None:
     except (ZeroDivisionError, OverflowError):
         expected = None
     if expected is None or isinstance(expected, complex):
-        with pytest.raises(fold.BadNumber):
-            fold.binary(op, x, y)
+        with pytest.raises(arithmetic.BadNumber):
+            arithmetic.binary(op, x, y)
     else:
-        found = fold.binary(op, x, y)
+        found = arithmetic.binary(op, x, y)
         assert found == expected
         assert isinstance(found, float) == isinstance(expected, float)
 
@@ -212,4 +212,4 @@ def test_the_error_s_class_is_the_user_s_kind() -> None:
     ],
 )
 def test_constants_are_found(written: str, value: float | None) -> None:
-    assert fold.constant(parse_expression(written)) == value
+    assert arithmetic.constant(parse_expression(written)) == value
