@@ -22,6 +22,7 @@ def whole(ranges: Iterable[Range]) -> dict[Letter, tuple[int, int]]:
 
 
 def extents(region: Region) -> dict[Letter, int]:
+    """How many numbers each letter takes."""
     return {letter: end - start for letter, (start, end) in region.items()}
 
 

@@ -56,9 +56,11 @@ class StridedTile:
     """Per dimension: the index and the box's interval. Empty for scratch, which holds whatever is asked."""
 
     def contains(self, region: Region) -> bool:
+        """Whether every element that the load reads in `region` lies in the tile."""
         return all(lo <= low and high <= hi for a, lo, hi in self.bounds for low, high in (a.hull(region),))
 
     def intersects(self, region: Region) -> bool:
+        """Whether some element that the load reads in `region` may lie in the tile."""
         return all(low < hi and lo < high for a, lo, hi in self.bounds for low, high in (a.hull(region),))
 
     def window(self, order: Sequence[Letter], region: Region) -> Window:
@@ -68,6 +70,7 @@ class StridedTile:
         return Window(self.operand, self.tile, size, stride, self.offset(region))
 
     def offset(self, region: Region) -> int:
+        """Where the first element of `region` lies, in elements from the tensor's start."""
         return self.origin + sum(step * region[letter][0] for letter, step in self.stride.items())
 
 
@@ -81,6 +84,7 @@ def strided_tiles(view: View, operand: int, indices: Sequence[Affine]) -> tuple[
 
 
 def strided_tile(box: Box, operand: int, j: int, dtype: DType, indices: Sequence[Affine]) -> StridedTile:
+    """Tile `j` of an operand, packed `box`, as a load with these indices sees it."""
     place = address(box, indices)
     return StridedTile(operand, j, dtype, dict(place.terms), place.const, tuple(zip(indices, box.start, box.end, strict=True)))
 

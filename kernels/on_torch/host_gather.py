@@ -53,7 +53,7 @@ class GatherKernel:
     scratch_bytes: int
 
     def __call__(self, operands: Operands, result: Tensor, workspace: Tensor | None = None) -> int:
-        """Fill `result`; bytes moved. Raises IndexOutOfRange."""
+        """Fill `result`; returns the bytes moved. Raises IndexOutOfRange."""
         job = self.job
         index = self._indices(operands)
         flat = index.reshape(-1)

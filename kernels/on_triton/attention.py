@@ -31,6 +31,7 @@ CACHED = 16 << 20
 
 
 def attention_launches(job: AttentionJob, target: Target) -> list[Launch]:
+    """The kernel of `job` on `target`. Raises Unsupported where it cannot be written, as for a reduction within a score."""
     return [_AttentionGenerator(job, target).launch()]
 
 

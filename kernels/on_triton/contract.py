@@ -25,10 +25,12 @@ from einpage.kernels.writer.writer import Scope, Writer
 
 
 def letters_of(load: Load) -> set[Letter]:
+    """The letters that index a load by themselves."""
     return {i.letter for i in load.indices if isinstance(i, Axis)}
 
 
 def contract_launches(job: ContractJob, target: Target) -> list[Launch]:
+    """The kernel of `job` on `target`. Raises Unsupported where it cannot be written, as for a reduction within an epilogue."""
     return [_ContractGenerator(job, target).launch()]
 
 

@@ -21,7 +21,7 @@ from einpage.kernels.writer.writer import Scope, Writer
 
 
 def map_launches(job: MapJob) -> list[Launch]:
-    """One kernel for each set of target letters."""
+    """One kernel for each set of target letters. Raises Unsupported where one cannot be written."""
     groups: dict[tuple[Letter, ...], list[Part]] = {}
     box = job.result.boxes[0]
     for part in job.parts:

@@ -45,6 +45,7 @@ def reductions(e: Expr) -> Iterator[Reduce]:
 
 
 def map_shape(job: MapJob, letters: Sequence[Letter], parts: Sequence[Part]) -> MapShape:
+    """The shape for parts of `job` whose target letters are `letters`."""
     extent = {r.letter: r.extent for r in job.ranges}
     rows, by_row = _rows(letters, parts)
     columns = tuple(x for x in letters if x not in rows)
