@@ -368,6 +368,17 @@ def test_planning_leaves_torch_out(tmp_path: Path) -> None:
     assert heavy_after(["show", spec], planning, ["verify", plan], packing, ["machine"]) == []
 
 
+def test_triton_text_is_written_without_torch_and_triton() -> None:
+    """`math` is what the text imports, not what writes it."""
+    wings = ("tiles", "writer", "on_triton")
+    modules = ["einpage." + module_of(ROOT, p) for p in sources(ROOT, ("kernels",)) if p.parent.name in wings and p.stem != "math"]
+    code = (
+        f"import importlib, sys\nfor name in {modules!r}: importlib.import_module(name)\nprint(sorted({set(HEAVY)!r} & set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    assert len(modules) > 15 and ran.stdout == "[]\n"
+
+
 def test_heavy_modules_are_seen() -> None:
     """The check above can fail: a module that uses torch is seen."""
     code = "import sys, einpage.kernels.prepare\nprint('torch' in sys.modules)"

@@ -165,7 +165,6 @@ PENDING = {
     ("names", "memplan"),
     ("names", "exec"),
     ("prose", "memplan"),
-    ("prose", "kernels"),
     ("prose", "exec"),
 }
 """What is not done yet."""
@@ -188,8 +187,7 @@ TWINS: dict[str, frozenset[str]] = {}
 """Class names that stand for a torch class and for its Triton counterpart, with the two modules."""
 
 DOUBLES_PENDING = """
-    Access Arena Axes Block Box Call Choice Chosen Clock Entry Evaluator Flat Floats Frame HostGather Ints Item Kernel Kind Limit
-    Load Mark Memory Node Op Part Piece Plain Planner Product Program Row Rows Search Shape Source Span Step Stream Tile Tiles Way
+    Arena Call Clock Entry Floats Ints Load Piece Rows Step Tiles Way
     """
 """Class names that still stand for several things."""
 

@@ -1,6 +1,6 @@
-"""What a tape's steps may call: torch functions by the words of expressions, and the same on plain numbers.
+"""What instructions may call: torch functions by the operators and function names of expressions.
 
-OUTABLE calls take `out=`; ALLOCATES_TEMPORARY ones hold one more temporary while they run. A softmax of a row that is all -inf is 0.
+OUTABLE calls take `out=`; ALLOCATES_TEMPORARY ones need one more temporary while they run. A softmax of a row that is all -inf is 0.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def is_true(x: Tensor | float) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A reduction over some dimensions, which stay with size 1."""
+class RowReduction:
+    """A reduction over some dimensions, kept with size 1."""
 
     fn: Callable[..., Tensor]
     dims: tuple[int, ...]
@@ -52,15 +52,17 @@ class Row:
         return self.fn(x, dim=self.dims, keepdim=True)
 
 
-def softmax_parts(x: Tensor, dims: tuple[int, ...], out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def exponentials(x: Tensor, dims: tuple[int, ...], out: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """exp(x - max) and its sum over `dims`; a row that is all -inf gives zeros and a sum of 0."""
     most = torch.amax(x, dim=dims, keepdim=True).clamp_(min=-3.0e38)
-    parts = torch.sub(x, most, out=out).exp_()
-    return parts, torch.sum(parts, dim=dims, keepdim=True)
+    found = torch.sub(x, most, out=out).exp_()
+    return found, torch.sum(found, dim=dims, keepdim=True)
 
 
 @dataclass(frozen=True, slots=True)
-class SoftMax:
+class RowSoftmax:
+    """A softmax over some dimensions."""
+
     dims: tuple[int, ...]
     absent: int
     """How many equal rows lie along letters that the value lacks."""
@@ -68,11 +70,11 @@ class SoftMax:
     def __call__(self, x: Tensor) -> Tensor:
         if not self.dims:
             return torch.where(x == -math.inf, 0.0, 1.0 / self.absent)
-        parts, total = softmax_parts(x, self.dims)
-        return parts.div_(total.clamp_(min=1e-30).mul_(self.absent))
+        found, total = exponentials(x, self.dims)
+        return found.div_(total.clamp_(min=1e-30).mul_(self.absent))
 
 
-ROW: dict[Reduction, Callable[..., Tensor]] = {
+REDUCTIONS: dict[Reduction, Callable[..., Tensor]] = {
     Reduction.SUM: torch.sum,
     Reduction.MEAN: torch.mean,
     Reduction.MAX: torch.amax,

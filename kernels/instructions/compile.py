@@ -22,7 +22,7 @@ from einpage.kernels.errors import Unsupported
 from einpage.kernels.instructions import calls
 from einpage.kernels.instructions.builder import InstructionBuilder
 from einpage.kernels.instructions.instruction_list import AccAt, InstructionList, Iota, LoadAt, LookUp, Ref
-from einpage.kernels.instructions.value_kind import ValueKind
+from einpage.kernels.instructions.value_kind import ValueKind, computed
 from einpage.kernels.layout.affine import Affine, ascending
 
 
@@ -93,7 +93,7 @@ class _ExpressionCompiler:
             case Num():
                 raise AssertionError("a number is constant")
             case Axis(letter):
-                return self.builder.source(Iota(letter, _kind(index)), frozenset((letter,)), _kind(index))
+                return self.builder.source(Iota(letter, computed(index)), frozenset((letter,)), computed(index))
             case Acc(i):
                 return self.builder.source(AccAt(i), self._accs[i], ValueKind.FLOAT)
             case Load():
@@ -152,7 +152,7 @@ class _ExpressionCompiler:
     def _arithmetic(self, ref: Ref, index: bool) -> Ref:
         """`ref` as a number: bools become 0 and 1."""
         if ref.kind is ValueKind.BOOL:
-            return self.builder.call(calls.to_int if index else calls.to_float, _kind(index), ref)
+            return self.builder.call(calls.to_int if index else calls.to_float, computed(index), ref)
         return ref
 
     def _truth(self, ref: Ref) -> Ref:
@@ -163,7 +163,7 @@ class _ExpressionCompiler:
         if not ref.is_number:
             return ref
         value = torch.tensor(ref.value, dtype=torch.int64 if index else torch.float32)
-        return self.builder.slot(frozenset(), _kind(index), value)
+        return self.builder.slot(frozenset(), computed(index), value)
 
     def _unary(self, op: str, x: Ref, index: bool) -> Ref:
         if op == "not":
@@ -179,7 +179,7 @@ class _ExpressionCompiler:
         x, y = self._arithmetic(x, index), self._arithmetic(y, index)
         if op in ("+", "*") and x.is_number:
             x, y = y, x
-        kind = ValueKind.BOOL if op in COMPARISONS else _kind(index)
+        kind = ValueKind.BOOL if op in COMPARISONS else computed(index)
         return self.builder.call(calls.BINARY[op], kind, self._left(x, index), y)
 
     def _logic(self, op: str, x: Ref, y: Ref, index: bool) -> Ref:
@@ -191,7 +191,7 @@ class _ExpressionCompiler:
 
     def _where(self, condition: Ref, then: Ref, other: Ref, index: bool) -> Ref:
         then, other = self._left(self._arithmetic(then, index), index), self._left(self._arithmetic(other, index), index)
-        return self.builder.call(calls.POINTWISE["where"], _kind(index), condition, then, other)
+        return self.builder.call(calls.POINTWISE["where"], computed(index), condition, then, other)
 
     def _call(self, fn: str, args: list[Ref], index: bool) -> Ref:
         if fn == "where":
@@ -202,7 +202,7 @@ class _ExpressionCompiler:
         args = [self._arithmetic(a, index) for a in args]
         if index and FUNCTIONS[fn].interval is None:
             raise Unsupported(f"{fn} in an index: an index is made of integers")
-        return self.builder.call(calls.POINTWISE[fn], _kind(index), *(self._left(a, index) for a in args))
+        return self.builder.call(calls.POINTWISE[fn], computed(index), *(self._left(a, index) for a in args))
 
     def _reduce(self, op: Reduction, letters: frozenset[Letter], x: Ref, index: bool) -> Ref:
         if index:
@@ -215,12 +215,7 @@ class _ExpressionCompiler:
         if op is Reduction.SOFTMAX:
             if x.is_number or not present:
                 x = self._left(x, False)
-            return self.builder.call(calls.SoftMax(present, absent), ValueKind.FLOAT, x)
+            return self.builder.call(calls.RowSoftmax(present, absent), ValueKind.FLOAT, x)
         if not present:
             return x
-        return self.builder.call(calls.Row(calls.ROW[op], present), ValueKind.FLOAT, x, letters=x.letters - letters)
-
-
-def _kind(index: bool) -> ValueKind:
-    """Of what is computed: indices are integers, values fp32."""
-    return ValueKind.INT if index else ValueKind.FLOAT
+        return self.builder.call(calls.RowReduction(calls.REDUCTIONS[op], present), ValueKind.FLOAT, x, letters=x.letters - letters)

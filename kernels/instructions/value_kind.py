@@ -11,3 +11,8 @@ class ValueKind(Enum):
     INT = "int64"
     NUMBER = "a Python number, known now"
     STORED = "as stored, in the tile's own dtype"
+
+
+def computed(index: bool) -> ValueKind:
+    """Of what is computed: parts of an index are integers, values fp32."""
+    return ValueKind.INT if index else ValueKind.FLOAT

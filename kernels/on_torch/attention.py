@@ -17,7 +17,7 @@ from einpage.einsum_front.algebra.masks import emptied
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import AttentionJob
 from einpage.kernels.instructions.bind import bind
-from einpage.kernels.instructions.calls import softmax_parts
+from einpage.kernels.instructions.calls import exponentials
 from einpage.kernels.instructions.compile import compile_epilogue
 from einpage.kernels.instructions.torch_kernel import TorchKernel
 from einpage.kernels.layout.affine import Affine
@@ -148,12 +148,12 @@ def _exponentials(scores: StridedTile, sums: StridedTile, order: Letters, row: L
     window, totals = scores.window(order, region), sums.window(order, region)
     dims = (order.index(row),)
 
-    def exponentials(buffers: JobBuffers) -> None:
+    def exponentials_and_sum(buffers: JobBuffers) -> None:
         x = window.of(buffers)
-        _, total = softmax_parts(x, dims, out=x)
+        _, total = exponentials(x, dims, out=x)
         totals.of(buffers).copy_(total)
 
-    return exponentials
+    return exponentials_and_sum
 
 
 def _divide(out: StridedTile, sums: StridedTile, order: Letters, region: Region) -> BoundStep:

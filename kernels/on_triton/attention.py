@@ -15,6 +15,7 @@ from math import prod
 from einpage.einsum_front.algebra.expr import Acc, Axis, Expr, Letter, Load, children, free_letters, loads, walk
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import AttentionJob
+from einpage.kernels.instructions.value_kind import ValueKind
 from einpage.kernels.on_triton.contract import letters_of
 from einpage.kernels.on_triton.key_bounds import KeyBound, key_bounds, masked_score
 from einpage.kernels.on_triton.key_loop import KeyAddresses, key_addresses, parts_of_row
@@ -101,7 +102,7 @@ class _AttentionGenerator:
         w.line("attended = attended * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]")
         own = {**w.split("row", self.rows, "r"), **self.lanes["w"].letters} if ragged else self.lanes["w"].letters
         scope = Scope({**queries.letters, **own}, {**({"r": f"(row < {self.row_count})"} if ragged else {}), **width_masks})
-        scope.accs = {1: Val("attended", frozenset("rw"), "f")}
+        scope.accs = {1: Val("attended", frozenset("rw"), ValueKind.FLOAT)}
         w.store(tuple(Axis(x) for x in job.target), w.value(job.epilogue, scope), scope, "rw")
         what = f"{job.result.name}: queries over {' '.join(self.rows)}, keys over {job.row}, batch over {' '.join(self.batch) or 'nothing'}"
         return w.launch("attention_kernel", what, self.size, self.blocks * self.batch_count, self.tiles)
@@ -152,7 +153,7 @@ class _AttentionGenerator:
             return
         if self.job.row not in free_letters(e) and loads(e) and not any(isinstance(n, Acc) for n in walk(e)):
             value = self.writer.value(e, self.queries)
-            if value.kind != "c":
+            if not value.is_number:
                 self.queries.memo[(e, False)] = Val(self.writer.assign("known", value.text), value.axes, value.kind)
         elif not isinstance(e, Load):
             for child in children(e):
@@ -251,17 +252,19 @@ class _AttentionGenerator:
         job, w = self.job, self.writer
         key = w.assign(str(job.row), "start + tl.arange(0, KEYS)[None, :]")
         masks = [w.assign("key_mask", f"{key} < {last}")] if last else []
-        scope = Scope({**self.queries.letters, job.row: Val(key, frozenset("t"), "i")}, dict(self.queries.masks), dict(self.queries.memo))
+        scope = Scope(
+            {**self.queries.letters, job.row: Val(key, frozenset("t"), ValueKind.INT)}, dict(self.queries.masks), dict(self.queries.memo)
+        )
         scope.masks = {**scope.masks, **({"t": masks[0]} if masks else {})}
-        scope.accs = {0: Val("score", frozenset("rt"), "f")}
+        scope.accs = {0: Val("score", frozenset("rt"), ValueKind.FLOAT)}
         k = self._keys(key, masks)
         wide = "" if self.dtype[job.q.name] is self.dtype[job.k.name] else ".to(tl.float32)"
         w.line(f"score = tl.dot({self.q}{wide}, {k}{wide}{self._precision(job.q.name, job.k.name)})")
         value = arithmetic(w.value(self.score.body, scope), False)
         if value.axes != frozenset("rt"):
-            value = Val(f"({value.text} + tl.zeros((ROWS, KEYS), tl.float32))", frozenset("rt"), "f")
-        varying = [v for v in (w.value(c, scope) for c in conditions) if v.kind != "c" or not v.number]
-        seen = [*masks, *("tl.full((1, 1), 0, tl.int1)" if v.kind == "c" else truth(v) for v in varying)]
+            value = Val(f"({value.text} + tl.zeros((ROWS, KEYS), tl.float32))", frozenset("rt"), ValueKind.FLOAT)
+        varying = [v for v in (w.value(c, scope) for c in conditions) if not v.is_number or not v.number]
+        seen = [*masks, *("tl.full((1, 1), 0, tl.int1)" if v.is_number else truth(v) for v in varying)]
         text = f'tl.where({" & ".join(seen)}, {value.text}, float("-inf"))' if seen else value.text
         if text != "score":
             w.line(f"score = {text}")
@@ -297,7 +300,7 @@ class _AttentionGenerator:
             mask = " & ".join([*key_masks, *lanes.masks.values()])
             return w.assign(load.name, f"tl.load({a.block('start', w.wide)}" + (f", mask={mask}, other=0)" if mask else ")"))
         masks = {**lanes.masks, **({"t": key_masks[0]} if key_masks else {})}
-        letters = {**self.scalars, **lanes.letters, self.job.row: Val(key, frozenset("t"), "i")}
+        letters = {**self.scalars, **lanes.letters, self.job.row: Val(key, frozenset("t"), ValueKind.INT)}
         return self._full(w.load(load, Scope(letters, masks)), axes, full, masks)
 
 

@@ -13,6 +13,7 @@ from math import prod
 from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Load, Num
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import Contraction, ContractJob
+from einpage.kernels.instructions.value_kind import ValueKind
 from einpage.kernels.on_triton.product import BlockAxis, ProductWriter
 from einpage.kernels.on_triton.product_loops import grouped, inner_size, loops
 from einpage.kernels.tiles.product_tiles import ProductShape, product_tiles, variants
@@ -100,7 +101,7 @@ class _ContractGenerator:
         accs = {n: self._initial(n, scope) for n in range(p.sums)}
         for loop in self.loops:
             products.write(loop, accs)
-        self._finish({n: Val(acc, frozenset("rc"), "f") for n, acc in accs.items()}, scope)
+        self._finish({n: Val(acc, frozenset("rc"), ValueKind.FLOAT) for n, acc in accs.items()}, scope)
         over = [" ".join(group) or "nothing" for group in (self.rows, self.columns, self.batch)]
         what = f"{job.result.name}: rows over {over[0]}, columns over {over[1]}, batch over {over[2]}"
         programs = -(-p.rows // self.size["ROWS"]) * -(-p.columns // self.size["COLS"]) * p.batch

@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from einpage.einsum_front.algebra.expr import Axis, Letter, Load
 from einpage.einsum_front.graph.job import Range
+from einpage.kernels.instructions.value_kind import ValueKind
 from einpage.kernels.layout.affine import Affine, address
 from einpage.kernels.layout.blocks import whole
 from einpage.kernels.writer.linear_index import offset
@@ -62,7 +63,7 @@ def key_addresses(
     if any(index is None for index in indices):
         return None
     start = w.range_by_letter[row].start
-    scope = Scope({**batch, row: Val("0", NONE, "i"), **{x: Val("0", NONE, "i") for x in lanes}}, {})
+    scope = Scope({**batch, row: Val("0", NONE, ValueKind.INT), **{x: Val("0", NONE, ValueKind.INT) for x in lanes}}, {})
     pointers, strides = [], []
     for part in parts:
         with w.over((part,)):

@@ -13,6 +13,7 @@ from math import prod
 
 from einpage.einsum_front.algebra.expr import Axis, Letter, Num, Reduce, Reduction, free_letters
 from einpage.einsum_front.graph.job import MapJob, Part
+from einpage.kernels.instructions.value_kind import ValueKind
 from einpage.kernels.on_triton.map_shape import map_shape, memory_order
 from einpage.kernels.writer.launch import Launch
 from einpage.kernels.writer.nested_reduction import JOIN, NAME, NEUTRAL, inline
@@ -75,7 +76,7 @@ class _MapGenerator:
     def _write(self, scope: Scope) -> None:
         axes = "rc" if "c" in scope.masks else "r"
         values = [self.writer.value(p.expr, scope) for p in self.parts]
-        values = [v if v.kind == "c" else Val(self.writer.assign("y", v.text), v.axes, v.kind) for v in values]
+        values = [v if v.is_number else Val(self.writer.assign("y", v.text), v.axes, v.kind) for v in values]
         for part, value in zip(self.parts, values, strict=True):
             self.writer.store(part.target, value, scope, axes)
 
@@ -104,7 +105,7 @@ class _MapGenerator:
             return inline(self.writer, r, scope)
         most, total = self.soft[r]
         body = arithmetic(self.writer.value(r.body, scope), False)
-        return Val(self.writer.assign("soft", f"tl.exp({body.text} - {most}) / {total}"), body.axes | {"r"}, "f")
+        return Val(self.writer.assign("soft", f"tl.exp({body.text} - {most}) / {total}"), body.axes | {"r"}, ValueKind.FLOAT)
 
     def _reduce(self, r: Reduce) -> None:
         """Compute `r` for every row, before what uses it."""
@@ -115,7 +116,7 @@ class _MapGenerator:
         name = self._fold(r.op, r)
         if r.op is Reduction.MEAN:
             name = w.assign("mean", f"{name} / {float(prod(self.extent[x] for x in r.letters))}")
-        w.fixed[r] = Val(name, frozenset("r"), "f")
+        w.fixed[r] = Val(name, frozenset("r"), ValueKind.FLOAT)
 
     def _fold(self, op: Reduction, r: Reduce, most: str | None = None) -> str:
         """A variable [ROWS, 1] with the body of `r` (or its exponential, once the maximum is known) folded over the row.

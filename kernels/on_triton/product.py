@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import prod
 
 from einpage.einsum_front.algebra.expr import Letter, Load
+from einpage.kernels.instructions.value_kind import ValueKind
 from einpage.kernels.layout.affine import address
 from einpage.kernels.on_triton.product_loops import Loop
 from einpage.kernels.tiles.tiles import Tiles
@@ -120,10 +121,10 @@ class ProductWriter:
         indices = w.indices(load)
         outer = self._scope_of(load, axis)
         lanes = f"tl.arange(0, INNER){_ACROSS[axis]}{'.to(tl.int64)' if w.wide else ''}"
-        letters = {**outer.letters, **{x: Val("0", NONE, "i") for run in loop.runs for x in run}}
+        letters = {**outer.letters, **{x: Val("0", NONE, ValueKind.INT) for run in loop.runs for x in run}}
         fastest = loop.runs[-1][-1] if loop.runs else None
         if fastest is not None and any(x == fastest for index in indices if index is not None for x, _ in index.terms):
-            letters[fastest] = Val(w.assign(str(fastest), lanes), frozenset("k"), "i")
+            letters[fastest] = Val(w.assign(str(fastest), lanes), frozenset("k"), ValueKind.INT)
         scope = Scope(letters, outer.masks)
         text, step = "", None
         for j, box in enumerate(view.boxes):

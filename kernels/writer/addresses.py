@@ -13,6 +13,7 @@ from math import prod
 
 from einpage.einsum_front.algebra.expr import Expr, Letter, Load
 from einpage.einsum_front.graph.job import Box, Range, View
+from einpage.kernels.instructions.value_kind import ValueKind
 from einpage.kernels.layout.affine import Affine, affine, lowest_reached, meets
 from einpage.kernels.layout.affine import address as affine_address
 from einpage.kernels.layout.blocks import whole
@@ -54,7 +55,7 @@ class JobText(KernelText):
             text = index if inner == 1 else f"({index} // {inner})"
             outer = prod(self.range_by_letter[x].extent for x in letters[:n])
             text = text if outer == 1 else f"{text} % {r.extent}"
-            out[letter] = Val(self.assign(str(letter), text), frozenset(axes), "i")
+            out[letter] = Val(self.assign(str(letter), text), frozenset(axes), ValueKind.INT)
             inner *= r.extent
         self.linear_indices.append(LinearIndex(index, tuple((x, self.range_by_letter[x].extent) for x in letters), out))
         return out

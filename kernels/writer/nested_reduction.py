@@ -10,6 +10,7 @@ from __future__ import annotations
 from math import prod
 
 from einpage.einsum_front.algebra.expr import Reduce, Reduction
+from einpage.kernels.instructions.value_kind import ValueKind
 from einpage.kernels.writer.values import Val, arithmetic
 from einpage.kernels.writer.writer import SHAPE, Scope, Writer
 
@@ -31,7 +32,7 @@ def inline(w: Writer, r: Reduce, scope: Scope) -> Val:
         text = _loop(w, r, r.op, scope)
         if r.op is Reduction.MEAN:
             text = f"{text} / {float(prod(w.range_by_letter[x].extent for x in r.letters))}"
-    return Val(w.assign("inside", text), axes, "f")
+    return Val(w.assign("inside", text), axes, ValueKind.FLOAT)
 
 
 def _loop(w: Writer, r: Reduce, op: Reduction, scope: Scope, most: str | None = None) -> str:

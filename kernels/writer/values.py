@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-Axes = frozenset[str]
+from einpage.kernels.instructions.value_kind import ValueKind, computed
+
+BlockAxes = frozenset[str]
 """Axes of the block a value runs along, each a character; none for a scalar."""
-NONE: Axes = frozenset()
+NONE: BlockAxes = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,51 +17,59 @@ class Val:
     """The text of a value."""
 
     text: str
-    axes: Axes
-    kind: str
-    """'f' fp32, 'b' truth, 'i' int64, 'c' a number known now, 'r' as stored."""
+    axes: BlockAxes
+    kind: ValueKind
     number: float | int = 0
+    """For a NUMBER."""
+
+    @property
+    def is_number(self) -> bool:
+        return self.kind is ValueKind.NUMBER
 
 
 def number(value: float | int) -> Val:
+    """A number known now."""
     if isinstance(value, float) and not math.isfinite(value):
-        return Val(f'float("{value}")', NONE, "c", value)
-    return Val(repr(value) if value >= 0 else f"({value!r})", NONE, "c", value)
+        return Val(f'float("{value}")', NONE, ValueKind.NUMBER, value)
+    return Val(repr(value) if value >= 0 else f"({value!r})", NONE, ValueKind.NUMBER, value)
 
 
 def arithmetic(x: Val, index: bool) -> Val:
     """`x` as a number: truths become 0 and 1."""
-    if x.kind == "b":
-        return Val(f"{x.text}.to({'tl.int64' if index else 'tl.float32'})", x.axes, "i" if index else "f")
-    if x.kind == "c" and not index and isinstance(x.number, int):
-        return Val(number(float(x.number)).text, NONE, "c", float(x.number))
+    if x.kind is ValueKind.BOOL:
+        return Val(f"{x.text}.to({'tl.int64' if index else 'tl.float32'})", x.axes, computed(index))
+    if x.is_number and not index and isinstance(x.number, int):
+        return Val(number(float(x.number)).text, NONE, ValueKind.NUMBER, float(x.number))
     return x
 
 
 def tensor(x: Val) -> Val:
     """A number as a block of one element, where arithmetic is left to the kernel: `1 / 0` is an error in Python."""
-    return Val(f"tl.full((1, 1), {x.text}, tl.float32)", NONE, "f") if x.kind == "c" else x
+    return Val(f"tl.full((1, 1), {x.text}, tl.float32)", NONE, ValueKind.FLOAT) if x.is_number else x
 
 
 def truth(x: Val) -> str:
-    return x.text if x.kind == "b" else f"({x.text} != 0)"
+    """The text of a condition."""
+    return x.text if x.kind is ValueKind.BOOL else f"({x.text} != 0)"
 
 
 def logic(op: str, x: Val, y: Val, index: bool) -> Val:
-    if x.kind == "c":
+    """`x and y` or `x or y` as Python means it: the value of one of them."""
+    if x.is_number:
         return y if bool(x.number) == (op == "and") else x
-    if x.kind == y.kind == "b":
-        return Val(f"({x.text} {'&' if op == 'and' else '|'} {y.text})", x.axes | y.axes, "b")
+    if x.kind is y.kind is ValueKind.BOOL:
+        return Val(f"({x.text} {'&' if op == 'and' else '|'} {y.text})", x.axes | y.axes, ValueKind.BOOL)
     condition, x, y = truth(x), arithmetic(x, index), arithmetic(y, index)
     then, other = (y, x) if op == "and" else (x, y)
-    return Val(f"tl.where({condition}, {then.text}, {other.text})", x.axes | y.axes, "i" if index else "f")
+    return Val(f"tl.where({condition}, {then.text}, {other.text})", x.axes | y.axes, computed(index))
 
 
 def power_text(x: Val, y: Val) -> str:
-    if y.kind == "c" and y.number == 0.5:
+    """`x ** y`: a root or products where the power is a small number, an exponential where the base is known."""
+    if y.is_number and y.number == 0.5:
         return f"tl.sqrt_rn({x.text})"
-    if y.kind == "c" and y.number == int(y.number) and 1 <= y.number <= 4:
+    if y.is_number and y.number == int(y.number) and 1 <= y.number <= 4:
         return "(" + " * ".join([x.text] * int(y.number)) + ")"
-    if x.kind == "c" and x.number > 0:
+    if x.is_number and x.number > 0:
         return f"tl.exp2({y.text} * {math.log2(x.number)!r})"
-    return f"power({x.text}, {y.text})" if y.kind != "c" else f"power({x.text}, tl.full((1, 1), {y.text}, tl.float32))"
+    return f"power({x.text}, {y.text})" if not y.is_number else f"power({x.text}, tl.full((1, 1), {y.text}, tl.float32))"

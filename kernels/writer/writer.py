@@ -33,10 +33,11 @@ from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import Box, Range, View
 from einpage.kernels.errors import Unsupported
+from einpage.kernels.instructions.value_kind import ValueKind, computed
 from einpage.kernels.layout.affine import Affine, integral, row_major
 from einpage.kernels.writer.addresses import JobText
 from einpage.kernels.writer.preamble import NAME_IN_KERNEL
-from einpage.kernels.writer.values import NONE, Axes, Val, arithmetic, logic, number, power_text, tensor, truth
+from einpage.kernels.writer.values import NONE, BlockAxes, Val, arithmetic, logic, number, power_text, tensor, truth
 
 TL_DTYPE = {DType.FP32: "tl.float32", DType.BF16: "tl.bfloat16", DType.FP16: "tl.float16", DType.INT32: "tl.int32", DType.INT64: "tl.int64"}
 
@@ -79,7 +80,7 @@ class Writer(JobText):
             return self.fixed[e]
         if key not in scope.memo:
             val = self._value(e, scope, index)
-            if self._uses[e] > 1 and not isinstance(e, Load | Num | Axis | Acc) and val.kind != "c":
+            if self._uses[e] > 1 and not isinstance(e, Load | Num | Axis | Acc) and not val.is_number:
                 val = Val(self.assign("v", val.text), val.axes, val.kind)
             scope.memo[key] = val
         return scope.memo[key]
@@ -94,7 +95,7 @@ class Writer(JobText):
             case Axis(letter):
                 found = self._letter(letter, scope)
                 text = f"({found.text} + {self.start(letter)})"
-                return Val(text, found.axes, "i") if index else Val(f"{text}.to(tl.float32)", found.axes, "f")
+                return Val(text, found.axes, ValueKind.INT) if index else Val(f"{text}.to(tl.float32)", found.axes, ValueKind.FLOAT)
             case Acc(i):
                 return scope.accs[i]
             case Load():
@@ -104,7 +105,7 @@ class Writer(JobText):
             case Binary(op, x, y):
                 whole = not index and op in (*COMPARISONS, "//", "%") and integral(x, self._integers) and integral(y, self._integers)
                 val = self._binary(op, self.value(x, scope, index or whole), self.value(y, scope, index or whole), index or whole)
-                return Val(f"{val.text}.to(tl.float32)", val.axes, "f") if whole and val.kind == "i" else val
+                return Val(f"{val.text}.to(tl.float32)", val.axes, ValueKind.FLOAT) if whole and val.kind is ValueKind.INT else val
             case Call(fn, args):
                 return self._call(fn, [self.value(a, scope, index) for a in args], index)
             case Reduce():
@@ -127,20 +128,20 @@ class Writer(JobText):
     def _unary(self, op: str, x: Val, index: bool) -> Val:
         x = tensor(x)
         if op == "not":
-            return Val(f"({truth(x)} == 0)" if x.kind != "b" else f"(~{x.text})", x.axes, "b")
+            return Val(f"({truth(x)} == 0)" if x.kind is not ValueKind.BOOL else f"(~{x.text})", x.axes, ValueKind.BOOL)
         x = arithmetic(x, index)
         return Val(f"(-{x.text})", x.axes, x.kind)
 
     def _binary(self, op: str, x: Val, y: Val, index: bool) -> Val:
-        if x.kind == y.kind == "c":
+        if x.is_number and y.is_number:
             x = tensor(x)
         if op in ("and", "or"):
             return logic(op, x, y, index)
         if op == "/" and index:
             raise Unsupported("a true division in an index: use //")
-        x, y, axes, kind = arithmetic(x, index), arithmetic(y, index), x.axes | y.axes, "i" if index else "f"
+        x, y, axes, kind = arithmetic(x, index), arithmetic(y, index), x.axes | y.axes, computed(index)
         if op in COMPARISONS:
-            return Val(f"({x.text} {op} {y.text})", axes, "b")
+            return Val(f"({x.text} {op} {y.text})", axes, ValueKind.BOOL)
         if op == "//" or op == "%":
             name = ("floor_div" if op == "//" else "floor_mod") + ("_int" if index else "")
             return Val(f"{name}({x.text}, {y.text})", axes, kind)
@@ -151,16 +152,16 @@ class Writer(JobText):
     def _call(self, fn: str, args: list[Val], index: bool) -> Val:
         if fn == "where":
             condition, then, other = args
-            if condition.kind == "c":
+            if condition.is_number:
                 return then if condition.number else other
-            args = [Val(truth(condition), condition.axes, "b"), arithmetic(then, index), arithmetic(other, index)]
+            args = [Val(truth(condition), condition.axes, ValueKind.BOOL), arithmetic(then, index), arithmetic(other, index)]
         else:
             args = [arithmetic(a, index) for a in args]
-            args[0] = tensor(args[0]) if all(a.kind == "c" for a in args) else args[0]
+            args[0] = tensor(args[0]) if all(a.is_number for a in args) else args[0]
         if index and FUNCTIONS[fn].interval is None:
             raise Unsupported(f"{fn} in an index: an index is made of integers")
         text = f"{NAME_IN_KERNEL[fn]}({', '.join(a.text for a in args)})"
-        return Val(text, NONE.union(*(a.axes for a in args)), "i" if index else "f")
+        return Val(text, NONE.union(*(a.axes for a in args)), computed(index))
 
     def _load(self, e: Load, scope: Scope, index: bool) -> Val:
         view = self.reads[self.operand_by_name[e.name]]
@@ -168,8 +169,8 @@ class Writer(JobText):
         if index:
             if view.dtype.is_float:
                 raise Unsupported(f"{e.name} is {view.dtype.value} and cannot be an index: use an integer tensor")
-            return Val(f"{raw.text}.to(tl.int64)", raw.axes, "i")
-        return Val(raw.text if view.dtype is DType.FP32 else f"{raw.text}.to(tl.float32)", raw.axes, "f")
+            return Val(f"{raw.text}.to(tl.int64)", raw.axes, ValueKind.INT)
+        return Val(raw.text if view.dtype is DType.FP32 else f"{raw.text}.to(tl.float32)", raw.axes, ValueKind.FLOAT)
 
     def load(self, e: Load, scope: Scope) -> Val:
         """A variable that holds `e` as stored; masked lanes hold 0."""
@@ -191,17 +192,17 @@ class Writer(JobText):
             here = f"tl.load({where}, mask={mask}, other=0)" if mask else f"tl.load({where})"
             text = f"tl.where({' & '.join(conditions)}, {here}, {text})" if text else here
         assert text, f"no tile of {e.name} holds what the job reads"
-        scope.memo[key] = Val(self.assign(e.name, text), axes, "r")
+        scope.memo[key] = Val(self.assign(e.name, text), axes, ValueKind.STORED)
         return scope.memo[key]
 
-    def axes(self, indices: Sequence[Affine | None], scope: Scope) -> Axes:
+    def axes(self, indices: Sequence[Affine | None], scope: Scope) -> BlockAxes:
         """The axes of an affine address; a letter of extent 1 moves none."""
         vals = {x: self._letter(x, scope) for a in indices if a is not None for x, _ in a.terms}
         return NONE.union(*(v.axes for x, v in vals.items() if self.range_by_letter[x].extent > 1))
 
     def _index(self, e: Expr, scope: Scope) -> Val:
         val = self.value(e, scope, True)
-        return val if val.kind == "c" else Val(self.assign("index", val.text), val.axes, "i")
+        return val if val.is_number else Val(self.assign("index", val.text), val.axes, ValueKind.INT)
 
     def store(self, target: Sequence[Expr], value: Val, scope: Scope, axes: str) -> None:
         """Write `value` to the result at `target`, over all of `axes`."""
