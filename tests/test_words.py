@@ -187,7 +187,7 @@ TWINS: dict[str, frozenset[str]] = {}
 """Class names that stand for a torch class and for its Triton counterpart, with the two modules."""
 
 DOUBLES_PENDING = """
-    Arena Call Clock Entry Floats Ints Load Piece Rows Step Tiles Way
+    Arena Call Clock Entry Floats Ints Load Piece Program Rows Step Tiles Way
     """
 """Class names that still stand for several things."""
 
