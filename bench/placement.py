@@ -35,11 +35,11 @@ def row(path: Path, reference: dict[str, Any], effort: int) -> dict[str, Any]:
     slots = slots_of(problem_of(graph, machine, budget, order, 1))
     assert slots is not None, "every trace has a timetable"
     start = plan(graph, machine, budget, PlanOptions(alignment=1))
-    decided = better_plan(slots, effort, start, bounds(graph, machine, budget, order).bound_order_s)
-    if judge(decided.memgraph) is not None:
+    found = better_plan(slots, effort, start, bounds(graph, machine, budget, order).bound_order_s)
+    if judge(found.memgraph) is not None:
         raise SystemExit(f"{name} in {budget} bytes: the judge rejects the plan: nothing is reported")
-    moved = sum(moved_bytes(decided.memgraph, queue) for queue in (Queue.H2D, Queue.D2H))
-    unplaced = None if decided.way is None else decided.way.unplaced_bytes
+    moved = sum(moved_bytes(found.memgraph, queue) for queue in (Queue.H2D, Queue.D2H))
+    unplaced = None if found.decision is None else found.decision.unplaced_bytes
     return {
         "trace": name,
         "capacity": budget,

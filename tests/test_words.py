@@ -162,9 +162,7 @@ WORDS: tuple[Word, ...] = (
 )
 
 PENDING = {
-    ("names", "memplan"),
     ("names", "exec"),
-    ("prose", "memplan"),
     ("prose", "exec"),
 }
 """What is not done yet."""
@@ -187,7 +185,7 @@ TWINS: dict[str, frozenset[str]] = {}
 """Class names that stand for a torch class and for its Triton counterpart, with the two modules."""
 
 DOUBLES_PENDING = """
-    Arena Call Clock Entry Floats Ints Load Piece Program Rows Step Tiles Way
+    Arena Call Clock Entry Piece Program Rows Tiles
     """
 """Class names that still stand for several things."""
 

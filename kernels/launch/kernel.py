@@ -30,8 +30,6 @@ from einpage.kernels.writer.launch import Descriptor, Launch
 
 @dataclass(frozen=True, slots=True)
 class TritonKernel:
-    """A prepared job: called with packed tiles, it launches its kernels."""
-
     reads: tuple[View, ...]
     result: View
     launches: tuple[tuple[Any, Launch], ...]

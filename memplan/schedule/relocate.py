@@ -1,11 +1,11 @@
-"""What blocks wish beyond what they need: to come ahead of need, and to stay until their copy to the host has ended.
+"""Relocation: ranges whose prefetch lead or write-back lag is denied move to other offsets, one at a time, by local search.
 
-In: Slots, Blocks. A block's core, from when it must be there to its last use, has to have its bytes; the rest of its life is a wish, which
-costs time where it is not granted. `modest` has them wish less, so that places are found for all; `seated` then moves one block after the
-other to where it loses least, and drives away those for whom it is no great loss. Invariant: no two blocks that stay at once share a byte.
+In: Slots, LiveRanges, a Placement of them. Out: a Placement in which ranges together lose less of what they have beyond their required
+parts. A range moves to where it loses least while the others stay where they are; or it displaces a few, for whom that is no great loss,
+and these look for other places. Invariant: no two ranges that have their bytes at once share one.
 
-    offset            b wishes to come at 2 and must be there at 4; above a, which is
-      |  [     ][..b  ]         gone by 1, it may: it moves there from c's bytes
+    offset            b may start at 2 and is required at 4: in c's bytes its lead is denied; above a, which
+      |  [     ][..b  ]         ends at 1, it is not
       |  [a][b'..b'   ]
       |  [c      ]
       +--0--1--2--3--4--> slot
@@ -13,154 +13,136 @@ other to where it loses least, and drives away those for whom it is no great los
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from einpage.memplan.packing.rectangles import Rectangle
+from einpage.einsum_front.base.columns import Bools, Floats, Int64s
 from einpage.memplan.problem.slots import Slots
-from einpage.memplan.schedule.emit import Blocks, Stays
+from einpage.memplan.schedule.live_ranges import LiveRanges, Placement
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 LEAST = 1e-9
 """Seconds that are not worth a move."""
 ROUNDS = 3
-"""Times that each block may move, and ..."""
-PUSHES = 2
-"""... times that each may drive away others, ..."""
-PUSHED = 3
+"""Times that each range may move, and ..."""
+DISPLACEMENTS = 2
+"""... times that each may displace others, ..."""
+MOST_DISPLACED = 3
 """... so many at once, ..."""
 PROBED = 6
-"""... from so many places that it tries, those with the least in the way."""
-WORK, LOOKING = 200_000_000, 20_000
-"""What may be spent, two seconds or so, and on each time of looking."""
+"""... at so many offsets, those with the least in the way."""
+WORK, WORK_PER_QUERY = 200_000_000, 20_000
+"""What may be spent, two seconds or so, and on each query."""
 
 
-def modest(slots: Slots, blocks: Blocks, lead: float, linger: float) -> Blocks:
-    """`blocks` that come at most `lead` times the length of their load ahead of need, and stay at most `linger` times the length of
-    their copy to the host; tasks alone take time then."""
-    passed = np.concatenate(((0.0,), slots.accesses.seconds.cumsum()))
-    found = []
-    for block, (tensor, need), upper in zip(blocks.blocks, blocks.keys, blocks.uppers, strict=True):
-        birth, death = block.start, block.end
-        if birth < need:
-            slot = int(passed.searchsorted(passed[need // 3] - lead * slots.load_s[tensor], "right")) - 1
-            birth = max(birth, min(3 * slot, need))
-        if death > upper and linger:
-            slot = int(passed.searchsorted(passed[-(-upper // 3)] + linger * slots.store_s[tensor]))
-            death = max(upper, min(death, 3 * slot))
-        found.append(Rectangle(birth, death if linger else upper, block.nbytes))
-    return replace(blocks, blocks=tuple(found))
-
-
-def seated(slots: Slots, blocks: Blocks, stays: Stays, capacity: int) -> Stays:
-    """`stays` with some blocks elsewhere, so that together they lose less of what they wish."""
-    seats = _Seats(slots, blocks, stays, capacity)
-    for turn in [seats.move] * ROUNDS + [seats.push, seats.move] * PUSHES:
-        for i in seats.unhappy():
-            if seats.spent < WORK:
+def relocated(slots: Slots, ranges: LiveRanges, placement: Placement) -> Placement:
+    """`placement` with some ranges elsewhere, so that together they lose less."""
+    search = _LocalSearch(slots, ranges, placement)
+    for turn in [search.move] * ROUNDS + [search.displace, search.move] * DISPLACEMENTS:
+        for i in search.denied():
+            if search.spent < WORK:
                 turn(i)
-    return Stays(tuple(seats.offset.tolist()), tuple(seats.birth.tolist()), tuple(seats.death.tolist()))
+    return Placement(tuple(search.low.tolist()), tuple(search.start.tolist()), tuple(search.end.tolist()))
 
 
-class _Seat(NamedTuple):
-    lost: float
-    offset: int
-    birth: int
-    death: int
+class Location(NamedTuple):
+    lost_s: float
+    low: int
+    start: int
+    end: int
 
 
-class _Seats:
-    """Where each block stays, and when. One that lives from 0 to 0 stays nowhere."""
+class _LocalSearch:
+    """At which offset each range lies (`low`), and from when to when. One from 0 to 0 lies nowhere."""
 
-    def __init__(self, slots: Slots, blocks: Blocks, stays: Stays, capacity: int) -> None:
-        self.capacity = capacity
+    def __init__(self, slots: Slots, ranges: LiveRanges, placement: Placement) -> None:
+        self.capacity = slots.problem.capacity
         self.spent = 0
-        """Pairs of a place and a block that were looked at, and a little more for each time of looking."""
-        passed = np.concatenate(((0.0,), slots.accesses.seconds.cumsum()))
-        self.passed: Floats = np.append(passed.repeat(3), passed[-1])[2:]
-        """[position] when the first slot begins that does not begin before it, if nothing waits."""
-        wished = np.array(blocks.blocks, np.int64).reshape(-1, 3)
-        self.wished_birth, self.wished_death, self.nbytes = wished.T
-        self.need, self.upper = np.array([need for _, need in blocks.keys], np.int64), np.array(blocks.uppers, np.int64)
-        self.offset, self.birth, self.death = (np.array(column, np.int64) for column in (stays.offsets, stays.births, stays.deaths))
+        """Pairs of an offset and a range that were looked at, and a little more for each query."""
+        elapsed = np.concatenate(((0.0,), slots.accesses.seconds.cumsum()))
+        self.elapsed: Floats = np.append(elapsed.repeat(3), elapsed[-1])[2:]
+        """[position] when the first slot starts that does not start before it, if nothing waits."""
+        self.full_start, self.full_end, self.nbytes = np.array(ranges.full, np.int64).reshape(-1, 3).T
+        self.required_start = np.array([at for _, at in ranges.keys], np.int64)
+        self.required_end = np.array(ranges.required_ends, np.int64)
+        columns = placement.offsets, placement.starts, placement.ends
+        self.low, self.start, self.end = (np.array(column, np.int64) for column in columns)
 
-    def unhappy(self) -> list[int]:
-        """Those that lose most first."""
-        lost = self._lost(np.arange(len(self.birth)), self.birth, self.death)
-        order = np.argsort(-lost, kind="stable")
-        unhappy: list[int] = order[lost[order] > LEAST].tolist()
-        return unhappy
+    def denied(self) -> list[int]:
+        """The ranges that lose something, those that lose most first."""
+        lost_s = self._lost_s(np.arange(len(self.start)), self.start, self.end)
+        order = np.argsort(-lost_s, kind="stable")
+        denied: list[int] = order[lost_s[order] > LEAST].tolist()
+        return denied
 
     def move(self, i: int) -> None:
-        """`i` goes where it loses least."""
-        seat = self._best(i)
-        assert seat is not None, "where it is it may stay"
-        if seat.lost < self._lost(i, self.birth[i], self.death[i]):
-            self._sit(i, seat)
+        """`i` moves to where it loses least."""
+        location = self._best(i)
+        assert location is not None, "where it is it may be"
+        if location.lost_s < self._lost_s(i, self.start[i], self.end[i]):
+            self._set(i, location)
 
-    def push(self, i: int) -> None:
-        """`i` gets all it wishes where those in its way, who look for other places, lose less by that than it gains."""
-        now = float(self._lost(i, self.birth[i], self.death[i]))
+    def displace(self, i: int) -> None:
+        """`i` gets all of its full range where those in its way, which look for other places, lose less by that than it gains."""
+        now = float(self._lost_s(i, self.start[i], self.end[i]))
         if now <= LEAST:
             return
-        near, at, there = self._places(i)
-        core = (self.upper - self.need)[near] * self.nbytes[near].astype(np.float64)
-        price = np.where(there.sum(1) <= PUSHED, there @ core, np.inf)
-        for k in price.argsort(kind="stable")[:PROBED].tolist():
-            if price[k] < np.inf and self._pushed(i, int(at[k]), near[there[k]], now):
+        near, at, there = self._offsets(i)
+        required = (self.required_end - self.required_start)[near] * self.nbytes[near].astype(np.float64)
+        cost = np.where(there.sum(1) <= MOST_DISPLACED, there @ required, np.inf)
+        for k in cost.argsort(kind="stable")[:PROBED].tolist():
+            if cost[k] < np.inf and self._displaced(i, int(at[k]), near[there[k]], now):
                 return
 
-    def _pushed(self, i: int, at: int, others: Ints, now: float) -> bool:
-        """Whether `i`, which loses `now`, stays `at` from now on."""
+    def _displaced(self, i: int, at: int, others: Int64s, now: float) -> bool:
+        """Whether `i`, which loses `now`, is `at` from now on, and `others` elsewhere."""
         all_ = np.append(others, i)
-        before = self.offset[all_], self.birth[all_], self.death[all_]
-        may_lose = now + float(self._lost(others, self.birth[others], self.death[others]).sum())
-        self.birth[others] = self.death[others] = 0
-        self._sit(i, _Seat(0.0, at, int(self.wished_birth[i]), int(self.wished_death[i])))
-        by_core = np.argsort(-self.nbytes[others] * (self.upper - self.need)[others], kind="stable")
-        for j in others[by_core].tolist():
-            seat = self._best(j)
-            may_lose -= np.inf if seat is None else seat.lost
-            if seat is None or may_lose < LEAST:
-                self.offset[all_], self.birth[all_], self.death[all_] = before
+        before = self.low[all_], self.start[all_], self.end[all_]
+        may_lose = now + float(self._lost_s(others, self.start[others], self.end[others]).sum())
+        self.start[others] = self.end[others] = 0
+        self._set(i, Location(0.0, at, int(self.full_start[i]), int(self.full_end[i])))
+        largest_first = np.argsort(-self.nbytes[others] * (self.required_end - self.required_start)[others], kind="stable")
+        for j in others[largest_first].tolist():
+            location = self._best(j)
+            may_lose -= np.inf if location is None else location.lost_s
+            if location is None or may_lose < LEAST:
+                self.low[all_], self.start[all_], self.end[all_] = before
                 return False
-            self._sit(j, seat)
+            self._set(j, location)
         return True
 
-    def _sit(self, i: int, seat: _Seat) -> None:
-        _, self.offset[i], self.birth[i], self.death[i] = seat
+    def _set(self, i: int, location: Location) -> None:
+        _, self.low[i], self.start[i], self.end[i] = location
 
-    def _lost(self, i: Ints | int, birth: Ints, death: Ints) -> Floats:
-        """Seconds of its wishes that are not granted to `i`, or to each of `i`."""
-        late = self.passed[birth] - self.passed[self.wished_birth[i]]
-        early: Floats = self.passed[self.wished_death[i]] - self.passed[death]
+    def _lost_s(self, i: Int64s | int, start: Int64s, end: Int64s) -> Floats:
+        """Seconds of prefetch lead and write-back lag that are denied to `i`, or to each of `i`."""
+        late = self.elapsed[start] - self.elapsed[self.full_start[i]]
+        early: Floats = self.elapsed[self.full_end[i]] - self.elapsed[end]
         return early + late
 
-    def _places(self, i: int) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-        """The others that stay while `i` wishes to; all offsets beside one of them or an end of the arena; who is there at each."""
-        size = self.nbytes[i]
-        near = np.flatnonzero((self.birth < self.wished_death[i]) & (self.death > self.wished_birth[i]))
+    def _offsets(self, i: int) -> tuple[Int64s, Int64s, Bools]:
+        """The others that are there during the full range of `i`; all offsets beside one of them or an end of the arena; who is in the way
+        at each."""
+        nbytes = self.nbytes[i]
+        near = np.flatnonzero((self.start < self.full_end[i]) & (self.end > self.full_start[i]))
         near = near[near != i]
-        start, stop = self.offset[near], self.offset[near] + self.nbytes[near]
-        at = np.unique(np.concatenate((stop, start - size, (0, self.capacity - size, self.offset[i]))))
-        at = at[(at >= 0) & (at <= self.capacity - size)]
-        self.spent += LOOKING + len(at) * len(near)
-        return near, at, (start < at[:, None] + size) & (stop > at[:, None])
+        low, high = self.low[near], self.low[near] + self.nbytes[near]
+        at = np.unique(np.concatenate((high, low - nbytes, (0, self.capacity - nbytes, self.low[i]))))
+        at = at[(at >= 0) & (at <= self.capacity - nbytes)]
+        self.spent += WORK_PER_QUERY + len(at) * len(near)
+        return near, at, (low < at[:, None] + nbytes) & (high > at[:, None])
 
-    def _best(self, i: int) -> _Seat | None:
+    def _best(self, i: int) -> Location | None:
         """Where `i` loses least while the others stay where they are."""
-        near, at, there = self._places(i)
-        birth, death = self.birth[near], self.death[near]
-        free = ~(there & (birth < self.upper[i]) & (death > self.need[i])).any(1)
+        near, at, there = self._offsets(i)
+        start, end = self.start[near], self.end[near]
+        free = ~(there & (start < self.required_end[i]) & (end > self.required_start[i])).any(1)
         if not free.any():
             return None
         at, there = at[free], there[free]
-        births = np.where(there & (death <= self.need[i]), death, self.wished_birth[i]).max(1, initial=self.wished_birth[i])
-        deaths = np.where(there & (birth >= self.upper[i]), birth, self.wished_death[i]).min(1, initial=self.wished_death[i])
-        lost = self._lost(i, births, deaths)
-        best = int(lost.argmin())
-        return _Seat(float(lost[best]), int(at[best]), int(births[best]), int(deaths[best]))
+        full_start, full_end = self.full_start[i], self.full_end[i]
+        starts = np.where(there & (end <= self.required_start[i]), end, full_start).max(1, initial=full_start)
+        ends = np.where(there & (start >= self.required_end[i]), start, full_end).min(1, initial=full_end)
+        lost_s = self._lost_s(i, starts, ends)
+        best = int(lost_s.argmin())
+        return Location(float(lost_s[best]), int(at[best]), int(starts[best]), int(ends[best]))

@@ -1,18 +1,18 @@
-"""Plans from decisions: many ways to say what stays are tried as timetables, the best are placed, and the simulator judges.
+"""The offline search: many resident intervals are timed, the best are allocated, and the simulator chooses.
 
-In: a graph, a machine, a budget, an order, the plan to beat. Out: a plan whose makespan is never longer than that one's, nor than a static
-plan's; the same plan for the same input. A timetable costs a hundredth of a plan, so tables choose who is placed, and placed plans
-choose the answer.
+In: Slots, an effort, the plan to beat. Out: a plan whose makespan is never longer than that one's, nor than a static plan's; the same plan
+for the same input. A timetable costs a hundredth of a plan, so timetables choose what is allocated, and plans choose the answer.
 
-    effort 1    policies without a solver; the best but the fullest one ruin_and_recreate and placed by exact search where places cost much
-    effort 2    and shares from the slot LP, rounded, where scipy is there and the graph is small enough
-    effort 3    and more of both, and more placed
+    candidates ──► timetables ──► the best few allocated ──► the best of all timetables by ruin and recreate, allocated by exact search
+    (residency)                                              ──► the best plan re-issued for robustness
+
+`effort` says how many candidates there are (residency/candidates.py) and how many are allocated.
 """
 
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -25,142 +25,205 @@ from einpage.memplan.problem.slots import Slots
 from einpage.memplan.residency.candidates import candidates
 from einpage.memplan.residency.policies import ResidentIntervals
 from einpage.memplan.residency.ruin_recreate import ruin_and_recreate
-from einpage.memplan.schedule.allocate import WISHES, Wish, settled
+from einpage.memplan.schedule.allocate import allocated
+from einpage.memplan.schedule.live_ranges import RangeLimits
 from einpage.memplan.schedule.static_plans import STATIC, static_plans
 from einpage.memplan.schedule.timetable import Timetable, timetable
 
 MOST_SLOTS = 20_000
 """Slots of the largest graph that is searched at all."""
-SLACKS = (0.02, 0.05)
-"""Shares of the arena that loads ahead of need leave free, tried beside 0: a fuller arena grants fewer wishes."""
-SLACKENED = 6
-"""How many of the ways that score best are tried with these."""
-ROOMS = (0.005, 0.02, 0.04, 0.06, 0.1, 0.15)
-"""Shares of the arena that reserve and slack leave together: of all between two of these, the best few are placed. A timetable does not
-tell how many places it will find."""
-PLACED = {1: 2, 2: 4, 3: 8}
-"""By effort: how many."""
-ENOUGH = {1: 6, 2: 12, 3: 40}
-"""By effort: with so many that became plans, no more are placed; nor with so many that became none."""
 BYTES_COUNT = 1.0
 """What moving a byte counts beside time, in parts of its time on the link: a plan that moves much less may take a little longer, though
 never longer than the plans to beat."""
-LOOSE = 0.005
-"""The share of the arena that is free everywhere in the candidate that ruin and recreate improves and
-exact search places, which finds places
-too seldom in a fuller one."""
-MOST_TRADED = 2_500
-"""Slots of the largest graph on which that is spent."""
-MODEST = (Wish(1.0, 0.0),)
-"""What its blocks wish."""
+PREFETCH_HEADROOMS = (0.02, 0.05)
+"""Shares of the arena that loads ahead of need leave free, tried beside 0: in a fuller arena more prefetch leads are denied."""
+WITH_HEADROOM = 6
+"""How many of the candidates that score best are tried with these."""
+FREE_SHARES = (0.005, 0.02, 0.04, 0.06, 0.1, 0.15)
+"""Shares of the arena that reserve and prefetch headroom leave free together: of all between two of these, the best few are allocated. A
+timetable does not tell how many ranges will find offsets."""
+ALLOCATED = {1: 2, 2: 4, 3: 8}
+"""By effort: how many."""
+ENOUGH = {1: 6, 2: 12, 3: 40}
+"""By effort: with so many that became plans, no more are allocated; nor with so many that became none."""
 WORTH = 0.99
-"""A timetable is placed if it scores this share of the best plan's score, or less: places cost about the rest."""
+"""A timetable is allocated if it scores this share of the best plan's score, or less: offsets cost about the rest."""
 GOOD_ENOUGH = 1.002
 """A plan this near its bounds, of time and of bytes, is not improved."""
+EXACT_RESERVE = 0.005
+"""The share of the arena that the candidate for exact search leaves free: in a fuller one it finds offsets too seldom."""
+MOST_EXACT_SLOTS = 2_500
+"""Slots of the largest graph on which exact search is spent."""
+EXACT_LIMITS = (RangeLimits(prefetch_lead=1.0, write_back_lag=0.0),)
+"""Of its live ranges."""
 SLOWER = 1.25
-"""What tasks or copies may take longer than told; of plans that are equal otherwise, the one that minds less."""
+"""What tasks or copies may take longer than told; of plans that are equal otherwise, the one that loses less by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a plan was made from."""
+
+    resident: ResidentIntervals = field(repr=False)
+    prefetch_headroom: int
+    unplaced_bytes: int
+    """Over both links in its timetable, whose live ranges had no offsets yet."""
+    exact: bool = False
+    """Offsets for short live ranges were found by exact search."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    memgraph: MemGraph
+    decision: Decision | None = None
+    """None for the plan to beat."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
+    """A candidate with its timetable."""
+
     reserve: float
-    slack: float
+    prefetch_headroom: float
     """Shares of the arena."""
     resident: ResidentIntervals = field(repr=False)
     table: Timetable = field(repr=False)
     score: float
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
-    """How a plan was found."""
-
-    slack_bytes: int
-    unplaced_bytes: int
-    """Over both links in its timetable, whose blocks had no places yet."""
-    resident: ResidentIntervals = field(repr=False)
-    exact: bool = False
-    """Its blocks wished little, and places for them were searched for exactly."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decided:
-    memgraph: MemGraph
-    way: Way | None = None
-    """None for the plan to beat."""
-
-
-def better_plan(slots: Slots, effort: int, start: MemGraph, bound_s: float) -> Decided:
+def better_plan(slots: Slots, effort: int, start: MemGraph, bound_s: float) -> SearchResult:
     """`start`, or a plan that takes no longer, nor longer than any static plan, and scores better.
 
     `bound_s` is some lower bound on the makespan.
     """
-    return steadied(slots, _searched(slots, effort, start, bound_s))
+    return reissued(slots, _searched(slots, effort, start, bound_s))
 
 
-def _searched(slots: Slots, effort: int, start: MemGraph, bound_s: float) -> Decided:
+def _searched(slots: Slots, effort: int, start: MemGraph, bound_s: float) -> SearchResult:
     machine, least_bytes = slots.problem.machine, _least_bytes(slots)
-    best, best_s = Decided(start), simulate(start, machine).makespan_s
+    best, best_s = SearchResult(start), simulate(start, machine).makespan_s
     if (best_s <= bound_s and all_moved_bytes(start) <= least_bytes) or slots.accesses.slots > MOST_SLOTS:
         return best
     for static in static_plans(slots, STATIC, best_s).values():
         seconds = simulate(static.memgraph, machine).makespan_s
         if seconds < best_s:
-            best, best_s = Decided(static.memgraph, Way(static.slack_bytes, all_moved_bytes(static.memgraph), static.resident)), seconds
+            best, best_s = (
+                SearchResult(static.memgraph, Decision(static.resident, static.prefetch_headroom, all_moved_bytes(static.memgraph))),
+                seconds,
+            )
     if best_s <= GOOD_ENOUGH * bound_s and all_moved_bytes(best.memgraph) <= GOOD_ENOUGH * least_bytes:
         return best
-    capacity = slots.problem.capacity
-    limit_s, best_score = best_s, _score(best_s, all_moved_bytes(best.memgraph), machine)
-    planned = failed = 0
-
-    def settle(way: Way, table: Timetable, wishes: Sequence[Wish]) -> bool:
-        """Place what `way` decides, keep the best; whether there was a plan at all."""
-        nonlocal best, best_score
-        plans = list(settled(slots, way.resident, table, way.slack_bytes, wishes, exact=way.exact))
-        for found in plans:
-            seconds = simulate(found, machine).makespan_s
-            score = _score(seconds, all_moved_bytes(found), machine)
-            if score < best_score and seconds <= limit_s:
-                best, best_score = Decided(found, way), score
-        return bool(plans)
-
-    timed = _timed(slots, capacity, effort)
-    for candidate in _shortlist(timed, PLACED[effort]):
-        if candidate.score >= WORTH * best_score or ENOUGH[effort] in (planned, failed):
+    incumbent = _Incumbent(best, best_s, machine)
+    timed = _timed(slots, effort)
+    succeeded = failed = 0
+    for it in _shortlist(timed, ALLOCATED[effort]):
+        if it.score >= WORTH * incumbent.score or ENOUGH[effort] in (succeeded, failed):
             break
-        way = Way(int(candidate.slack * capacity), candidate.table.moved_bytes, candidate.resident)
-        became = settle(way, candidate.table, WISHES)
-        planned, failed = planned + became, failed + (not became)
-    loose = [c for c in timed if c.reserve >= LOOSE and not c.slack]
-    if loose and slots.accesses.slots <= MOST_TRADED:
-        candidate = _traded(slots, capacity, min(loose, key=lambda c: c.score))
-        if candidate.score < WORTH * best_score:
-            settle(Way(0, candidate.table.moved_bytes, candidate.resident, exact=True), candidate.table, MODEST)
-    return best
+        decision = Decision(it.resident, int(it.prefetch_headroom * slots.problem.capacity), it.table.moved_bytes)
+        if incumbent.challenged_by(allocated(slots, it.resident, it.table, decision.prefetch_headroom), decision):
+            succeeded += 1
+        else:
+            failed += 1
+    eligible = [it for it in timed if it.reserve >= EXACT_RESERVE and not it.prefetch_headroom]
+    if eligible and slots.accesses.slots <= MOST_EXACT_SLOTS:
+        it = _by_ruin_and_recreate(slots, min(eligible, key=lambda it: it.score))
+        if it.score < WORTH * incumbent.score:
+            decision = Decision(it.resident, 0, it.table.moved_bytes, exact=True)
+            incumbent.challenged_by(allocated(slots, it.resident, it.table, 0, EXACT_LIMITS, exact=True), decision)
+    return incumbent.found
 
 
-def steadied(slots: Slots, best: Decided) -> Decided:
-    """`best`, or what comes of its way when loads are issued as if tasks took SLOWER: where that takes no longer, moves no more, and
-    loses less when tasks or copies are slow.
+class _Incumbent:
+    """The best plan so far: no slower than that which it began with."""
 
-    Which of two loads the link takes first often makes no difference until a task is late. Places that exact search found are kept: a
-    slow clock issues loads sooner, and so full an arena has no places for them.
+    def __init__(self, found: SearchResult, limit_s: float, machine: Machine) -> None:
+        self.found, self.limit_s, self.machine = found, limit_s, machine
+        self.score = _score(limit_s, all_moved_bytes(found.memgraph), machine)
+
+    def challenged_by(self, plans: Iterable[MemGraph], decision: Decision) -> bool:
+        """Take the best of `plans` if it is better; whether there was a plan at all."""
+        any_plan = False
+        for memgraph in plans:
+            any_plan = True
+            seconds = simulate(memgraph, self.machine).makespan_s
+            score = _score(seconds, all_moved_bytes(memgraph), self.machine)
+            if score < self.score and seconds <= self.limit_s:
+                self.found, self.score = SearchResult(memgraph, decision), score
+        return any_plan
+
+
+def _timed(slots: Slots, effort: int) -> list[Timed]:
+    """All candidates, each once, with their timetables; the best with prefetch headroom as well, where it makes a difference."""
+    capacity, machine = slots.problem.capacity, slots.problem.machine
+    by_resident = {c.resident.tobytes(): c for c in candidates(slots, effort)}
+
+    def timed(reserve: float, headroom: float, resident: ResidentIntervals) -> Timed:
+        table = timetable(slots, resident, int(headroom * capacity))
+        return Timed(reserve, headroom, resident, table, _score(table.seconds, table.moved_bytes, machine))
+
+    found = sorted((timed(c.reserve, 0.0, c.resident) for c in by_resident.values()), key=lambda it: it.score)
+    with_headroom: list[Timed] = []
+    for it in found[:WITH_HEADROOM]:
+        different = [it]
+        for headroom in PREFETCH_HEADROOMS:
+            other = timed(it.reserve, headroom, it.resident)
+            if all(other.table.actions != one.table.actions for one in different):
+                different.append(other)
+        with_headroom += different[1:]
+    return found + with_headroom
+
+
+def _shortlist(timed: list[Timed], each: int) -> list[Timed]:
+    """The best `each` of those that leave about as much free, the best of all first."""
+    left = [each] * (len(FREE_SHARES) + 1)
+    chosen = []
+    for it in sorted(timed, key=lambda it: it.score):
+        share = bisect(FREE_SHARES, it.reserve + it.prefetch_headroom)
+        if left[share]:
+            left[share] -= 1
+            chosen.append(it)
+    return chosen
+
+
+def _by_ruin_and_recreate(slots: Slots, it: Timed) -> Timed:
+    """`it` after all exchanges of intervals that move fewer bytes and make its score no worse."""
+    capacity, machine = slots.problem.capacity, slots.problem.machine
+
+    def accepts(resident: ResidentIntervals) -> bool:
+        nonlocal it
+        table = timetable(slots, resident)
+        score = _score(table.seconds, table.moved_bytes, machine)
+        if score > it.score:
+            return False
+        it = replace(it, resident=resident.copy(), table=table, score=score)
+        return True
+
+    headroom = np.maximum(capacity - slots.accesses.footprint - int(it.reserve * capacity), 0)
+    ruin_and_recreate(slots.accesses, headroom, it.resident, accepts)
+    return it
+
+
+def reissued(slots: Slots, best: SearchResult) -> SearchResult:
+    """`best`, or the plan of its decision with loads issued as if tasks took SLOWER: where that takes no longer, moves no more, and loses
+    less when tasks or copies are slow.
+
+    Which of two loads the link takes first often makes no difference until a task is late. Offsets that exact search found are not changed:
+    a slow clock issues loads sooner, and so full an arena has no offsets for them.
     """
-    if best.way is None or best.way.exact:
+    if best.decision is None or best.decision.exact:
         return best
-    machine, way = slots.problem.machine, best.way
-    capacity = slots.problem.capacity
+    machine, decision = slots.problem.machine, best.decision
     slow = replace(slots, accesses=replace(slots.accesses, seconds=SLOWER * slots.accesses.seconds))
-    table = timetable(slow, capacity, way.resident, way.slack_bytes)
+    table = timetable(slow, decision.resident, decision.prefetch_headroom)
     best_s, best_late_s = simulate(best.memgraph, machine).makespan_s, _late_s(best.memgraph, machine)
     most_bytes = all_moved_bytes(best.memgraph)
-    for found in settled(slow, way.resident, table, way.slack_bytes):
+    for found in allocated(slow, decision.resident, table, decision.prefetch_headroom):
         if (
             simulate(found, machine).makespan_s <= best_s
             and all_moved_bytes(found) <= most_bytes
             and (late_s := _late_s(found, machine)) < best_late_s
         ):
-            best, best_late_s = Decided(found, replace(way, unplaced_bytes=table.moved_bytes)), late_s
+            best, best_late_s = SearchResult(found, replace(decision, unplaced_bytes=table.moved_bytes)), late_s
     return best
 
 
@@ -175,55 +238,6 @@ def _score(seconds: float, moved_bytes: int, machine: Machine) -> float:
 
 
 def _least_bytes(slots: Slots) -> int:
-    """Over both links, in any plan: each load once, and each sink."""
+    """Over both links, in any plan: each first load once, and each output."""
     a = slots.accesses
     return sum(slots.nbytes[t] for t in (*a.loaded.tolist(), *np.flatnonzero(a.output).tolist()))
-
-
-def _traded(slots: Slots, capacity: int, candidate: Timed) -> Timed:
-    """`candidate` after all trades that move fewer bytes and make its score no worse."""
-
-    def accepts(resident: ResidentIntervals) -> bool:
-        nonlocal candidate
-        table = timetable(slots, capacity, resident)
-        score = _score(table.seconds, table.moved_bytes, slots.problem.machine)
-        if score > candidate.score:
-            return False
-        candidate = replace(candidate, resident=resident.copy(), table=table, score=score)
-        return True
-
-    room = np.maximum(capacity - slots.accesses.footprint - int(candidate.reserve * capacity), 0)
-    ruin_and_recreate(slots.accesses, room, candidate.resident, accepts)
-    return candidate
-
-
-def _shortlist(candidates: list[Timed], each: int) -> list[Timed]:
-    """The best `each` of those that leave about the same room, the best of all first."""
-    left = [each] * (len(ROOMS) + 1)
-    chosen = []
-    for c in sorted(candidates, key=lambda c: c.score):
-        room = bisect(ROOMS, c.reserve + c.slack)
-        if left[room]:
-            left[room] -= 1
-            chosen.append(c)
-    return chosen
-
-
-def _timed(slots: Slots, capacity: int, effort: int) -> list[Timed]:
-    """Timetables of all ways tried, each way once; the best with slack as well, where it makes a difference."""
-    ways = {c.resident.tobytes(): (c.reserve, c.resident) for c in candidates(slots, effort)}
-
-    def candidate(reserve: float, slack: float, resident: ResidentIntervals) -> Timed:
-        table = timetable(slots, capacity, resident, int(slack * capacity))
-        return Timed(reserve, slack, resident, table, _score(table.seconds, table.moved_bytes, slots.problem.machine))
-
-    found = sorted((candidate(reserve, 0.0, resident) for reserve, resident in ways.values()), key=lambda c: c.score)
-    slackened: list[Timed] = []
-    for c in found[:SLACKENED]:
-        different = [c]
-        for slack in SLACKS:
-            other = candidate(c.reserve, slack, c.resident)
-            if all(other.table.steps != it.table.steps for it in different):
-                different.append(other)
-        slackened += different[1:]
-    return found + slackened

@@ -1,13 +1,13 @@
-"""The timetable: when each load is issued and when each early leaver's bytes are free again, once it is settled which intervals stay.
+"""When each copy is issued and when each buffer is freed, for given resident intervals: a timetable, which knows no offsets.
 
-In: Slots, the arena's bytes, and for every interval whether its tensor stays. Out: a Timetable, one Step a slot. Loads go first in, first
-out in the order of need; each is issued as early as it helps: not before the link is free, and not before every slot until its use has
-room for it. Of what has to be written the host gets first what leaves first: whose bytes are wanted waits for no copy of what stays.
-Places are not looked at: place.py finds them.
+In: Slots, and for every interval whether its tensor is resident. Out: a Timetable, one SlotActions a slot. Loads are in order of need, each
+issued as early as that helps (list scheduling on one link): not before the link is free, and not before every slot until its use has the
+bytes. Copies to the host are in order of eviction: a buffer that is wanted waits for no copy of a tensor that is evicted later.
+packing/place.py finds the offsets.
 
     slot              3      4      5      6
     compute        | k3   |  k4  |  k5  |  k6 |        load of w, needed by slot 6: the link is free while k4 runs, and slots
-    link to device        [ v ][    w   ]              4 and 5 have room, so it is issued before k4
+    link to device        [ v ][    w   ]              4 and 5 have the bytes, so it is issued before k4
 """
 
 from __future__ import annotations
@@ -18,74 +18,85 @@ from math import inf
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from einpage.einsum_front.base.columns import Floats
 from einpage.memplan.problem.accesses import NEVER
 from einpage.memplan.problem.slots import Slots
 from einpage.memplan.residency.policies import ResidentIntervals, resident_bytes
 
 
-class Load(NamedTuple):
+class Prefetch(NamedTuple):
+    """A load, of gathered rows too."""
+
     tensor: int
-    need: int
-    """The slot that waits for it."""
+    use: int
+    """The slot that needs it, which may be the one before which it is issued."""
 
 
 @dataclass(slots=True)
-class Step:
+class SlotActions:
     """What is issued around one slot, in this order; tensors by number."""
 
-    frees_first: list[int] = field(default_factory=list)
-    """Leave before the slot's loads: their copies to the host have had time."""
-    loads: list[Load] = field(default_factory=list)
-    """Come to the device, gathered rows among them."""
+    frees_before: list[int] = field(default_factory=list)
+    """Freed before the slot's loads: their copies to the host have had time."""
+    loads: list[Prefetch] = field(default_factory=list)
     stores: list[int] = field(default_factory=list)
-    """Are copied to the host once the slot's task has run."""
-    frees: list[int] = field(default_factory=list)
-    """Leave once the slot's task has run."""
+    """Copied to the host once the slot's task has run."""
+    frees_after: list[int] = field(default_factory=list)
+    """Freed once the slot's task has run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timetable:
-    steps: tuple[Step, ...]
+    actions: tuple[SlotActions, ...]
     """[slot]"""
     seconds: float
-    """When everything is done, places aside."""
+    """When everything is done, if offsets cost nothing."""
     moved_bytes: int
     """Over both links."""
 
 
-def timetable(slots: Slots, capacity: int, resident: ResidentIntervals, slack_bytes: int = 0) -> Timetable:
-    """The timetable under `resident`, whose intervals must fit: at every slot, what stays and the footprint are at most `capacity` bytes.
+class Eviction(NamedTuple):
+    """Or the last free: the end of a buffer."""
 
-    Loads ahead of need leave `slack_bytes` free: a fuller arena is harder to place.
+    tensor: int
+    by: int
+    """The slot before which it has to be freed."""
+
+
+def timetable(slots: Slots, resident: ResidentIntervals, prefetch_headroom: int = 0) -> Timetable:
+    """The timetable under `resident`, whose intervals must fit: at every slot, their bytes and the footprint are at most the capacity.
+
+    Loads ahead of need leave `prefetch_headroom` bytes free: a fuller arena is harder to place.
     """
-    return _Clock(slots, capacity, resident, slack_bytes).run()
+    return _ListScheduler(slots, resident, prefetch_headroom).run()
 
 
-class _Clock:
-    def __init__(self, slots: Slots, capacity: int, resident: ResidentIntervals, slack_bytes: int) -> None:
+class _ListScheduler:
+    def __init__(self, slots: Slots, resident: ResidentIntervals, prefetch_headroom: int) -> None:
         a = slots.accesses
-        self.a, self.slots, self.slack = a, slots, slack_bytes
+        self.a, self.slots, self.prefetch_headroom = a, slots, prefetch_headroom
         self.size: list[int] = a.nbytes.tolist()
         self.seconds: list[float] = a.seconds.tolist()
-        room = capacity - a.footprint - resident_bytes(a, resident)
-        assert int(room.min(initial=0)) >= 0, "what stays does not fit"
-        self.room: list[int] = room.tolist()
-        self.steps = [Step() for _ in range(a.slots)]
+        free = slots.problem.capacity - a.footprint - resident_bytes(a, resident)
+        assert int(free.min(initial=0)) >= 0, "resident intervals do not fit"
+        self.free: list[int] = free.tolist()
+        """[slot] bytes"""
+        self.actions = [SlotActions() for _ in range(a.slots)]
         self.finish: list[float] = []
         self.link_in = self.link_out = 0.0
         self.moved = 0
         self.on_host_at = np.where(a.clean, 0.0, np.inf).tolist()
         """[tensor] when the host has it."""
-        self.gone_at = [0] * len(self.size)
+        self.freed_before = [0] * len(self.size)
         """[tensor] the first slot that may load it again."""
         self.needs = self._needs(resident)
-        self.leaves, self.writes = self._departures(resident)
+        self.evictions = self._evictions(resident)
+        self.writes = self._writes(resident)
         self.due = [a.slots] * len(self.size)
-        """[tensor] the first slot after which it leaves."""
+        """[tensor] the first slot after which it is evicted."""
         for k in reversed(range(a.slots)):
-            for t, _ in self.leaves[k]:
+            for t, _ in self.evictions[k]:
                 self.due[t] = k
         self.unwritten: list[tuple[int, int, float]] = []
         """A heap of (when due, tensor, when it was there): copies to the host not yet issued."""
@@ -94,33 +105,39 @@ class _Clock:
         """[slot] the tensors it needs loaded."""
         a = self.a
         needs: list[list[int]] = [[] for _ in range(a.slots)]
-        gone = np.flatnonzero(~resident)
-        for t, k in zip((*a.loaded.tolist(), *a.tensor[gone].tolist()), (*a.load_at.tolist(), *a.end[gone].tolist()), strict=True):
+        evicted = np.flatnonzero(~resident)
+        tensors, uses = (*a.loaded.tolist(), *a.tensor[evicted].tolist()), (*a.load_at.tolist(), *a.end[evicted].tolist())
+        for t, k in zip(tensors, uses, strict=True):
             needs[k].append(t)
         return needs
 
-    def _departures(self, resident: ResidentIntervals) -> tuple[list[list[tuple[int, int]]], list[list[int]]]:
-        """[slot] who leaves once it has run, with the slot by which it has to be gone; and whose copy to the host may begin then: as
-        soon as there is something to copy."""
+    def _evictions(self, resident: ResidentIntervals) -> list[list[Eviction]]:
+        """[slot] what is freed once it has run."""
         a = self.a
-        leaves: list[list[tuple[int, int]]] = [[] for _ in range(a.slots)]
-        gone = np.flatnonzero(~resident)
-        for t, begin, end in zip(a.tensor[gone].tolist(), a.start[gone].tolist(), a.end[gone].tolist(), strict=True):
-            leaves[begin].append((t, end))
+        evictions: list[list[Eviction]] = [[] for _ in range(a.slots)]
+        evicted = np.flatnonzero(~resident)
+        for t, start, end in zip(a.tensor[evicted].tolist(), a.start[evicted].tolist(), a.end[evicted].tolist(), strict=True):
+            evictions[start].append(Eviction(t, end))
         for t, last in enumerate(a.last_at.tolist()):
             if last != NEVER and self.slots.donated[last] != t:
-                leaves[last].append((t, a.slots - 1))
-        writes: list[list[int]] = [[] for _ in range(a.slots)]
+                evictions[last].append(Eviction(t, a.slots - 1))
+        return evictions
+
+    def _writes(self, resident: ResidentIntervals) -> list[list[int]]:
+        """[slot] the tensors whose copy to the host may start once it has run: as soon as there is something to copy."""
+        a = self.a
+        evicted = a.tensor[~resident]
         there_at = a.made_at.copy()
         there_at[a.loaded] = np.where(there_at[a.loaded] == NEVER, a.load_at, there_at[a.loaded])
         must = a.output.copy()
-        must[a.tensor[gone]] |= ~a.clean[a.tensor[gone]]
+        must[evicted] |= ~a.clean[evicted]
+        writes: list[list[int]] = [[] for _ in range(a.slots)]
         for t in np.flatnonzero(must).tolist():
             writes[int(there_at[t])].append(t)
-        return leaves, writes
+        return writes
 
     def run(self) -> Timetable:
-        passed = np.concatenate(([0.0], np.cumsum(self.a.seconds)))
+        elapsed = np.concatenate(([0.0], np.cumsum(self.a.seconds)))
         for k in range(self.a.slots):
             ready = self.finish[-1] if k else 0.0
             for t in self.needs[k]:
@@ -130,47 +147,49 @@ class _Clock:
             for t in self.writes[k]:
                 heappush(self.unwritten, (self.due[t], t, done))
             self._store(k, done)
-            for t, by in self.leaves[k]:
-                self._leave(t, k, by, done, passed)
+            for eviction in self.evictions[k]:
+                self._free(eviction, k, done, elapsed)
         end = max(self.finish[-1] if self.finish else 0.0, self.link_in, self.link_out)
-        return Timetable(tuple(self.steps), end, self.moved)
+        return Timetable(tuple(self.actions), end, self.moved)
 
     def _load(self, t: int, k: int) -> float:
         """Issue the load of `t`, which slot `k` needs; answers when it is in."""
-        size, room, finish, first = self.size[t], self.room, self.finish, self.gone_at[t]
-        wanted = size + self.slack
-        could = self.link_in if self.on_host_at[t] == np.inf else max(self.link_in, self.on_host_at[t])
+        size, free, finish, first = self.size[t], self.free, self.finish, self.freed_before[t]
+        wanted = size + self.prefetch_headroom
+        link_free = self.link_in if self.on_host_at[t] == np.inf else max(self.link_in, self.on_host_at[t])
         issue = k
-        while issue > first and finish[issue - 1] > could and room[issue - 1] >= wanted:
+        while issue > first and finish[issue - 1] > link_free and free[issue - 1] >= wanted:
             issue -= 1
         for slot in range(issue, k):
-            room[slot] -= size
-        self.link_in = max(could, finish[issue - 1] if issue else 0.0) + self.slots.load_s[t]
+            free[slot] -= size
+        self.link_in = max(link_free, finish[issue - 1] if issue else 0.0) + self.slots.load_s[t]
         self.moved += self.slots.nbytes[t]
-        self.steps[issue].loads.append(Load(t, k))
+        self.actions[issue].loads.append(Prefetch(t, k))
         return self.link_in
 
     def _store(self, k: int, done: float) -> None:
-        """Issue the copies to the host that begin before the next task ends, what leaves first before the others; and in any case those
-        of what leaves now."""
+        """Issue the copies to the host that start before the next task ends, the first to be evicted first; and in any case those of
+        tensors that are evicted now."""
         until = done + self.seconds[k + 1] if k + 1 < len(self.seconds) else inf
         while self.unwritten and (self.unwritten[0][0] <= k or self.link_out < until):
             _, t, there = heappop(self.unwritten)
             self.link_out = self.on_host_at[t] = max(self.link_out, there) + self.slots.store_s[t]
             self.moved += self.slots.nbytes[t]
-            self.steps[k].stores.append(t)
+            self.actions[k].stores.append(t)
 
-    def _leave(self, t: int, k: int, by: int, done: float, passed: NDArray[np.float64]) -> None:
-        """Free `t` after slot `k`; later, where its copy to the host is still under way and the slots until then have room."""
-        waits = self.on_host_at[t] - done
+    def _free(self, eviction: Eviction, k: int, done: float, elapsed: Floats) -> None:
+        """Free the tensor after slot `k`; later (write-back lag) where its copy to the host is under way and the slots until then have the
+        bytes."""
+        t = eviction.tensor
+        lag = self.on_host_at[t] - done
         slot = k + 1
-        if 0 < waits < np.inf:
-            until = min(int(np.searchsorted(passed, passed[k + 1] + waits)), by)
-            while slot < until and self.room[slot] >= self.size[t]:
-                self.room[slot] -= self.size[t]
+        if 0 < lag < np.inf:
+            until = min(int(np.searchsorted(elapsed, elapsed[k + 1] + lag)), eviction.by)
+            while slot < until and self.free[slot] >= self.size[t]:
+                self.free[slot] -= self.size[t]
                 slot += 1
         if slot == k + 1:
-            self.steps[k].frees.append(t)
+            self.actions[k].frees_after.append(t)
         else:
-            self.steps[slot].frees_first.append(t)
-        self.gone_at[t] = slot
+            self.actions[slot].frees_before.append(t)
+        self.freed_before[t] = slot
