@@ -16,9 +16,7 @@ from enum import Enum
 from math import ceil
 from typing import TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
+from einpage.einsum_front.base.columns import Floats
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import TaskGraph, TaskId, TensorId
 from einpage.memplan.bounds.compulsory import compulsory_load_bytes, compulsory_store_bytes
@@ -32,7 +30,7 @@ from einpage.memplan.problem.accesses import Accesses, accesses
 from einpage.memplan.problem.machine import Machine, op_seconds
 from einpage.memplan.problem.places import Queue
 
-Seconds: TypeAlias = NDArray[np.float64]
+Seconds: TypeAlias = Floats
 
 
 GOOD_ENOUGH = 1.01

@@ -13,14 +13,14 @@ from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from einpage.einsum_front.base.columns import Floats
+from einpage.einsum_front.base.columns import Floats, Int64s
 
 INTERIOR_POINT_FROM = 20_000
 """Columns from which on the interior point method beats the dual simplex on slot LPs."""
 
-Indices = NDArray[np.int64]
+Indices = Int64s
 
 
 class Unsolved(Exception):

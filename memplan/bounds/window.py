@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from einpage.einsum_front.base.columns import Int64s
 from einpage.einsum_front.graph.taskgraph import TaskGraph, TaskId, TensorId
 from einpage.memplan.problem.machine import Machine, task_seconds
 from einpage.memplan.problem.places import Queue
@@ -47,9 +47,7 @@ def window_bound(
     return float(best[-1])
 
 
-def _touches(
-    graph: TaskGraph, reads: Sequence[tuple[TensorId, ...]], results: Sequence[TensorId]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def _touches(graph: TaskGraph, reads: Sequence[tuple[TensorId, ...]], results: Sequence[TensorId]) -> tuple[Int64s, Int64s, Int64s]:
     """For every read in order: its position, its bytes, and the position at which its tensor was last read or made (-1: never)."""
     last = [-1] * len(graph.tensors)
     at: list[int] = []

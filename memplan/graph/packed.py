@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-from einpage.einsum_front.base.columns import Columns, Int32s, Int64s, UInt8s, frozen, ragged
+from einpage.einsum_front.base.columns import Bools, Columns, Int32s, Int64s, UInt8s, frozen, ragged
 from einpage.einsum_front.graph.taskgraph import TaskId
 from einpage.memplan.graph.memgraph import Compute, Extent, Free, HostGather, Move, Node, Residency, ResidencyId
 from einpage.memplan.problem.places import DEVICE, HOST, Place
@@ -61,9 +60,9 @@ class Residencies(Columns[Residency]):
     def __len__(self) -> int:
         return len(self.id)
 
-    def at(self, place: Place) -> NDArray[np.bool_]:
+    def at(self, place: Place) -> Bools:
         """[residency] whether it is there."""
-        there: NDArray[np.bool_] = np.array([known == place for known in self.places], bool)[self.place]
+        there: Bools = np.array([known == place for known in self.places], bool)[self.place]
         return there
 
     def entry(self, i: int) -> Residency:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from einpage.einsum_front.base.columns import UInt8s
+from einpage.einsum_front.base.columns import Floats, UInt8s
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.packed import COMPUTE, FREE, GATHER, MOVE, Nodes, Residencies
 from einpage.memplan.problem.machine import Machine, task_seconds
@@ -26,9 +26,9 @@ NO_QUEUE = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    start_s: NDArray[np.float64]
+    start_s: Floats
     """[node]"""
-    finish_s: NDArray[np.float64]
+    finish_s: Floats
     """[node]"""
     busy_s: tuple[tuple[Queue, float], ...]
     """How long each engine works, in the order of queues_of."""
@@ -67,7 +67,7 @@ def _move_places(nodes: Nodes, residencies: Residencies) -> tuple[UInt8s, UInt8s
     return residencies.place[nodes.subject[moves]], residencies.place[nodes.result[moves]]
 
 
-def durations(memgraph: MemGraph, machine: Machine) -> NDArray[np.float64]:
+def durations(memgraph: MemGraph, machine: Machine) -> Floats:
     """[node] seconds each node keeps its engine. Raises UsageError where the machine has no link for a move."""
     graph = memgraph.graph
     seconds_by_task = [task_seconds(machine, graph, task) for task in graph.tasks]
@@ -84,7 +84,7 @@ def durations(memgraph: MemGraph, machine: Machine) -> NDArray[np.float64]:
     return seconds
 
 
-def simulate(memgraph: MemGraph, machine: Machine, noise: NDArray[np.float64] | None = None) -> Timeline:
+def simulate(memgraph: MemGraph, machine: Machine, noise: Floats | None = None) -> Timeline:
     """Run the clock. `noise` [node], if given, multiplies durations: what happens when a kernel is slower than its roofline."""
     seconds = durations(memgraph, machine)
     if noise is not None:

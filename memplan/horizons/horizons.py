@@ -27,7 +27,7 @@ from einpage.memplan.horizons.reuse import Reuse, Step
 from einpage.memplan.horizons.victim import VictimPolicy, price_of
 from einpage.memplan.problem.places import DEVICE, HOST
 from einpage.memplan.problem.problem import Problem
-from einpage.memplan.residency.resident_sets import NOBODY, Residents
+from einpage.memplan.residency.resident_sets import NO_RESIDENTS, Residents
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class HorizonOptions:
     """Used by RANDOM policies only."""
 
 
-def plan_by_horizons(problem: Problem, options: HorizonOptions, residents: Residents = NOBODY) -> MemGraph:
+def plan_by_horizons(problem: Problem, options: HorizonOptions, residents: Residents = NO_RESIDENTS) -> MemGraph:
     """The plan that the two horizons make. Raises DoesNotFit where the host is full; every task has to fit the arena."""
     with garbage_collection_paused():
         horizons = Horizons(problem, options, residents)
@@ -81,7 +81,7 @@ def garbage_collection_paused() -> Iterator[None]:
 class Horizons:
     """The two positions; the tasks between them are in flight: they have reserved their bytes and have not run."""
 
-    def __init__(self, problem: Problem, options: HorizonOptions, residents: Residents = NOBODY) -> None:
+    def __init__(self, problem: Problem, options: HorizonOptions, residents: Residents = NO_RESIDENTS) -> None:
         self.order: Sequence[Task] = problem.tasks
         self.options = options
         self.recorder = Recorder(problem.graph)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from einpage.einsum_front.base.columns import Int64s
 from einpage.einsum_front.base.units import aligned
 from einpage.einsum_front.graph.taskgraph import Kind, Task, TensorId
 from einpage.memplan.graph.arena import HOLE, Arena, Piece
@@ -22,7 +22,7 @@ from einpage.memplan.horizons.reuse import Reuse, Step
 from einpage.memplan.horizons.victim import FAR, HOLE_TRAFFIC, LARGE, Column, traffic
 from einpage.memplan.problem.places import DEVICE
 from einpage.memplan.problem.problem import Problem
-from einpage.memplan.residency.resident_sets import NOBODY, Residents
+from einpage.memplan.residency.resident_sets import NO_RESIDENTS, Residents
 
 NOWHERE = -1
 """Stands for an offset."""
@@ -54,7 +54,7 @@ class Reservation:
 class Memory:
     """Device and host. Flat lists by tensor; sizes are aligned bytes."""
 
-    def __init__(self, problem: Problem, reuse: Reuse, recorder: Recorder, residents: Residents = NOBODY) -> None:
+    def __init__(self, problem: Problem, reuse: Reuse, recorder: Recorder, residents: Residents = NO_RESIDENTS) -> None:
         graph = problem.graph
         n = len(graph.tensors)
         self.graph, self.reuse, self.recorder = graph, reuse, recorder
@@ -70,7 +70,7 @@ class Memory:
         """[tensor] how many tasks in flight touch it, and one more of a resident."""
         self.evictable_bytes = 0
         """On the device and not pinned."""
-        self.evictable_until: NDArray[np.int64] = np.full(n - HOLE, NO_STEP)
+        self.evictable_until: Int64s = np.full(n - HOLE, NO_STEP)
         """[tensor] the next use of what is evictable, NO_STEP of the rest; WORKSPACE and HOLE count from the end."""
         self.evictable_until[HOLE] = FAR
         self.evictable_traffic: Column = np.full(n - HOLE, HOLE_TRAFFIC, object if self.device.capacity >= LARGE else np.int64)

@@ -16,8 +16,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from einpage.einsum_front.base.columns import Bools, Floats, Int64s
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, TaskGraph, TaskId, TensorId
 from einpage.memplan.problem.machine import Machine, task_seconds
@@ -30,33 +30,33 @@ NEVER = -1
 class Accesses:
     """Slots, tensors, first loads, and the intervals between two uses of a tensor."""
 
-    seconds: NDArray[np.float64]
+    seconds: Floats
     """[slot] how long the task runs, its launch included."""
-    footprint: NDArray[np.int64]
+    footprint: Int64s
     """[slot] bytes of all that the task touches, workspace included."""
-    nbytes: NDArray[np.int64]
+    nbytes: Int64s
     """[tensor]"""
-    clean: NDArray[np.bool_]
+    clean: Bools
     """[tensor] the host has a copy at the start."""
-    output: NDArray[np.bool_]
+    output: Bools
     """[tensor] it has to be on the host at the end, and is not at the start."""
-    made_at: NDArray[np.int64]
+    made_at: Int64s
     """[tensor] the slot that writes it; NEVER for what is loaded from the host."""
-    last_at: NDArray[np.int64]
+    last_at: Int64s
     """[tensor] the last slot that touches it, or NEVER."""
-    loaded: NDArray[np.int64]
+    loaded: Int64s
     """[load] a tensor that is loaded from the host for its first use, ..."""
-    load_at: NDArray[np.int64]
+    load_at: Int64s
     """[load] ... and the slot of that use."""
-    unread: NDArray[np.int64]
+    unread: Int64s
     """Tensors that cross the link to the device although no slot reads them: results of gathers."""
-    tensor: NDArray[np.int64]
+    tensor: Int64s
     """[interval] sorted by (start, tensor)"""
-    start: NDArray[np.int64]
+    start: Int64s
     """[interval] the slot before it, which touches the tensor"""
-    end: NDArray[np.int64]
+    end: Int64s
     """[interval] the next slot that touches it, at least start + 2"""
-    is_first: NDArray[np.bool_]
+    is_first: Bools
     """[interval] whether it is the earliest of its tensor"""
 
     @property
@@ -74,11 +74,11 @@ class Accesses:
         return Nbytes(int(self.nbytes[self.output].sum()))
 
     @property
-    def dirty(self) -> NDArray[np.bool_]:
+    def dirty(self) -> Bools:
         """[tensor] it has to be written to the host once if it is evicted before its last use, and need not be otherwise."""
         return ~(self.clean | self.output)
 
-    def by_slot(self, slots: NDArray[np.int64], nbytes: NDArray[np.int64]) -> NDArray[np.int64]:
+    def by_slot(self, slots: Int64s, nbytes: Int64s) -> Int64s:
         """[slot] the sum of the `nbytes` whose entry of `slots` is that slot."""
         total = np.zeros(self.slots, np.int64)
         np.add.at(total, slots, nbytes)

@@ -60,7 +60,7 @@ class Residents:
     """They are resident to the end; if not, each is freed after its last use."""
 
 
-NOBODY = Residents((), False)
+NO_RESIDENTS = Residents((), False)
 
 
 def resident_sets(problem: Problem, start: Start) -> Iterator[Residents]:
