@@ -43,11 +43,15 @@ def load_spec(
     prompt: str | Sequence[str] | None = None,
     tokens: Sequence[Sequence[int]] | None = None,
 ) -> Model:
-    """A spec, a file or the name of one that ships, with every size known: from `set`, else from the text at hand (`batch`, `seq`), else
-    from the weights' metadata, else as the spec says.
+    """Open a spec, a YAML file or the name of one that ships, with every size known: ready to be planned and, with `weights`, to be run.
 
-    `weights` is a path or `random:SEED`; nothing of them is loaded yet. The text is `prompt`, or `tokens`: a list of ids for each sequence.
-    Raises SpecError, UsageError, WeightError or InputError.
+    A size comes from `set`, else from the text at hand (`batch` sequences, `seq` of the longest), else from the checkpoint's metadata,
+    else from the spec. `set` holds sizes and scalars by name; text is an expression of other sizes. `weights` is a .gguf or
+    .safetensors file, an index or folder of shards, or `random:SEED`; only headers are read. The text is `prompt`, one or a batch, for
+    the checkpoint's own tokenizer, or `tokens`, ids [batch][seq]; shorter sequences are padded on the right.
+
+    Raises SpecError for the spec (with file, line and column), WeightError for a checkpoint that cannot be read or does not fit the
+    spec, InputError for tokens that do not fit `set`, UsageError for arguments that exclude each other. torch is not imported.
     """
     where = None if weights is None else str(weights)
     if prompt is not None and tokens is not None:
@@ -74,11 +78,17 @@ def plan(
     warm: bool = False,
     passes: int | None = None,
 ) -> Planned:
-    """A judged plan and its report; with `passes`, of one pass that ends as it began.
+    """A plan of `model` in a device arena of `budget` bytes, judged, with its predicted time line, its bounds and its report.
 
-    `budget` is bytes, or text as `8GiB`; `machine` a profile's name, a file or a Machine; `dtype` fp32, bf16 or fp16; `split` how many
-    pieces a letter is cut into, where the budget is not to choose; `effort` 0 to 3. In the report sizes are bytes, times seconds. torch is
-    not imported. Raises DoesNotFit (with the smallest budget that works) or UsageError.
+    `budget` is bytes, or text as `8GiB`; `machine` a profile's name, a file or a Machine; `dtype` fp32, bf16 or fp16; `outputs` names
+    (None: the first that the spec declares); `split` the pieces of letters for which the budget is not to choose; `no_fuse` fusions to
+    leave out; `effort` 0 (at once) to 3 (search longer for a faster plan). The device is empty before the first task, or with `warm`
+    holds weights as far as they fit; with `passes` the plan ends with the tensors resident that it started with, and is run so many
+    times.
+
+    In the result `memgraph` is the plan, and `report` its figures under the names of `plan --json`: sizes in bytes, times in seconds.
+    The same input gives the same plan. Raises DoesNotFit with the task, the bytes and the smallest budget that works (`misfit`),
+    UsageError for options that are unknown or exclude each other. torch is not imported.
     """
     began = perf_counter()
     request = PlanRequest(
@@ -110,12 +120,17 @@ def run(
     effort: int = 0,
     passes: int | None = None,
 ) -> RunResult:
-    """Plan, load the weights, run: `.outputs` by name, as tensors in the declared shapes; `.facts` as `run --json` prints them.
+    """Plan `model` as `plan` does, load its weights, and run it once, or `passes` times.
 
-    As `plan`; without `machine` for the machine at hand, which is measured once. `device` is auto, cpu or cuda; `dispatch` dynamic, static
-    or serial; `inputs` are arrays by name in the declared shapes, for all but the tokens that the model was loaded with.
-    Raises what `plan` and the engines raise; InputError for an input that is missing or of another shape; UsageError for a model without
-    weights, or where the device is not there.
+    Without `machine` the plan is for the machine at hand, which is measured once (two seconds) and its profile cached. `device` is
+    auto, cpu or cuda; `dispatch` dynamic, static or serial, with the same bits. `inputs` are arrays by name in the declared shapes, for
+    all but the tokens that the model was opened with. `perplexity` adds the output that has logits for every position [batch, seq,
+    vocab].
+
+    In the result `outputs` are CPU tensors by name in the declared shapes and the run's dtype, `report` what was predicted, counted and
+    timed, `facts` the same as `run --json` prints it. Raises what `plan` raises; InputError for an input that is missing, unknown or of
+    another shape; UsageError for a model without weights, or where the device is not available or smaller than the budget; DoesNotFit
+    where the host has too little memory; NodeError where a node fails.
     """
     from einpage.exec.run.choose import Dispatch, device_for, kernels_for, measured_machine
     from einpage.exec.run.options import RunOptions

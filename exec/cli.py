@@ -9,13 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from einpage.exec.system.interrupt import INTERRUPTED, ends_at_once
+from einpage.exec.system.interrupt import INTERRUPTED, exit_on_interrupt
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     try:
-        with ends_at_once():
+        with exit_on_interrupt():
             from einpage.exec.command.parser import execute
         return execute(argv)
     except KeyboardInterrupt:

@@ -30,17 +30,17 @@ from einpage.memplan.schedule.static_plans import Policy
 BUSY_ENOUGH = 0.85
 """An engine that works this share of the makespan is what limits the plan."""
 AGAIN_TOO_MUCH = 1.02
-"""Traffic above this multiple of what must come in anyway is put down to the small budget."""
+"""Traffic above this multiple of what must be moved anyway is due to the small budget."""
 
 
 def tasks_in_order(memgraph: MemGraph) -> tuple[TaskId, ...]:
-    """Tasks and gathers in the order of their nodes: what the window bound wants to know."""
+    """Tasks and gathers in the order of their nodes, for the bounds of that order."""
     nodes = Nodes.of(memgraph.nodes)
     return tuple(nodes.subject[nodes.kind <= GATHER].tolist())
 
 
 def in_written_order(memgraph: MemGraph) -> bool:
-    """Whether the tasks on the device run in the graph's own order; gathers go wherever their rows are wanted."""
+    """Whether the tasks on the device run in the graph's own order; gathers run wherever their rows are needed."""
     nodes = Nodes.of(memgraph.nodes)
     return bool((np.diff(nodes.subject[nodes.kind == COMPUTE]) >= 0).all())
 
@@ -54,13 +54,13 @@ def peak_bytes(memgraph: MemGraph) -> int:
 
 
 def once_bytes(memgraph: MemGraph) -> int:
-    """What this plan would move if every tensor that comes from the host came once, gathered rows too, and only outputs went back."""
+    """Bytes this plan would move if every tensor it loads were loaded once, gathered rows too, and only outputs were copied back."""
     nodes, tensor = Nodes.of(memgraph.nodes), Residencies.of(memgraph.residencies).tensor
-    came: set[TensorId] = set(tensor[nodes.subject[nodes.kind == MOVE]].tolist())
+    loaded: set[TensorId] = set(tensor[nodes.subject[nodes.kind == MOVE]].tolist())
     gathered: set[TensorId] = set(tensor[nodes.result[nodes.kind == GATHER]].tolist())
     tensors = memgraph.graph.tensors
-    first = {t for t in came if tensors[t].kind in HOST_AT_START or tensors[t].kind is Kind.OUTPUT}
-    return sum(tensors[t].nbytes for t in first) + sum(tensors[t].nbytes for t in gathered)
+    once = {t for t in loaded if tensors[t].kind in HOST_AT_START or tensors[t].kind is Kind.OUTPUT}
+    return sum(tensors[t].nbytes for t in once) + sum(tensors[t].nbytes for t in gathered)
 
 
 class TaskOrder(Enum):
@@ -79,7 +79,7 @@ class Shortage(Enum):
 
 
 Bottleneck: TypeAlias = "Queue | Shortage"
-"""What would have to be faster or larger for a plan to be faster."""
+"""What would have to be faster or larger to speed a plan up."""
 
 
 def bottleneck_name(limit: Bottleneck) -> str:
@@ -269,7 +269,7 @@ def limited_by(timeline: Timeline, moved: int, once: int) -> Bottleneck:
 
 
 _BYTES_BY = {
-    Method.STEADY: "what cannot stay",
+    Method.STEADY: "what cannot be resident",
     Method.COMPULSORY: "each byte once",
     Method.INTERVAL_LP: "in this order and budget; by the interval LP",
 }
@@ -277,7 +277,7 @@ _CURES: dict[Bottleneck, str] = {
     Queue.COMPUTE: "arithmetic; more memory or a faster link would not help",
     Queue.H2D: "the link to the device carries each byte once; more tokens at once, or a faster link",
     Queue.D2H: "the link to the host carries each byte once; fewer or smaller outputs, or a faster link",
-    Shortage.MEMORY: "bytes cross a link more than once, or wait for room; a larger budget helps",
+    Shortage.MEMORY: "bytes cross a link more than once, or wait for memory; a larger budget helps",
     Shortage.LATENCY: "no engine is busy: loads, tasks and stores wait for one another; a coarser split, or more work at once",
 }
 
@@ -308,7 +308,7 @@ def render(r: Report, advice: str | None = None) -> str:
         ("judge", ("passed" if r.verified else "not asked") + f"; planned in {format_seconds(r.plan_s)}"),
     ]
     if r.order is TaskOrder.REORDERED:
-        rows.insert(1, ("order", "not as written: tasks that share what they read stand together"))
+        rows.insert(1, ("order", "not as written: tasks that share operands are next to each other"))
     if r.policy is not Policy.AUTO:
         rows.insert(1, ("policy", f"{r.policy.value}, as asked"))
     if r.over_device_bytes:

@@ -1,7 +1,7 @@
-"""A driver without a GPU: memory is ordinary, work on streams is kept until someone asks, then done in any order that streams allow.
+"""A driver without a GPU: memory is ordinary, work on streams is delayed until someone asks, then done in any order that streams allow.
 
-Which stream goes on is drawn at random, so that a missing wait lets work overtake; what the host did is written down for the judge of
-streams (exec/enforced.py). It never loses a mark, and never lets a stream past one that has not passed.
+Which stream goes on is drawn at random, so that a missing wait lets work overtake; what the host did is recorded for the judge of
+streams (exec/device/stream_judge.py). It never loses an event, and never lets a stream past one that has not passed.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from einpage.exec.device.arena import HostArena
-from einpage.exec.device.driver import Mark, Stream
-from einpage.exec.device.stream_judge import STREAMS, Act, Put, Recorded, Seen, Waited
+from einpage.exec.device.driver import Event, Stream
+from einpage.exec.device.stream_judge import STREAMS, Enqueued, HostAction, Recorded, Seen, Waited
 from einpage.exec.device.streams import StreamDevice
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
 
 
 @dataclass(slots=True, eq=False)
-class FakeMark:
+class FakeEvent:
     number: int
     passed: bool = False
     at: int = 0
@@ -32,24 +32,24 @@ class FakeMark:
 
 @dataclass(slots=True)
 class FakeDriver:
-    """`steps` is how many steps of streams are made whenever the host looks at a mark; 0 makes streams go only when the host waits."""
+    """`steps` is how many steps of streams are made whenever the host asks about an event; 0 makes streams go only when the host waits."""
 
     seed: int = 0
     steps: int = 3
-    acts: list[Act] = field(default_factory=list)
+    actions: list[HostAction] = field(default_factory=list)
     pinned: dict[int, int] = field(default_factory=dict)
     """Bytes by address."""
     ignore: Callable[[int], bool] = lambda n: False
     """Waits (by number) that are left out: a faulty driver, for tests of tests."""
     name: str = "fake"
     captured: int = 0
-    """Stretches recorded so far."""
-    acts_at_capture: list[int] = field(default_factory=list)
-    """How many acts there were before each recording."""
+    """Groups of computes captured so far."""
+    actions_at_capture: list[int] = field(default_factory=list)
+    """How many actions there were before each capture."""
     _queues: list[deque[Any]] = field(default_factory=lambda: [deque() for _ in range(STREAMS)])
     _random: Random = field(default_factory=Random)
     _clock: int = 0
-    _marks: int = 0
+    _events: int = 0
     _waits: int = 0
     _faulty: bool = False
     _used: int = 0
@@ -77,44 +77,44 @@ class FakeDriver:
 
     def capture(self, stream: Stream, calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
         self.captured += 1
-        self.acts_at_capture.append(len(self.acts))
+        self.actions_at_capture.append(len(self.actions))
         return lambda: [call() for call in calls]
 
-    def record(self, stream: Stream) -> Mark:
-        self._marks += 1
-        mark = FakeMark(self._marks)
-        self.acts.append(Recorded(stream, mark))
-        self._queues[stream].append(mark)
-        return mark
+    def record(self, stream: Stream) -> Event:
+        self._events += 1
+        event = FakeEvent(self._events)
+        self.actions.append(Recorded(stream, event))
+        self._queues[stream].append(event)
+        return event
 
-    def wait(self, stream: Stream, mark: Mark) -> None:
-        assert isinstance(mark, FakeMark)
+    def wait(self, stream: Stream, event: Event) -> None:
+        assert isinstance(event, FakeEvent)
         self._waits += 1
         if self.ignore(self._waits - 1):
             self._faulty = True
             return
-        self.acts.append(Waited(stream, mark))
-        self._queues[stream].append(("wait", mark))
+        self.actions.append(Waited(stream, event))
+        self._queues[stream].append(("wait", event))
 
-    def passed(self, mark: Mark) -> bool:
-        assert isinstance(mark, FakeMark)
+    def passed(self, event: Event) -> bool:
+        assert isinstance(event, FakeEvent)
         for _ in range(self.steps):
             self._step()
-        if not mark.passed and not self.steps:
-            self.synchronize(mark)
-        if mark.passed:
-            self.acts.append(Seen(mark))
-        return mark.passed
+        if not event.passed and not self.steps:
+            self.synchronize(event)
+        if event.passed:
+            self.actions.append(Seen(event))
+        return event.passed
 
-    def synchronize(self, mark: Mark) -> None:
-        assert isinstance(mark, FakeMark)
-        while not mark.passed:
+    def synchronize(self, event: Event) -> None:
+        assert isinstance(event, FakeEvent)
+        while not event.passed:
             assert self._step(), "the streams wait for each other"
-        self.acts.append(Seen(mark))
+        self.actions.append(Seen(event))
 
-    def seconds(self, first: Mark, last: Mark) -> float:
-        assert isinstance(first, FakeMark)
-        assert isinstance(last, FakeMark)
+    def seconds(self, first: Event, last: Event) -> float:
+        assert isinstance(first, FakeEvent)
+        assert isinstance(last, FakeEvent)
         assert first.passed
         assert last.passed or self._faulty
         return (last.at - first.at) * 1e-6
@@ -129,8 +129,8 @@ class FakeDriver:
             return False
         self._clock += 1
         match self._random.choice(can).popleft():
-            case FakeMark() as mark:
-                mark.passed, mark.at = True, self._clock
+            case FakeEvent() as event:
+                event.passed, event.at = True, self._clock
             case ("wait", _):
                 pass
             case call:
@@ -139,22 +139,22 @@ class FakeDriver:
 
 
 class WatchedDevice(StreamDevice):
-    """A device of streams on a fake driver: poisoned memory, every piece written down."""
+    """A device of streams on a fake driver: poisoned memory, every chunk recorded."""
 
     def __init__(self, memgraph: MemGraph, host: HostArena, driver: FakeDriver, backend: str = "torch") -> None:
         super().__init__(memgraph, host, driver, backend=backend, poison=True)
-        self.acts = driver.acts
-        self.acts.clear()
+        self.actions = driver.actions
+        self.actions.clear()
 
-    def issue(self, node: NodeId, piece: int = 0) -> None:
+    def enqueue(self, node: NodeId, chunk: int = 0) -> None:
         stream = self.stream(node)
         assert stream is not None
-        self.acts.append(Put(stream, node))
-        super().issue(node, piece)
+        self.actions.append(Enqueued(stream, node))
+        super().enqueue(node, chunk)
 
     def replay(self, nodes: Sequence[NodeId]) -> None:
         for node in nodes:
             stream = self.stream(node)
             assert stream is not None
-            self.acts.append(Put(stream, node))
+            self.actions.append(Enqueued(stream, node))
         super().replay(nodes)

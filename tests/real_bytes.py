@@ -16,7 +16,7 @@ from torch import Tensor
 
 from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.taskgraph import TaskGraph, TensorId
-from einpage.exec.device.arena import HostArena, masters, outputs
+from einpage.exec.device.arena import HostArena, host_copies, outputs
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.device.device import Device
 from einpage.exec.dispatch.engine import Measured
@@ -58,7 +58,7 @@ def filled_host(plan: MemGraph, values: Data) -> HostArena:
     """A poisoned host arena with weights and inputs in their places."""
     host = HostArena(plan.host_bytes)
     host.poison()
-    for t, slot in masters(plan, host).items():
+    for t, slot in host_copies(plan, host).items():
         tensor = plan.graph.tensors[t]
         slot.copy_(torch.from_numpy(np.array(values[tensor.value][slices(tensor.box)])))
     return host
@@ -70,7 +70,7 @@ def run_on_bytes(
     """Every output, by name, of a run of `plan` on the CPU device."""
     host = filled_host(plan, values)
     device = CpuDevice(plan, host, poison=poison)
-    device.bring()
+    device.preload()
     dispatch(plan, device)
     return outputs(plan, host)
 

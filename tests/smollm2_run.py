@@ -21,7 +21,7 @@ from einpage.einsum_front.graph.taskgraph import Kind
 from einpage.exec.build.judged_plan import Planned, plan_program
 from einpage.exec.build.model import Model, open_model
 from einpage.exec.build.request import PlanRequest
-from einpage.exec.device.arena import HostArena, masters, outputs
+from einpage.exec.device.arena import HostArena, host_copies, outputs
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.serial import run_serial
@@ -114,7 +114,7 @@ class Loaded:
     def device(self, model: Model, memgraph: MemGraph) -> CpuDevice:
         """A device for `memgraph` with its weights and inputs in place and its own memory poisoned."""
         assert model.resolved is not None and memgraph.host_bytes <= HOST_BYTES
-        graph, slots = memgraph.graph, masters(memgraph, self._host)
+        graph, slots = memgraph.graph, host_copies(memgraph, self._host)
         starts = (memgraph.residencies[r] for r in memgraph.start)
         layout = {graph.tensors[r.tensor].name: r.extents[0] for r in starts if r.place != DEVICE}
         if layout != self._layout:

@@ -18,10 +18,10 @@ from einpage.exec.device.streams import StreamDevice
 from einpage.exec.dispatch.dynamic import run_dynamic
 from einpage.exec.dispatch.serial import run_serial
 from einpage.exec.dispatch.static import run_static
-from einpage.exec.dispatch.stream_dynamic import run_polled
-from einpage.exec.dispatch.stream_static import run_issued
+from einpage.exec.dispatch.stream_dynamic import run_stream_dynamic
+from einpage.exec.dispatch.stream_static import run_stream_static
 from einpage.exec.run import choose
-from einpage.exec.run.choose import Chosen, DeviceKind, Dispatch, device_for, kernels_for, make_device, runner
+from einpage.exec.run.choose import ChosenDevice, DeviceKind, Dispatch, device_for, dispatcher, kernels_for, make_device
 from einpage.exec.run.options import RunOptions
 from einpage.exec.run.prepared import run_model
 from einpage.memplan.problem.places import HOST
@@ -47,8 +47,8 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_gpu")
 def test_without_a_gpu() -> None:
-    assert device_for("auto") == Chosen(DeviceKind.CPU, "cpu: torch finds no CUDA device")
-    assert device_for("cpu") == Chosen(DeviceKind.CPU, "cpu, as asked")
+    assert device_for("auto") == ChosenDevice(DeviceKind.CPU, "cpu: torch finds no CUDA device")
+    assert device_for("cpu") == ChosenDevice(DeviceKind.CPU, "cpu, as asked")
     with pytest.raises(UsageError, match="--device cuda: torch finds no CUDA device; leave --device out"):
         device_for("cuda")
 
@@ -72,9 +72,9 @@ def test_interpreted_kernels_are_for_the_cpu(monkeypatch: pytest.MonkeyPatch) ->
         kernels_for("auto", DeviceKind.CUDA)
 
 
-def test_every_dispatch_has_a_runner_on_each_device() -> None:
-    assert [runner(DeviceKind.CPU, d) for d in Dispatch] == [run_serial, run_dynamic, run_static]
-    assert [runner(DeviceKind.CUDA, d) for d in Dispatch] == [run_serial, run_polled, run_issued]
+def test_every_dispatch_has_a_dispatcher_on_each_device() -> None:
+    assert [dispatcher(DeviceKind.CPU, d) for d in Dispatch] == [run_serial, run_dynamic, run_static]
+    assert [dispatcher(DeviceKind.CUDA, d) for d in Dispatch] == [run_serial, run_stream_dynamic, run_stream_static]
 
 
 def test_the_device_is_of_the_kind() -> None:

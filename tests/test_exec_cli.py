@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from command_words import LLAMA, LLAMA_SIZES, MLP, MLP_SIZES, PLAN_KEYS, SMALL_LLAMA, facts, ran
+from command_line import LLAMA, LLAMA_SIZES, MLP, MLP_SIZES, PLAN_KEYS, SMALL_LLAMA, facts, ran
 from einpage.exec.command import plan as plan_command
 from einpage.exec.measure import cpu as measure
 from einpage.exec.measure import profiles
@@ -231,7 +231,7 @@ def test_a_run_that_beats_its_bound_says_so_and_has_the_machine_measured_again(
     monkeypatch.setenv("EINPAGE_CACHE", str(tmp_path / "cache"))
     fast = load_machine("cpu", threads=measure.default_threads())
     slow = replace(fast, device_bytes_per_s=1e3)
-    profiles.keep(slow, measure.cpu_profile())
+    profiles.save(slow, measure.cpu_profile())
     monkeypatch.setattr(measure, "measure_cpu", lambda seconds=0.0, threads=None: replace(fast, threads=threads or fast.threads))
     weights, given = mlp_files(tmp_path)
     words = ["run", MLP, *MLP_SIZES, "--weights", weights, "--input", given, "--budget", "1MiB"]
@@ -243,9 +243,9 @@ def test_a_run_that_beats_its_bound_says_so_and_has_the_machine_measured_again(
     again = facts(capsys, *words)
     assert again["bound_s"] <= again["wall_s"] and again["warnings"] == []
     assert profiles.cached(measure.cpu_profile()) == fast
-    profiles.keep(slow, measure.cpu_profile())
+    profiles.save(slow, measure.cpu_profile())
     assert "warning: the run took" in ran(capsys, *words)[1]
-    profiles.keep(replace(fast, usual_slowdown=1e6), measure.cpu_profile())
+    profiles.save(replace(fast, usual_slowdown=1e6), measure.cpu_profile())
     assert "far less than the" in facts(capsys, *words)["warnings"][0]
     assert profiles.cached(measure.cpu_profile()) is None, "dropped, to be measured again"
 

@@ -120,7 +120,7 @@ def test_schedule_waits_for_exactly_what_the_edges_imply() -> None:
     assert waits == {0: {}, 1: {}, 2: {1: 2}, 3: {1: 1}, 5: {}, 7: {0: 2}, 8: {0: 1, 2: 1}, 10: {1: 3, 2: 2}, 11: {0: 3}}
     frees = {node: item.frees for node, item in items.items() if item.frees}
     assert frees == {2: (4,), 3: (4,), 5: (6,), 8: (9,), 10: (12,), 11: (13,)}
-    assert found.first == ()
+    assert found.initial_frees == ()
 
 
 def test_frees_that_nothing_precedes_run_first() -> None:
@@ -232,7 +232,7 @@ def test_an_interrupt_stops_every_engine(dispatch: Any) -> None:
 
     device = Held(plan)
     with pytest.raises(KeyboardInterrupt):
-        dispatch(plan, device, Hooks(progress=interrupt, poll_s=0.01))
+        dispatch(plan, device, Hooks(progress=interrupt, interval_s=0.01))
     assert not [t for t in threading.enumerate() if t.name.startswith("einpage-")]
     assert len(device.calls) < len(plan.nodes)
 
@@ -292,6 +292,6 @@ def test_null_counts_what_the_plan_names() -> None:
     moves = [NodeId(i) for i, n in enumerate(plan.nodes) if isinstance(n, Move)]
     device.copy(moves[0])
     assert device.moved_bytes == {Queue.H2D: 256, Queue.D2H: 0}
-    device.begin()
+    device.start_run()
     assert (sum(device.moved_bytes.values()), device.calls) == (0, [])
     assert device.arena_bytes == 2048

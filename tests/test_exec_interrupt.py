@@ -41,8 +41,8 @@ def test_ctrl_c_ends_with_130(tmp_path: Path) -> None:
         "import sys\n"
         "from einpage.exec.run import prepared as run\n"
         "from einpage.exec.cli import main\n"
-        "dynamic = run.runner(run.DeviceKind.CPU, run.Dispatch.DYNAMIC)\n"
-        "def runner(memgraph, device, hooks):\n"
+        "dynamic = run.dispatcher(run.DeviceKind.CPU, run.Dispatch.DYNAMIC)\n"
+        "def run_slowly(memgraph, device, hooks):\n"
         "    compute = device.compute\n"
         "    def slow(node):\n"
         "        print('computing', file=sys.stderr, flush=True)\n"
@@ -50,7 +50,7 @@ def test_ctrl_c_ends_with_130(tmp_path: Path) -> None:
         "        compute(node)\n"
         "    device.compute = slow\n"
         "    return dynamic(memgraph, device, hooks)\n"
-        "run.runner = lambda kind, dispatch: runner\n"
+        "run.dispatcher = lambda kind, dispatch: run_slowly\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
     sizes = [w for k, v in SMALL["matmul_chain"].items() if k != "depth" for w in ("--set", f"{k}={v}")]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from command_words import LLAMA, LLAMA_SIZES, facts, ran
+from command_line import LLAMA, LLAMA_SIZES, facts, ran
 
 
 def test_attention_in_parts_answers_the_same(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

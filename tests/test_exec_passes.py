@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.exec.cli import main
-from einpage.exec.device.arena import masters, outputs
+from einpage.exec.device.arena import host_copies, outputs
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.dispatch.dynamic import run_dynamic
 from einpage.exec.dispatch.engine import Measured
@@ -37,12 +37,12 @@ def test_passes_give_the_direct_result_each(drawn: st.DataObject, graph: TaskGra
     loop = plan(graph, a_machine(), budget, PlanOptions(start=Start.LOOP))
     host = filled_host(loop, values)
     device = CpuDevice(loop, host, poison=True)
-    device.bring()
+    device.preload()
     for other in (values, data(graph, seed + 1), values):
         for tensor in graph.tensors:
             if tensor.value in other and tensor.kind.value == "input":
                 box = tuple(slice(a, b) for a, b in zip(tensor.box.start, tensor.box.end, strict=True))
-                masters(loop, host)[tensor.id].copy_(torch.from_numpy(other[tensor.value][box].copy()))
+                host_copies(loop, host)[tensor.id].copy_(torch.from_numpy(other[tensor.value][box].copy()))
         fresh = {**values, **{v.name: other[v.name] for v in graph.values if v.kind.value == "input"}}
         dispatch(loop, device)
         assert differences(outputs(loop, host), direct(graph, fresh)) == []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from command_words import facts, ran
+from command_line import facts, ran
 
 TWO_OUTPUTS = """
 einpage: 1

@@ -53,7 +53,7 @@ def test_ten_steady_passes_of_smollm2_move_the_planned_bytes() -> None:
     assert kept > 32 * MIB
     assert moved(memgraph)[0] == moved(cold)[0] - kept, "each pass moves only what cannot stay"
     device = arena().device(model, memgraph)
-    device.bring()
+    device.preload()
     for _ in range(10):
         measured, found = arena().run(memgraph, device)
         assert tuple(measured.moved_bytes.values()) == moved(memgraph)

@@ -14,12 +14,12 @@ from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.device import streams
 from einpage.exec.device.arena import outputs
 from einpage.exec.device.errors import NodeError
-from einpage.exec.device.stream_judge import Put, Seen, Waited, unenforced
+from einpage.exec.device.stream_judge import Enqueued, Seen, Waited, unenforced
 from einpage.exec.dispatch.progress import Hooks, Progress
 from einpage.exec.dispatch.serial import run_serial
 from einpage.exec.dispatch.static import schedule
-from einpage.exec.dispatch.stream_dynamic import run_polled
-from einpage.exec.dispatch.stream_static import groups, run_issued
+from einpage.exec.dispatch.stream_dynamic import run_stream_dynamic
+from einpage.exec.dispatch.stream_static import groups, run_stream_static
 from einpage.kernels.errors import IndexOutOfRange
 from einpage.kernels.on_torch.host_gather import prepare_gather, split_gather
 from einpage.memplan.graph.memgraph import Free, HostGather, MemGraph, Move, NodeId
@@ -33,15 +33,15 @@ from real_bytes import Data, differences, direct, filled_host
 from strategies import a_machine, data, random_graph
 from test_exec_cpu import SEEDS, made
 
-WAYS = {"static": run_issued, "dynamic": run_polled, "serial": run_serial}
+WAYS = {"static": run_stream_static, "dynamic": run_stream_dynamic, "serial": run_serial}
 every_way = pytest.mark.parametrize("way", list(WAYS))
 
 
 def run(plan: MemGraph, values: Data, way: str, driver: FakeDriver) -> tuple[dict[str, Any], WatchedDevice, Any]:
     host = filled_host(plan, values)
     device = WatchedDevice(plan, host, driver)
-    device.bring()
-    device.acts.clear()
+    device.preload()
+    device.actions.clear()
     measured = WAYS[way](plan, device)  # type: ignore[operator]
     return outputs(plan, host), device, measured
 
@@ -63,21 +63,21 @@ def test_the_judge_of_streams_finds_every_edge_enforced(way: str) -> None:
     for seed in range(40):
         _, plan, values = made(seed)
         _, device, _ = run(plan, values, way, FakeDriver(seed=seed, steps=seed % 4))
-        assert unenforced(plan, device.acts) == []
+        assert unenforced(plan, device.actions) == []
 
 
 def test_a_wait_left_out_is_an_edge_not_enforced() -> None:
-    """Every wait that the static way puts is needed, and the judge misses none."""
+    """Every wait that static dispatch enqueues is needed, and the judge misses none."""
     tried = 0
     for seed in SEEDS:
         _, plan, values = made(seed)
         _, device, _ = run(plan, values, "static", FakeDriver())
-        for left_out in range(0, sum(isinstance(act, Waited) for act in device.acts), 7):
+        for left_out in range(0, sum(isinstance(action, Waited) for action in device.actions), 7):
             driver = FakeDriver(ignore=lambda n, left_out=left_out: n == left_out)  # type: ignore[misc]
             faulty = WatchedDevice(plan, filled_host(plan, values), driver)
             with suppress(NodeError):  # an index that was poison
-                run_issued(plan, faulty)
-            assert unenforced(plan, [act for act in faulty.acts if not isinstance(act, Seen)]), f"seed {seed}, wait {left_out}"
+                run_stream_static(plan, faulty)
+            assert unenforced(plan, [action for action in faulty.actions if not isinstance(action, Seen)]), f"seed {seed}, wait {left_out}"
             tried += 1
     assert tried > 15
 
@@ -99,14 +99,14 @@ def test_without_waits_some_order_gives_a_wrong_result() -> None:
 def test_a_node_never_put_is_said() -> None:
     _, plan, values = made(1)
     _, device, _ = run(plan, values, "static", FakeDriver())
-    last = next(act.node for act in reversed(device.acts) if isinstance(act, Put))
-    assert unenforced(plan, [act for act in device.acts if getattr(act, "node", None) != last]) == [(last, last)]
+    last = next(action.node for action in reversed(device.actions) if isinstance(action, Enqueued))
+    assert unenforced(plan, [action for action in device.actions if getattr(action, "node", None) != last]) == [(last, last)]
 
 
 @every_way
-def test_large_copies_and_gathers_go_in_pieces(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_copies_and_gathers_go_in_chunks(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "COPY_BYTES", 100)
-    monkeypatch.setattr(streams, "SLOT_BYTES", 64)
+    monkeypatch.setattr(streams, "STAGING_BYTES", 64)
     graph, plan, values = next(m for m in map(made, range(100)) if any(isinstance(n, HostGather) for n in m[1].nodes))
     expected = direct(graph, values)
     for draw in range(4):
@@ -114,12 +114,12 @@ def test_large_copies_and_gathers_go_in_pieces(way: str, monkeypatch: pytest.Mon
         assert differences(found, expected) == []
         assert device.moved_bytes == moved_bytes_by_queue(plan)
         moves = [i for i, n in enumerate(plan.nodes) if isinstance(n, Move)]
-        assert max(device.pieces(i) for i in moves) > 1  # type: ignore[arg-type]
+        assert max(device.chunks(i) for i in moves) > 1  # type: ignore[arg-type]
         if way != "serial":
-            assert unenforced(plan, device.acts) == []
+            assert unenforced(plan, device.actions) == []
 
 
-def test_an_urgent_copy_overtakes_between_two_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_urgent_copy_overtakes_between_two_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under dynamic dispatch; a static stream keeps the plan's order."""
     monkeypatch.setattr(streams, "COPY_BYTES", 16)
     overtaken = {"static": 0, "dynamic": 0}
@@ -127,9 +127,9 @@ def test_an_urgent_copy_overtakes_between_two_pieces(monkeypatch: pytest.MonkeyP
         for seed in range(12):
             _, plan, values = made(seed)
             _, device, _ = run(plan, values, way, FakeDriver(seed=seed, steps=1))
-            puts = [(act.stream, act.node) for act in device.acts if isinstance(act, Put)]
+            enqueued = [(action.stream, action.node) for action in device.actions if isinstance(action, Enqueued)]
             for stream in (1, 2):
-                nodes = [n for s, n in puts if s == stream]
+                nodes = [n for s, n in enqueued if s == stream]
                 starts = [n for i, n in enumerate(nodes) if n not in nodes[:i]]
                 runs = [n for i, n in enumerate(nodes) if i == 0 or nodes[i - 1] != n]
                 overtaken[way] += len(runs) - len(starts)
@@ -196,8 +196,8 @@ def test_a_device_is_closed_when_its_streams_are_done() -> None:
     host, driver = filled_host(plan, values), FakeDriver(steps=0)
     device = WatchedDevice(plan, host, driver)
     for item in range(len(plan.nodes)):
-        for piece in range(device.pieces(NodeId(item))):
-            device.issue(NodeId(item), piece)
+        for chunk in range(device.chunks(NodeId(item))):
+            device.enqueue(NodeId(item), chunk)
     assert any(driver._queues)
     device.close()
     assert not any(driver._queues)
@@ -214,7 +214,7 @@ def test_a_second_pass_gives_the_same() -> None:
 
 
 def test_stretches_of_computes_are_recorded_when_met_again() -> None:
-    """With room for everything computes need not wait for links: a second pass puts them in stretches, with the same results and edges."""
+    """With room for everything computes need not wait for links: a second pass enqueues them in groups, with the same results and edges."""
     graph = random_graph(3)
     plan, values = make_plan(graph, a_machine(), 1 << 20), data(graph, 3)
     host, driver = filled_host(plan, values), FakeDriver()
@@ -225,13 +225,13 @@ def test_stretches_of_computes_are_recorded_when_met_again() -> None:
         i for i, n in enumerate(plan.nodes) if not isinstance(n, Free)
     ]
     for turn in range(3):
-        device.acts.clear()
-        driver.acts_at_capture.clear()
-        measured = run_issued(plan, device)
+        device.actions.clear()
+        driver.actions_at_capture.clear()
+        measured = run_stream_static(plan, device)
         assert driver.captured == (len(stretches) if turn else 0)
-        assert driver.acts_at_capture == ([0] * len(stretches) if turn == 1 else []), "recorded while the run was going on"
+        assert driver.actions_at_capture == ([0] * len(stretches) if turn == 1 else []), "recorded while the run was going on"
         assert differences(outputs(plan, host), direct(graph, values)) == []
-        assert unenforced(plan, device.acts) == []
+        assert unenforced(plan, device.actions) == []
         assert measured.busy_s[Queue.COMPUTE] <= measured.wall_s
 
 
@@ -260,4 +260,4 @@ def test_random_plans_of_other_dtypes() -> None:
         plan, values = plain_plan(graph), data(graph, seed)
         found, device, _ = run(plan, values, "static", FakeDriver(seed=seed))
         assert differences(found, direct(graph, values)) == []
-        assert unenforced(plan, device.acts) == []
+        assert unenforced(plan, device.actions) == []

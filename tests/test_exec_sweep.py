@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from command_words import LLAMA, LLAMA_SIZES, MLP, SMALL_LLAMA, facts, ran
+from command_line import LLAMA, LLAMA_SIZES, MLP, SMALL_LLAMA, facts, ran
 from einpage.exec.build import advice as advice_module
-from test_exec_plan_graph import SQUEEZE, VGG
+from test_exec_plan import SQUEEZE, VGG
 
 ON_V100 = ("--machine", "v100", "--dtype", "fp16")
 DEEP_LLAMA = ("plan", LLAMA, "--set", "layers=8", "--set", "seq=256", "--set", "batch=2", "--set", "vocab=4000", *ON_V100)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from einpage.exec.picture.timeline import Clock, Picture, Rect, picture
+from einpage.exec.picture.timeline import ArenaRect, NodeClock, Picture, picture
 from einpage.exec.picture.timeline_html import figure, render_html
 from einpage.exec.picture.timeline_svg import render_svg
 from einpage.memplan.graph.memgraph import Extent, Free, MemGraph, Nbytes, Offset
@@ -43,7 +43,7 @@ def as_soon_as_possible(memgraph: MemGraph) -> Times:
     return Times(start, finish)
 
 
-def overlap(seen: Picture, clock: Clock) -> tuple[Rect, Rect] | None:
+def overlap(seen: Picture, clock: NodeClock) -> tuple[ArenaRect, ArenaRect] | None:
     """Two rectangles that share an instant and a byte, or None."""
     for i, a in enumerate(seen.rects):
         for b in seen.rects[:i]:
@@ -113,8 +113,8 @@ def test_page_holds_every_node_of_an_engine_under_both_clocks() -> None:
 
 def test_rectangles_follow_the_drawing_of_the_hand_plan() -> None:
     seen = picture(hand_plan(), as_soon_as_possible(hand_plan()))
-    lives = {(r.name, r.offset): (r.begin, r.end, r.reads) for r in seen.rects}
-    assert lives == {
+    ranges = {(r.name, r.offset): (r.start, r.end, r.reads) for r in seen.rects}
+    assert ranges == {
         ("e", 0): (0, 4, (2, 3)),
         ("w", 512): (1, 6, (2, 5)),
         ("a", 768): (2, 5, (5,)),
@@ -130,8 +130,8 @@ def test_rectangles_of_a_valid_plan_stay_apart_and_inside() -> None:
     seen = picture(plan, as_soon_as_possible(plan))
     assert overlap(seen, seen.clocks[0]) is None
     for rect in seen.rects:
-        begin, end = seen.clocks[0].span(rect)
-        assert 0 <= begin < end <= seen.clocks[0].horizon_s
+        start, end = seen.clocks[0].span(rect)
+        assert 0 <= start < end <= seen.clocks[0].horizon_s
         assert 0 <= rect.offset < rect.offset + rect.nbytes <= plan.budget_bytes
 
 

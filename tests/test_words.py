@@ -161,12 +161,6 @@ WORDS: tuple[Word, ...] = (
     Word("spinner", "waiting", where=("exec",)),
 )
 
-PENDING = {
-    ("names", "exec"),
-    ("prose", "exec"),
-}
-"""What is not done yet."""
-
 STANDARD = re.compile(
     r"\b(?:(?:lower|upper) bounds?|prefetch leads?|shadow prices?|queue heads?|critical paths?|floor division|trade-offs?"
     r"|tie[- ]break\w*)\b",
@@ -295,9 +289,7 @@ def doubles(root: Path) -> list[str]:
 
 @pytest.mark.parametrize("folder", FOLDERS)
 @pytest.mark.parametrize("kind", FINDINGS)
-def test_words(kind: str, folder: str, request: pytest.FixtureRequest) -> None:
-    if (kind, folder) in PENDING:
-        request.applymarker(pytest.mark.xfail(reason="not done yet", strict=True))
+def test_words(kind: str, folder: str) -> None:
     found = [say for module, text, say in findings_here(kind) if is_in(module, (folder,)) and not permits(kind, module, text)]
     assert not found, "\n".join(found)
 

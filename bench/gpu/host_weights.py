@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from einpage.exec.build.model import Model
-from einpage.exec.load.checkpoint import Checkpoint, Rows, rows_and_columns
+from einpage.exec.load.checkpoint import Checkpoint, WeightRows, rows_and_columns
 from einpage.exec.load.resolve import Resolved
 from einpage.exec.measure.cpu import cores
 
@@ -42,8 +42,8 @@ class HostWeights:
         assert model.resolved is not None
         return replace(model, resolved=Resolved(self, model.resolved.source_by_weight))
 
-    def read_rows(self, name: str, start: int, stop: int) -> Rows:
-        rows: Rows = self.values[name].view(rows_and_columns(self.tensors[name]))[start:stop].numpy()
+    def read_rows(self, name: str, start: int, stop: int) -> WeightRows:
+        rows: WeightRows = self.values[name].view(rows_and_columns(self.tensors[name]))[start:stop].numpy()
         return rows
 
 

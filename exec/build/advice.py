@@ -17,11 +17,11 @@ from einpage.exec.build.judged_plan import Planned
 from einpage.memplan.problem.places import Queue
 
 MOST_NODES = 10_000
-"""Of a plan with more, nothing is said: to plan it again takes long."""
+"""No advice on a plan with more: to plan it again takes long."""
 FEW_NODES = 3000
 """Of a plan with no more, a second knob is tried."""
 WORTH = 0.01
-"""The least share of the time that is worth a word."""
+"""The least share of the time that is worth reporting."""
 TOKEN_SIZES = ("seq", "batch")
 """Sizes that say how many tokens share one pass over the weights."""
 MOST_TIMES = 32
@@ -115,7 +115,7 @@ def _tokens(planned: Planned, sizes: Mapping[str, int]) -> Iterator[Knob]:
 
 
 def _budgets(budget: int, most_bytes: int | None) -> Iterator[Knob]:
-    """A quarter more, and all there is."""
+    """A quarter more, and the device's whole memory."""
     larger = [budget + budget // 4] if most_bytes is None else [min(budget + budget // 4, most_bytes), most_bytes]
     for after in dict.fromkeys(larger):
         if after > budget:

@@ -32,7 +32,7 @@ from einpage.memplan.report import Report, passes_report, report, tasks_in_order
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan that the judge has passed, and everything there is to say about it."""
+    """A plan that the judge has passed, with its predicted time line, its bounds and its report."""
 
     graph: TaskGraph
     memgraph: MemGraph

@@ -63,5 +63,5 @@ def open_model(
 
 
 def _whole_numbers(settings: Mapping[str, str | int | float]) -> dict[str, int]:
-    """Those settings that are whole numbers as they stand; `elaborate` judges the rest."""
+    """Those settings that are whole numbers; `elaborate` evaluates expressions."""
     return {name: int(value) for name, value in settings.items() if str(value).strip().isdecimal()}

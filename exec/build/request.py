@@ -1,4 +1,4 @@
-"""What is asked of a plan: every option that decides one, said once for the command line, a run and the Python API.
+"""What is asked of a plan: every option that decides one, listed once for the command line, a run and the Python API.
 
 In: options by name. Out: a PlanRequest; options that exclude each other raise UsageError here and nowhere else.
 """

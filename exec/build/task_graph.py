@@ -73,7 +73,7 @@ def split_as_told(
 
 
 def smallest(opgraph: OpGraph, dtype: DType, enough: int, pieces: Mapping[Letter, int] | None = None) -> tuple[Built, int]:
-    """Cut so that the largest working set is as small as any split allows (letters in `pieces` are fixed), or no more than `enough`
+    """Split so that the largest working set is as small as any split allows (letters in `pieces` are fixed), or no more than `enough`
     bytes; and what any split needs at least, which is less than that only where the search was too long to end.
 
     A choice states its working set from a sample of tasks, so the graphs themselves are counted while one may still be smaller.

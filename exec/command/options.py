@@ -19,7 +19,7 @@ from einpage.memplan.bounds.bounds import Effort
 from einpage.memplan.schedule.static_plans import Policy
 
 DTYPE = DType.FP32.value
-"""What a spec is planned and run in where nobody says."""
+"""Of a plan or run of a spec, by default."""
 
 
 def settings_of(texts: Sequence[str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import format_bytes, format_seconds, parse_bytes
 from einpage.exec.system.files import refuse_unwritable, write_atomically
-from einpage.exec.system.spinner import said_to_wait
+from einpage.exec.system.spinner import spinner
 from einpage.memplan.errors import PackingDoesNotFit
 from einpage.memplan.packing.csv_file import packing_text, read_buffers
 from einpage.memplan.packing.pack import Packed, pack
@@ -29,7 +29,7 @@ def pack_command(a: argparse.Namespace) -> int:
         raise UsageError(f"--seconds {a.seconds:g} is not a positive number of seconds")
     refuse_unwritable(a.out)
     buffers = read_buffers(Path(a.file))
-    with said_to_wait(f"packing, for {a.seconds:g} s at most", quiet=a.json):
+    with spinner(f"packing, for {a.seconds:g} s at most", quiet=a.json):
         packed = pack(buffers.rectangles, capacity, a.seconds, a.seed)
     print(json.dumps(facts_of(buffers.names, packed)) if a.json else rendered(packed))
     sys.stdout.flush()

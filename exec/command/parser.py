@@ -10,6 +10,7 @@ import argparse
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from einpage.einsum_front.base.dtype import RUN_DTYPES
 from einpage.einsum_front.base.errors import EinpageError
@@ -20,7 +21,7 @@ from einpage.exec.command.plan import plan_command
 from einpage.exec.command.show import show_command
 from einpage.exec.command.verify import verify_command
 from einpage.exec.load.find_spec import spec_names
-from einpage.exec.system.interrupt import ends_at_once
+from einpage.exec.system.interrupt import exit_on_interrupt
 from einpage.memplan.bounds.bounds import Effort
 from einpage.memplan.problem.profile import machine_names
 from einpage.memplan.schedule.static_plans import Policy
@@ -43,72 +44,89 @@ def execute(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
 def parser() -> argparse.ArgumentParser:
     """The grammar of the command line."""
     root = argparse.ArgumentParser(prog="einpage", description="A model as math in YAML, a plan for every byte, a run that replays it.")
     commands = root.add_subparsers(required=True, metavar="COMMAND")
+    for add in (_add_show, _add_plan, _add_run, _add_verify, _add_pack, _add_machine):
+        add(commands)
+    return root
 
-    show = commands.add_parser("show", help="sizes, FLOPs, what fused and what did not, the largest working set")
-    _spec_arguments(show)
-    show.set_defaults(command_function=show_command)
 
-    plan = commands.add_parser("plan", help="plan under a budget, judge the plan, predict its time, bound it")
-    _spec_arguments(plan, may_be_absent=True)
-    _plan_arguments(plan, budget_required=False)
-    plan.add_argument("--graph", metavar="FILE.json[.gz]", help="plan an access trace instead of a spec; its tasks bring their times")
-    plan.add_argument("--machine", metavar="NAME|FILE", help=f"a profile: {', '.join(machine_names())} (default: cpu, for a spec)")
+def _add_show(commands: Commands) -> None:
+    p = commands.add_parser("show", help="sizes, FLOPs, what fused and what did not, the largest working set")
+    _spec_arguments(p)
+    p.set_defaults(command_function=show_command)
+
+
+def _add_plan(commands: Commands) -> None:
+    p = commands.add_parser("plan", help="plan under a budget, judge the plan, predict its time, bound it")
+    _spec_arguments(p, may_be_absent=True)
+    _plan_arguments(p, budget_required=False)
+    p.add_argument("--graph", metavar="FILE.json[.gz]", help="plan an access trace instead of a spec; its tasks have their times")
+    p.add_argument("--machine", metavar="NAME|FILE", help=f"a profile: {', '.join(machine_names())} (default: cpu, for a spec)")
     statics = "a static plan in place of the planner's (auto, the default)"
-    plan.add_argument("--policy", choices=[p.value for p in Policy], default=Policy.AUTO.value, help=statics)
-    plan.add_argument("--free-order", action="store_true", help="let independent tasks change places where that is faster")
-    plan.add_argument("--warm", action="store_true", help="start with weights on the device, as far as they fit")
-    plan.add_argument("--out", metavar="FILE", help="save the plan as JSON")
-    plan.add_argument(
+    p.add_argument("--policy", choices=[p.value for p in Policy], default=Policy.AUTO.value, help=statics)
+    p.add_argument("--free-order", action="store_true", help="reorder independent tasks where that is faster")
+    p.add_argument("--warm", action="store_true", help="start with weights on the device, as far as they fit")
+    p.add_argument("--out", metavar="FILE", help="save the plan as JSON")
+    p.add_argument(
         "--sweep", metavar="NAME=LOW:HIGH[:N]", help="a plan for each budget (budget=4GiB:40GiB) or size (seq=512:8192): time against it"
     )
     efforts = "fast: no linear programme; lp: always solve; auto: where it is cheap and the plan is not known to be good (default)"
-    plan.add_argument("--bounds", choices=[e.value for e in Effort], default=Effort.AUTO.value, help=efforts)
-    plan.set_defaults(command_function=plan_command, effort=None)
+    p.add_argument("--bounds", choices=[e.value for e in Effort], default=Effort.AUTO.value, help=efforts)
+    p.set_defaults(command_function=plan_command, effort=None)
 
-    run = commands.add_parser("run", help="plan and run with real weights")
-    _spec_arguments(run)
-    _plan_arguments(run)
-    run.add_argument("--machine", metavar="NAME|FILE", help="plan for this profile instead of the measured one")
-    run.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    run.add_argument("--dispatch", choices=("dynamic", "static", "serial"), default="dynamic")
-    run.add_argument("--kernels", choices=("auto", "torch", "triton"), default="auto")
-    run.add_argument("--prompt", action="append", metavar="TEXT", help="repeat for a batch")
-    run.add_argument("--tokens", metavar="FILE", help="JSON: a list of token ids, or a list of such lists")
-    run.add_argument("--input", action="append", default=[], metavar="NAME=FILE", help="a .json, .npy or .safetensors array")
-    run.add_argument("--perplexity", action="store_true", help="of the prompt or tokens")
-    run.add_argument("--threads", type=int, metavar="N", help="threads a kernel may use")
-    run.add_argument("--logits", metavar="FILE", help="save the outputs as safetensors")
-    run.add_argument("--trace", metavar="FILE", help="save a Chrome/Perfetto trace")
-    run.set_defaults(command_function=_run_command, warm=False, policy=Policy.AUTO.value, free_order=False, bounds=Effort.FAST.value)
 
-    verify = commands.add_parser("verify", help="judge a saved plan again")
-    verify.add_argument("plan", metavar="PLAN.json")
-    verify.add_argument("--spec", metavar="SPEC", help="prove too that its graph is what this spec says")
-    verify.add_argument("--weights", metavar="PATH|random:SEED", help="for --spec: the checkpoint that gave the sizes, if one did")
-    verify.add_argument("--graph", metavar="FILE.json[.gz]", help="prove too that its graph is this access trace")
-    verify.add_argument("--json", action="store_true")
-    verify.set_defaults(command_function=verify_command)
+def _add_run(commands: Commands) -> None:
+    p = commands.add_parser("run", help="plan and run with real weights")
+    _spec_arguments(p)
+    _plan_arguments(p)
+    p.add_argument("--machine", metavar="NAME|FILE", help="plan for this profile instead of the measured one")
+    p.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    p.add_argument("--dispatch", choices=("dynamic", "static", "serial"), default="dynamic")
+    p.add_argument("--kernels", choices=("auto", "torch", "triton"), default="auto")
+    p.add_argument("--prompt", action="append", metavar="TEXT", help="repeat for a batch")
+    p.add_argument("--tokens", metavar="FILE", help="JSON: a list of token ids, or a list of such lists")
+    p.add_argument("--input", action="append", default=[], metavar="NAME=FILE", help="a .json, .npy or .safetensors array")
+    p.add_argument("--perplexity", action="store_true", help="of the prompt or tokens")
+    p.add_argument("--threads", type=int, metavar="N", help="threads a kernel may use")
+    p.add_argument("--logits", metavar="FILE", help="save the outputs as safetensors")
+    p.add_argument("--trace", metavar="FILE", help="save a Chrome/Perfetto trace")
+    p.set_defaults(command_function=_run_command, warm=False, policy=Policy.AUTO.value, free_order=False, bounds=Effort.FAST.value)
 
-    packing = commands.add_parser("pack", help="place buffers whose lives are known: minimalloc's CSV")
-    packing.add_argument("file", metavar="FILE.csv", help="columns id,lower,upper,size; a buffer is alive in [lower, upper)")
-    packing.add_argument("--capacity", required=True, metavar="SIZE", help="the height to stay within: 1MiB, 1048576")
-    packing.add_argument("--seconds", type=float, default=60.0, metavar="S", help="stop searching after this long (default: 60)")
-    packing.add_argument("--seed", type=int, default=0, metavar="N", help="of the search's choices (default: 0)")
-    packing.add_argument("--out", metavar="FILE.csv", help="where it fits, write the same columns and offset")
-    packing.add_argument("--json", action="store_true", help="one JSON object on stdout, where it does not fit as well")
-    packing.set_defaults(command_function=pack_command)
 
-    machine = commands.add_parser("machine", help="the profiles there are, or this machine's own")
-    machine.add_argument("name", nargs="?", help="a profile to print")
-    machine.add_argument("--measure", action="store_true", help="measure this machine and keep the result for `run`")
-    machine.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="what --measure measures")
-    machine.add_argument("--json", action="store_true")
-    machine.set_defaults(command_function=machine_command)
-    return root
+def _add_verify(commands: Commands) -> None:
+    p = commands.add_parser("verify", help="judge a saved plan again")
+    p.add_argument("plan", metavar="PLAN.json")
+    p.add_argument("--spec", metavar="SPEC", help="prove too that its graph is what this spec says")
+    p.add_argument("--weights", metavar="PATH|random:SEED", help="for --spec: the checkpoint that gave the sizes, if one did")
+    p.add_argument("--graph", metavar="FILE.json[.gz]", help="prove too that its graph is this access trace")
+    p.add_argument("--json", action="store_true")
+    p.set_defaults(command_function=verify_command)
+
+
+def _add_pack(commands: Commands) -> None:
+    p = commands.add_parser("pack", help="place buffers whose live ranges are known: minimalloc's CSV")
+    p.add_argument("file", metavar="FILE.csv", help="columns id,lower,upper,size; a buffer is live in [lower, upper)")
+    p.add_argument("--capacity", required=True, metavar="SIZE", help="the height to stay within: 1MiB, 1048576")
+    p.add_argument("--seconds", type=float, default=60.0, metavar="S", help="stop searching after this long (default: 60)")
+    p.add_argument("--seed", type=int, default=0, metavar="N", help="of the search's choices (default: 0)")
+    p.add_argument("--out", metavar="FILE.csv", help="where it fits, write the same columns and offset")
+    p.add_argument("--json", action="store_true", help="one JSON object on stdout, where it does not fit as well")
+    p.set_defaults(command_function=pack_command)
+
+
+def _add_machine(commands: Commands) -> None:
+    p = commands.add_parser("machine", help="the profiles there are, or this machine's own")
+    p.add_argument("name", nargs="?", help="a profile to print")
+    p.add_argument("--measure", action="store_true", help="measure this machine and cache the result for `run`")
+    p.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="what --measure measures")
+    p.add_argument("--json", action="store_true")
+    p.set_defaults(command_function=machine_command)
 
 
 def _spec_arguments(p: argparse.ArgumentParser, may_be_absent: bool = False) -> None:
@@ -119,8 +137,8 @@ def _spec_arguments(p: argparse.ArgumentParser, may_be_absent: bool = False) -> 
     p.add_argument("--weights", metavar="PATH|random:SEED", help="a checkpoint: its metadata gives the sizes")
     p.add_argument("--dtype", choices=[d.value for d in RUN_DTYPES], default=None if may_be_absent else DTYPE, help=f"default: {DTYPE}")
     p.add_argument("--outputs", metavar="NAMES", help="comma-separated; default: the first the spec declares")
-    p.add_argument("--split", metavar="f=4,v=16", help="fix how many pieces letters are cut into")
-    p.add_argument("--no-fuse", metavar="WHAT", help="leave in parts: attention (its scores become tensors)")
+    p.add_argument("--split", metavar="f=4,v=16", help="fix how many pieces letters are split into")
+    p.add_argument("--no-fuse", metavar="WHAT", help="fusions to leave out: attention (its scores become tensors)")
     p.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
@@ -129,13 +147,13 @@ def _plan_arguments(p: argparse.ArgumentParser, budget_required: bool = True) ->
     p.add_argument("--h2d", metavar="RATE", help="override the profile's host → device bytes/s")
     p.add_argument("--d2h", metavar="RATE", help="override the profile's device → host bytes/s")
     p.add_argument("--device-bytes", metavar="SIZE", help="override the profile's device memory")
-    efforts = "0: plan at once (default; for --graph it is 1); 1 to 3: look longer for a faster plan; never a slower one"
+    efforts = "0: plan at once (default; for --graph it is 1); 1 to 3: search longer for a faster plan; never a slower one"
     p.add_argument("--effort", type=int, choices=range(4), default=0, help=efforts)
-    p.add_argument("--passes", type=int, metavar="N", help="run N times in a row: plan a pass that leaves the weights that fit in place")
+    p.add_argument("--passes", type=int, metavar="N", help="run N times in a row: plan a pass in which the weights that fit are resident")
     p.add_argument("--timeline", metavar="FILE", help="write the picture of every byte as one HTML page (or .svg)")
 
 
 def _run_command(a: argparse.Namespace) -> int:
-    with ends_at_once():  # torch takes seconds
+    with exit_on_interrupt():  # torch takes seconds
         from einpage.exec.command.run import run_command
     return run_command(a)

@@ -24,7 +24,7 @@ from einpage.exec.command.machine import machine_facts
 from einpage.exec.command.options import no_fuse_of, request_of, settings_of, write_timeline
 from einpage.exec.load.find_spec import spec_path
 from einpage.exec.system.files import refuse_unwritable
-from einpage.exec.system.spinner import planning, said_to_wait
+from einpage.exec.system.spinner import planning_text, spinner
 from einpage.memplan.bounds.bounds import Effort
 from einpage.memplan.graph.planfile import save_plan
 from einpage.memplan.problem.machine import Machine, links_only
@@ -48,7 +48,7 @@ def plan_command(a: argparse.Namespace) -> int:
     if a.budget is None:
         raise UsageError("plan needs --budget SIZE, the device arena, as 8GiB; or --sweep budget=4GiB:40GiB")
     budget = parse_bytes(a.budget, "--budget")
-    with said_to_wait(planning(a.effort), quiet=a.json):
+    with spinner(planning_text(a.effort), quiet=a.json):
         planned = planned_for(a, budget, began)
         helps = advice_for(a, planned)
     machine = planned.machine

@@ -1,4 +1,4 @@
-"""`einpage run` as a person meets it: arguments checked, weights loaded under a progress bar, the answer and its figures printed.
+"""`einpage run` for a person: arguments checked, weights loaded under a progress bar, the best next tokens and figures printed.
 
 Everything that can be refused is refused before weights are loaded, and every file asked for is written only after the run is done.
 """
@@ -24,7 +24,8 @@ from einpage.einsum_front.base.units import format_bytes, format_seconds, parse_
 from einpage.exec.build.judged_plan import Planned
 from einpage.exec.build.model import open_model
 from einpage.exec.command.options import request_of, settings_of, write_timeline
-from einpage.exec.dispatch import progress as watching
+from einpage.exec.dispatch.progress import Hooks, QueueHead
+from einpage.exec.dispatch.progress import Progress as RunProgress
 from einpage.exec.load.inputs import TokenLists, encode_prompts, read_input, read_tokens
 from einpage.exec.load.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 from einpage.exec.measure.cpu import cores
@@ -33,7 +34,7 @@ from einpage.exec.run.choose import DeviceKind, Dispatch, device_for, kernels_fo
 from einpage.exec.run.options import RunOptions
 from einpage.exec.run.prepared import RunResult, run_model
 from einpage.exec.system.files import refuse_unwritable, write_through
-from einpage.exec.system.spinner import planning, said_to_wait
+from einpage.exec.system.spinner import planning_text, spinner
 from einpage.memplan.bounds.limit import limit_name
 from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.places import Queue
@@ -61,7 +62,7 @@ def run_command(a: argparse.Namespace) -> int:
     refuse_unwritable(a.logits, a.trace, a.timeline)
     model = open_model(a.spec, settings_of(a.set), a.weights, tokens, tokenizer)
     machine = machine_of(a, chosen.kind)
-    with progress_shown(chosen.why, planning(a.effort), quiet=a.json) as shown:
+    with progress_bars(chosen.why, planning_text(a.effort), quiet=a.json) as shown:
         result = run_model(model, machine, options, named, hooks=shown.hooks, loading=shown.loading, planned_hook=shown.planned)
     report = replace(result.report, warnings=(*warnings, *result.report.warnings))
     if a.logits:
@@ -81,7 +82,7 @@ def run_command(a: argparse.Namespace) -> int:
 
 
 def thread_warnings(threads: int | None) -> list[str]:
-    """What is to be said of a number of threads that is allowed. Raises UsageError for one that is not."""
+    """Warnings about a number of threads that is allowed. Raises UsageError for one that is not."""
     if threads is None or checked_threads(threads) <= cores():
         return []
     return [f"--threads {threads} is more than the {cores()} cores there are: threads will wait for one another"]
@@ -102,10 +103,10 @@ def tokens_of(a: argparse.Namespace) -> tuple[TokenLists | None, Tokenizer | Non
     return None, None
 
 
-def inputs_of(words: list[str]) -> Mapping[str, NDArray[np.generic]]:
+def inputs_of(assignments: list[str]) -> Mapping[str, NDArray[np.generic]]:
     out: dict[str, NDArray[np.generic]] = {}
-    for word in words:
-        name, array = read_input(word)
+    for assignment in assignments:
+        name, array = read_input(assignment)
         if name in out:
             raise UsageError(f"--input {name} is given twice")
         out[name] = array
@@ -126,22 +127,22 @@ def machine_of(a: argparse.Namespace, kind: DeviceKind) -> Machine:
     return machine
 
 
-class Shown:
+class ProgressBars:
     """Two progress bars on stderr: weights loaded, then bytes moved by the engines. Silent where `quiet` or not a terminal."""
 
-    def __init__(self, bars: Progress, begin: Callable[[], None], device: str, quiet: bool) -> None:
-        """`begin` is called when there is a plan: the bars may be drawn."""
-        self._bars, self._begin, self._device, self._quiet = bars, begin, device, quiet
+    def __init__(self, bars: Progress, start: Callable[[], None], device: str, quiet: bool) -> None:
+        """`start` is called when there is a plan: the bars may be drawn."""
+        self._bars, self._start, self._device, self._quiet = bars, start, device, quiet
         self._load: TaskID | None = None
         self._run: TaskID | None = None
 
     @property
-    def hooks(self) -> watching.Hooks:
-        return watching.Hooks(progress=self.running, stuck=stuck)
+    def hooks(self) -> Hooks:
+        return Hooks(progress=self.running, stuck=stuck)
 
     def planned(self, planned: Planned) -> None:
         """Nothing can be refused any more: say where it runs, and start with the weights."""
-        self._begin()
+        self._start()
         if not self._quiet:
             print(f"device: {self._device}", file=sys.stderr)
         tensors = planned.graph.tensors
@@ -152,31 +153,31 @@ class Shown:
         if self._load is not None:
             self._bars.update(self._load, advance=nbytes)
 
-    def running(self, p: watching.Progress) -> None:
+    def running(self, p: RunProgress) -> None:
         if self._run is None:
             self._run = self._bars.add_task("run", total=sum(p.plan_bytes.values()))
         self._bars.update(self._run, completed=sum(p.moved_bytes.values()), description=f"run {p.tasks_done}/{p.tasks} tasks")
 
 
 @contextmanager
-def progress_shown(device: str, planning: str, quiet: bool) -> Iterator[Shown]:
-    """First what is waited for, then the bars: a terminal has room for one of them."""
+def progress_bars(device: str, planning: str, quiet: bool) -> Iterator[ProgressBars]:
+    """The planner's spinner, then the bars: a terminal can show one of them."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     bars = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
     with ExitStack() as drawn:
-        waiting = drawn.enter_context(ExitStack())
-        waiting.enter_context(said_to_wait(planning, quiet))
+        before = drawn.enter_context(ExitStack())
+        before.enter_context(spinner(planning, quiet))
 
-        def begin() -> None:
-            waiting.close()
+        def start() -> None:
+            before.close()
             drawn.enter_context(bars)
 
-        yield Shown(bars, begin, device, quiet)
+        yield ProgressBars(bars, start, device, quiet)
 
 
-def stuck(heads: tuple[watching.Head, ...]) -> None:
-    """Nothing has moved for a while: say what each engine is at."""
+def stuck(heads: tuple[QueueHead, ...]) -> None:
+    """Nothing has finished for a while: print what each engine is at."""
     print("einpage: nothing has finished for a while; the head of each engine:", file=sys.stderr)
     for head in heads:
         print(f"  {head.text()}", file=sys.stderr)

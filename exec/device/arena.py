@@ -1,8 +1,8 @@
 """Arenas: one anonymous mapping each, in which tensors are views at planned offsets.
 
-In: a size in bytes. Out: torch tensors that share the mapping's memory. The host arena holds weights, inputs, spill slots and outputs where
-the MemGraph put them; the CPU device's memory is another arena of exactly the budget. Pages are backed when first touched, so
-a spill slot that is never used costs nothing.
+In: a size in bytes. Out: torch tensors that share the mapping's memory. The host arena holds weights, inputs, spill slots and outputs at
+the offsets of the MemGraph; the CPU device's memory is another arena of exactly the budget. Pages are backed when first touched, so a
+spill slot that is never used costs nothing.
 
     POISON repeated:  fp32 NaN, bf16 NaN, fp16 NaN, int32 2143387585, int64 9205779632577183681 -- wrong as a number and as an index
 """
@@ -31,7 +31,7 @@ POISON = 0x7FC1
 """Two bytes, little-endian, written over memory whose contents have ended."""
 
 
-class Arena:
+class MappedArena:
     """`nbytes` of zeroed anonymous memory, its base aligned to a page."""
 
     def __init__(self, nbytes: int, *, touch: bool = False) -> None:
@@ -47,7 +47,7 @@ class Arena:
         """The bytes of `extent` as a packed row-major tensor; no copy. `shape` must fill the extent exactly."""
         count = prod(shape)
         assert count * dtype.nbytes == extent.nbytes, f"{shape} of {dtype.value} does not fill {extent}"
-        assert extent.end <= self.nbytes, f"{extent} leaves the arena of {self.nbytes} bytes"
+        assert extent.end <= self.nbytes, f"{extent} ends beyond the arena of {self.nbytes} bytes"
         assert extent.offset % dtype.nbytes == 0, f"{extent} is not aligned for {dtype.value}"
         strides = tuple(accumulate(reversed(shape[1:]), mul, initial=1))[::-1] if shape else ()
         # All share one storage, and none is a view of another: each costs a third of what `frombuffer(...).view(...)` does.
@@ -55,7 +55,7 @@ class Arena:
 
     def bytes(self, extent: Extent) -> NDArray[np.uint8]:
         """The bytes of `extent`, flat; no copy."""
-        assert extent.end <= self.nbytes, f"{extent} leaves the arena of {self.nbytes} bytes"
+        assert extent.end <= self.nbytes, f"{extent} ends beyond the arena of {self.nbytes} bytes"
         return self._bytes[extent.offset : extent.end]
 
     def whole(self) -> torch.Tensor:
@@ -76,19 +76,19 @@ class Arena:
         target[even:] = POISON & 0xFF
 
 
-class HostArena(Arena):
-    """The host's memory: masters, inputs, spill slots and outputs at the MemGraph's planned offsets."""
+class HostArena(MappedArena):
+    """The host's memory: host copies of weights and inputs, spill slots and outputs at the MemGraph's planned offsets."""
 
 
-def residency_view(memgraph: MemGraph, residency: Residency, arena: Arena) -> torch.Tensor:
+def residency_view(memgraph: MemGraph, residency: Residency, arena: MappedArena) -> torch.Tensor:
     """The tensor of `residency`, shaped as its tile, in the arena of its place."""
     tensor = memgraph.graph.tensors[residency.tensor]
     (extent,) = residency.extents
     return arena.view(extent, tensor.shape, tensor.dtype)
 
 
-class _Tiles(Mapping[TensorId, torch.Tensor]):
-    """Views of residencies on the host by tensor, each made when it is asked for: of a hundred thousand few are wanted at once."""
+class _HostViews(Mapping[TensorId, torch.Tensor]):
+    """Views of residencies on the host by tensor, each made when it is asked for: of a hundred thousand few are in use at once."""
 
     def __init__(self, memgraph: MemGraph, arena: HostArena, residencies: Iterable[ResidencyId]) -> None:
         self._memgraph, self._arena = memgraph, arena
@@ -106,22 +106,22 @@ class _Tiles(Mapping[TensorId, torch.Tensor]):
         return len(self._residency_by_tensor)
 
 
-def masters(memgraph: MemGraph, arena: HostArena) -> Mapping[TensorId, torch.Tensor]:
-    """What must be filled before a run: every weight, input and constant tile on the host, by tensor."""
-    return _Tiles(memgraph, arena, memgraph.start)
+def host_copies(memgraph: MemGraph, arena: HostArena) -> Mapping[TensorId, torch.Tensor]:
+    """Every weight, input and constant tile on the host, by tensor, in its own shape and dtype: to be filled before a run."""
+    return _HostViews(memgraph, arena, memgraph.start)
 
 
-def before_outputs(memgraph: MemGraph) -> Extent:
-    """The host bytes below the first output: masters that nobody wants after a run."""
-    ends = (memgraph.residencies[r] for r in set(memgraph.end) - set(memgraph.start))
-    tops = [r.extents[0].offset for r in ends if r.place.kind is PlaceKind.HOST]
-    return Extent(Offset(0), Nbytes(min(tops, default=0)))
+def bytes_before_outputs(memgraph: MemGraph) -> Extent:
+    """The host bytes below the first output: weights and inputs, of no use after a run."""
+    results = (memgraph.residencies[r] for r in set(memgraph.end) - set(memgraph.start))
+    offsets = [r.extents[0].offset for r in results if r.place.kind is PlaceKind.HOST]
+    return Extent(Offset(0), Nbytes(min(offsets, default=0)))
 
 
 def outputs(memgraph: MemGraph, arena: HostArena) -> dict[str, torch.Tensor]:
     """Every output, put together from its tiles in the host arena after a run: new tensors by output name, in the values' shapes."""
     graph = memgraph.graph
-    tile_by_tensor = _Tiles(memgraph, arena, memgraph.end)
+    tile_by_tensor = _HostViews(memgraph, arena, memgraph.end)
     shape_by_value = {v.name: v.shape for v in graph.values}
     found: dict[str, torch.Tensor] = {}
     for name, value in graph.outputs:

@@ -1,9 +1,9 @@
 """The CPU as a device: an arena of exactly the budget is its memory, the rest of the machine is the host.
 
-What takes time is looked up when the device is made: kernels (once for equal jobs), tensor views of arena bytes. A node then costs
-microseconds. Nodes that mean the same bytes share views and calls: a small arena hands out the same few places again and again.
-Copies are single-threaded and release the interpreter's lock, so a copy engine runs beside kernels. With `poison`, memory is
-overwritten wherever its contents are undefined: at the start, at every Free, and workspace after use.
+All that takes time is done when the device is made: kernels (once for equal jobs), tensor views of arena bytes. A node then costs
+microseconds. Nodes on the same bytes share views and calls: in a small arena the same few offsets are used again and again. Copies are
+single-threaded and release the interpreter's lock, so a copy engine runs beside kernels. With `poison`, memory is overwritten wherever
+its contents are undefined: at the start, at every Free, and workspace after use.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import TaskId
-from einpage.exec.device.arena import Arena, HostArena, residency_view
-from einpage.exec.device.device import Counted, nothing
+from einpage.exec.device.arena import HostArena, MappedArena, residency_view
+from einpage.exec.device.device import MovedBytes, no_op
 from einpage.kernels.prepare import Backend, PreparedKernels
 from einpage.memplan.graph.memgraph import Compute, Extent, Free, HostGather, MemGraph, Move, NodeId, Offset
 from einpage.memplan.graph.packed import Nodes, Residencies
@@ -27,7 +27,7 @@ from einpage.memplan.problem.places import DEVICE, Place, PlaceKind, Queue
 
 
 class CpuDevice:
-    """Runs `memgraph` on real bytes. `host` holds the masters already, or will before the run starts."""
+    """Runs `memgraph` on real bytes. `host` holds the weights and inputs, or will before the run starts."""
 
     name = "cpu"
 
@@ -35,25 +35,25 @@ class CpuDevice:
         self, memgraph: MemGraph, host: HostArena, *, backend: str = "torch", threads: int | None = None, poison: bool = False
     ) -> None:
         """`threads` is what torch may use for one kernel, a figure of the machine profile: results differ bitwise between thread counts,
-        so it is the same for every dispatcher. None leaves torch as it is."""
+        so it is the same for every dispatcher. None: torch's own number."""
         if threads is not None:
             torch.set_num_threads(threads)
         self._memgraph, self._backend, self._poison = memgraph, Backend(backend), poison
-        self._device = Arena(memgraph.budget_bytes, touch=True)
+        self._device = MappedArena(memgraph.budget_bytes, touch=True)
         self._host = host
         if poison:
             self._device.poison()
         self._nodes, self._residencies = Nodes.of(memgraph.nodes), Residencies.of(memgraph.residencies)
         self._arenas = [self._arena(place) for place in self._residencies.places]
         """[place] as the residencies number them"""
-        self._counted = Counted(memgraph)
+        self._counted = MovedBytes(memgraph)
         self._gathered: dict[NodeId, int] = {}
         self.arena_bytes: int = memgraph.budget_bytes
-        calls = _Calls(memgraph, self._arena, self._backend)
+        calls = _KernelCalls(memgraph, self._arena, self._backend)
         self._calls = [self._prepare(calls, NodeId(i), node) for i, node in enumerate(memgraph.nodes)]
         """[node] what a Compute or HostGather does."""
         self.outside_arena_bytes = calls.kernels.scratch_bytes
-        self.begin()
+        self.start_run()
 
     def close(self) -> None:
         pass
@@ -62,20 +62,20 @@ class CpuDevice:
     def moved_bytes(self) -> Mapping[Queue, int]:
         return self._counted.by_link()
 
-    def begin(self) -> None:
+    def start_run(self) -> None:
         self._counted.clear()
 
-    def enter(self) -> None:
-        # A new thread has OpenMP's own number of threads until torch is asked in it for anything that consults torch's: a product of few
-        # rows is not, and would wake, for every call, a team whose members then spin on the cores that copies need.
+    def init_thread(self) -> None:
+        # A new thread uses OpenMP's own number of threads until it calls something in torch that consults torch's number. A product of few
+        # rows does not, and would wake, for every call, a team whose members then spin on the cores that copies need.
         torch.set_num_threads(torch.get_num_threads())
 
-    def bring(self) -> None:
+    def preload(self) -> None:
         tensor, start, on_device = self._residencies.tensor, self._memgraph.start, self._residencies.at(DEVICE)
-        master_by_tensor = {int(tensor[r]): r for r in start if not on_device[r]}
+        host_copy_by_tensor = {int(tensor[r]): r for r in start if not on_device[r]}
         for r in start:
             if on_device[r]:
-                np.copyto(self._bytes(r), self._bytes(master_by_tensor[int(tensor[r])]))
+                np.copyto(self._bytes(r), self._bytes(host_copy_by_tensor[int(tensor[r])]))
 
     def compute(self, node: NodeId) -> None:
         self._calls[node]()
@@ -103,7 +103,7 @@ class CpuDevice:
             for extent in residency.extents:
                 self._arena(residency.place).poison(extent)
 
-    def _prepare(self, calls: _Calls, i: NodeId, node: Compute | Move | HostGather | Free) -> Callable[[], object]:
+    def _prepare(self, calls: _KernelCalls, i: NodeId, node: Compute | Move | HostGather | Free) -> Callable[[], object]:
         match node:
             case Compute(task, operands, creates, workspace):
                 return calls.call(task, operands, creates, workspace)
@@ -111,15 +111,15 @@ class CpuDevice:
                 self._gathered[i] = calls.view(creates).nbytes
                 return calls.call(task, operands, creates, None)
             case Move() | Free():
-                return nothing
+                return no_op
 
     def _bytes(self, residency: int) -> NDArray[np.uint8]:
         found, at = self._residencies, self._residencies.extent_row[residency]
         extent = Extent(Offset(int(found.offset[at])), Nbytes(int(found.nbytes[at])))
-        arena: Arena = self._arenas[found.place[residency]]
+        arena: MappedArena = self._arenas[found.place[residency]]
         return arena.bytes(extent)
 
-    def _arena(self, place: Place) -> Arena:
+    def _arena(self, place: Place) -> MappedArena:
         match place.kind:
             case PlaceKind.DEVICE:
                 return self._device
@@ -129,16 +129,16 @@ class CpuDevice:
                 raise AssertionError("the CPU device has no disk")
 
 
-class _Calls:
-    """Makes what nodes call: a kernel with the views it works on, one object for all nodes that mean the same."""
+class _KernelCalls:
+    """Makes what nodes call: a kernel bound to the views it works on, one object for all nodes with the same ones."""
 
-    def __init__(self, memgraph: MemGraph, arena: Callable[[Place], Arena], backend: Backend) -> None:
+    def __init__(self, memgraph: MemGraph, arena: Callable[[Place], MappedArena], backend: Backend) -> None:
         self._memgraph, self._arena = memgraph, arena
         self.kernels = PreparedKernels(backend)
         self._residencies = Residencies.of(memgraph.residencies)
         self._jobs = [task.job for task in memgraph.graph.tasks]
-        forms: dict[tuple[tuple[int, ...], DType], int] = {}
-        self._form = [forms.setdefault((tensor.shape, tensor.dtype), len(forms)) for tensor in memgraph.graph.tensors]
+        numbers: dict[tuple[tuple[int, ...], DType], int] = {}
+        self._shape_and_dtype = [numbers.setdefault((tensor.shape, tensor.dtype), len(numbers)) for tensor in memgraph.graph.tensors]
         """[tensor] a number for its shape and element type"""
         self._views: dict[tuple[int, ...], torch.Tensor] = {}
         self._calls: dict[tuple[object, ...], Callable[[], object]] = {}
@@ -159,7 +159,7 @@ class _Calls:
         """The bytes of a residency as its tensor."""
         found = self._residencies
         offset = found.offset[found.extent_row[residency]]
-        key = int(found.place[residency]), int(offset), self._form[found.tensor[residency]]
+        key = int(found.place[residency]), int(offset), self._shape_and_dtype[found.tensor[residency]]
         if key not in self._views:
             self._views[key] = residency_view(self._memgraph, found[residency], self._arena(found[residency].place))
         return self._views[key]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import format_bytes
-from einpage.exec.device.driver import Mark, Stream
+from einpage.exec.device.driver import Event, Stream
 from einpage.kernels.prepare import why_not_triton
 from einpage.memplan.problem.places import ENGINES
 
@@ -62,22 +62,22 @@ class CudaDriver:
                 call()
         return recorded.replay
 
-    def record(self, stream: Stream) -> Mark:
+    def record(self, stream: Stream) -> Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(self._streams[stream])
         return event
 
-    def wait(self, stream: Stream, mark: Mark) -> None:
-        self._streams[stream].wait_event(_event(mark))
+    def wait(self, stream: Stream, event: Event) -> None:
+        self._streams[stream].wait_event(_cuda_event(event))
 
-    def passed(self, mark: Mark) -> bool:
-        return bool(_event(mark).query())  # type: ignore[no-untyped-call]
+    def passed(self, event: Event) -> bool:
+        return bool(_cuda_event(event).query())  # type: ignore[no-untyped-call]
 
-    def synchronize(self, mark: Mark) -> None:
-        _event(mark).synchronize()
+    def synchronize(self, event: Event) -> None:
+        _cuda_event(event).synchronize()
 
-    def seconds(self, first: Mark, last: Mark) -> float:
-        return float(_event(first).elapsed_time(_event(last))) / 1000
+    def seconds(self, first: Event, last: Event) -> float:
+        return float(_cuda_event(first).elapsed_time(_cuda_event(last))) / 1000
 
     def used_bytes(self) -> int:
         free, total = torch.cuda.mem_get_info(self._device)
@@ -88,9 +88,9 @@ def _runtime() -> Any:
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
-def _event(mark: Mark) -> torch.cuda.Event:
-    assert isinstance(mark, torch.cuda.Event)
-    return mark
+def _cuda_event(event: Event) -> torch.cuda.Event:
+    assert isinstance(event, torch.cuda.Event)
+    return event
 
 
 def why_not_cuda() -> str | None:

@@ -1,8 +1,8 @@
 """A device: what turns the nodes of a MemGraph into actions.
 
-A dispatcher decides when a node runs; the device does it and counts the bytes it really moved. One engine thread at a time calls
-`compute`, one each link's transfers; `free` is called by whoever finished last. Everything slow
-(views, kernels) is made when the device is made, before any clock starts.
+A dispatcher decides when a node runs; the device runs it and counts the bytes it really moved. One engine thread at a time calls
+`compute`, one each link's transfers; `free` is called on the thread that finished last. Everything slow (views, kernels) is made when the
+device is made, before any clock starts.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ class Device(Protocol):
 
     @property
     def outside_arena_bytes(self) -> int:
-        """The most device memory ever in use besides the arena: temporaries of kernels, the device's own buffers."""
+        """The most device memory ever in use beside the arena: temporaries of kernels, the device's own buffers."""
 
     @property
     def moved_bytes(self) -> Mapping[Queue, int]:
-        """By link, in the order of queues_of: bytes moved since `begin`."""
+        """By link, in the order of queues_of: bytes moved since `start_run`."""
 
-    def begin(self) -> None:
-        """Called before each run: forget what was counted."""
+    def start_run(self) -> None:
+        """Called before each run: reset the counters."""
 
-    def enter(self) -> None:
-        """Called on each engine's thread before its first node: what the thread itself must be told."""
+    def init_thread(self) -> None:
+        """Called on each engine's thread before its first node: settings that hold for one thread only."""
 
-    def bring(self) -> None:
-        """Before the first of several passes: put what is on the device at the start where it lies. Not counted."""
+    def preload(self) -> None:
+        """Before the first pass: copy the tensors that are resident at the start to their offsets. Not counted."""
 
     def compute(self, node: NodeId) -> None:
         """Run a Compute."""
@@ -53,7 +53,7 @@ class Device(Protocol):
         """Run a HostGather."""
 
     def free(self, node: NodeId) -> None:
-        """Told that a residency's contents ended."""
+        """The contents of a residency have ended."""
 
 
 def actions(device: Device) -> tuple[Action, ...]:
@@ -62,8 +62,8 @@ def actions(device: Device) -> tuple[Action, ...]:
     return tuple(by_kind[kind] for kind in range(len(by_kind)))
 
 
-class Counted:
-    """Bytes that nodes really moved, by link. Each link is counted by its own engine, so no lock is wanted."""
+class MovedBytes:
+    """Bytes that nodes really moved, by link. Each link is counted by its own engine, so no lock is needed."""
 
     __slots__ = ("_bytes", "_number", "_queues")
 
@@ -83,5 +83,5 @@ class Counted:
         return {queue: nbytes for queue, nbytes in zip(self._queues, self._bytes, strict=True) if queue != Queue.COMPUTE}
 
 
-def nothing() -> None:
+def no_op() -> None:
     """Does nothing."""

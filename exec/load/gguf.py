@@ -1,8 +1,8 @@
 """A GGUF file (llama.cpp's format, versions 2 and 3, little-endian) as a Checkpoint.
 
 The header is walked once, by hand: the `gguf` package's reader takes 2.3 s and 160 MiB for a vocabulary of 49k
-strings, which this skips in 50 ms, remembering where each long array lies. Rows are read by offset and dequantised by
-`gguf.dequantize`. GGUF writes dimensions innermost first; here, as everywhere, they stand outermost first. Layout:
+strings, which this skips in 50 ms, remembering where each long array lies. WeightRows are read by offset and dequantised by
+`gguf.dequantize`. GGUF writes dimensions innermost first; here, as everywhere, outermost is first. Layout:
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from einpage.exec.load.checkpoint import Rows, WeightError, cut_off, file_size, read_bytes, rows_and_columns, unreadable
+from einpage.exec.load.checkpoint import WeightError, WeightRows, cut_off, file_size, read_bytes, rows_and_columns, unreadable
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -31,7 +31,7 @@ _SHORT_ARRAY = 64
 _STRING, _ARRAY = 8, 9
 _SCALAR_FORMAT = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
-Plain: TypeAlias = "bool | int | float | str"
+MetadataValue: TypeAlias = "bool | int | float | str"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class LongArray:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class GgufTensor:
     shape: tuple[int, ...]
     type: int
     offset: int
@@ -60,8 +60,8 @@ class _Broken(Exception):
 @dataclass(frozen=True, slots=True)
 class GgufFile:
     path: Path
-    metadata: Mapping[str, Plain | list[Plain] | LongArray]
-    entries: Mapping[str, _Entry]
+    metadata: Mapping[str, MetadataValue | list[MetadataValue] | LongArray]
+    entries: Mapping[str, GgufTensor]
     damage: tuple[str, ...]
 
     @property
@@ -77,7 +77,7 @@ class GgufFile:
             found.setdefault(f"{found.get('general.architecture', 'llama')}.vocab_size", count)
         return found
 
-    def array(self, key: str) -> list[Plain] | None:
+    def array(self, key: str) -> list[MetadataValue] | None:
         """A whole array of metadata, long or short; None where the file has none under this key."""
         value = self.metadata.get(key)
         if isinstance(value, LongArray):
@@ -91,20 +91,20 @@ class GgufFile:
             return f"is stored as GGUF type {entry.type}, which is not supported"
         return None
 
-    def read_rows(self, name: str, start: int, stop: int) -> Rows:
+    def read_rows(self, name: str, start: int, end: int) -> WeightRows:
         entry = self.entries[name]
         block = _block(entry.type)
         assert block is not None, f"{name}: {self.fault(name)}"
         elements, nbytes = block
         rows, columns = rows_and_columns(entry.shape)
-        assert 0 <= start <= stop <= rows, f"{name}: rows {start}:{stop} of {rows}"
+        assert 0 <= start <= end <= rows, f"{name}: rows {start}:{end} of {rows}"
         row_bytes = columns // elements * nbytes
-        raw = read_bytes(self.path, entry.offset + start * row_bytes, (stop - start) * row_bytes)
+        raw = read_bytes(self.path, entry.offset + start * row_bytes, (end - start) * row_bytes)
         if entry.type == GGMLQuantizationType.F16:
-            return raw.view("<f2").reshape(stop - start, columns)
+            return raw.view("<f2").reshape(end - start, columns)
         if entry.type == GGMLQuantizationType.F64:
-            return raw.view("<f8").astype(np.float32).reshape(stop - start, columns)
-        return dequantize(raw.reshape(stop - start, row_bytes), GGMLQuantizationType(entry.type)).reshape(stop - start, columns)
+            return raw.view("<f8").astype(np.float32).reshape(end - start, columns)
+        return dequantize(raw.reshape(end - start, row_bytes), GGMLQuantizationType(entry.type)).reshape(end - start, columns)
 
 
 def open_gguf(path: Path) -> GgufFile:
@@ -127,7 +127,7 @@ def open_gguf(path: Path) -> GgufFile:
     return GgufFile(path, metadata, entries, cut_off(path, size, ends))
 
 
-def _read_header(data: mmap.mmap) -> tuple[dict[str, Plain | list[Plain] | LongArray], dict[str, _Entry]]:
+def _read_header(data: mmap.mmap) -> tuple[dict[str, MetadataValue | list[MetadataValue] | LongArray], dict[str, GgufTensor]]:
     if data[:4] != _MAGIC:
         raise _Broken(f"not a GGUF file: it starts with {data[:4]!r}, not {_MAGIC!r}")
     at = _Cursor(data, len(_MAGIC))
@@ -136,13 +136,13 @@ def _read_header(data: mmap.mmap) -> tuple[dict[str, Plain | list[Plain] | LongA
         hint = " (a big-endian file?)" if isinstance(version, int) and version & 0xFFFF == 0 else ""
         raise _Broken(f"GGUF version {version}{hint} is not supported: {' and '.join(map(str, _VERSIONS))} are")
     tensor_count, key_count = at.count("Q"), at.count("Q")
-    metadata: dict[str, Plain | list[Plain] | LongArray] = {}
+    metadata: dict[str, MetadataValue | list[MetadataValue] | LongArray] = {}
     for _ in range(key_count):
         key = at.string()
         if key in metadata:
             raise _Broken(f"corrupt header: metadata key {key!r} stands twice")
         metadata[key] = at.value()
-    entries: dict[str, _Entry] = {}
+    entries: dict[str, GgufTensor] = {}
     for _ in range(tensor_count):
         name, entry = _read_entry(at)
         if name in entries:
@@ -153,10 +153,10 @@ def _read_header(data: mmap.mmap) -> tuple[dict[str, Plain | list[Plain] | LongA
         raise _Broken(f"corrupt header: general.alignment is {alignment!r}")
     base = -(-at.offset // alignment) * alignment
     placed = sorted(entries.items(), key=lambda item: item[1].offset)
-    return metadata, {name: _Entry(e.shape, e.type, base + e.offset) for name, e in placed}
+    return metadata, {name: GgufTensor(e.shape, e.type, base + e.offset) for name, e in placed}
 
 
-def _read_entry(at: _Cursor) -> tuple[str, _Entry]:
+def _read_entry(at: _Cursor) -> tuple[str, GgufTensor]:
     name = at.string()
     dimensions = at.count("I")
     if dimensions > _MOST_DIMENSIONS:
@@ -166,7 +166,7 @@ def _read_entry(at: _Cursor) -> tuple[str, _Entry]:
     block = _block(kind)
     if block is not None and rows_and_columns(shape)[1] % block[0]:
         raise _Broken(f"corrupt header: tensor {name!r} has rows of {shape[-1]}, not a multiple of its blocks of {block[0]}")
-    return name, _Entry(shape, kind, offset)
+    return name, GgufTensor(shape, kind, offset)
 
 
 @cache
@@ -182,7 +182,7 @@ def _block(kind: int) -> tuple[int, int] | None:
     return int(elements), int(nbytes)
 
 
-def _nbytes(entry: _Entry) -> int:
+def _nbytes(entry: GgufTensor) -> int:
     elements, nbytes = _block(entry.type) or (1, 0)
     return prod(entry.shape) // elements * nbytes
 
@@ -194,7 +194,7 @@ class _Cursor:
         self._data = data
         self.offset = offset
 
-    def scalar(self, format: str) -> Plain:
+    def scalar(self, format: str) -> MetadataValue:
         packed = "<" + format
         try:
             (value,) = struct.unpack_from(packed, self._data, self.offset)
@@ -220,7 +220,7 @@ class _Cursor:
         except UnicodeDecodeError:
             raise _Broken(f"corrupt header: the string at byte {start} is not UTF-8") from None
 
-    def value(self) -> Plain | list[Plain] | LongArray:
+    def value(self) -> MetadataValue | list[MetadataValue] | LongArray:
         kind = self.count("I")
         if kind != _ARRAY:
             return self._element(kind)
@@ -235,10 +235,10 @@ class _Cursor:
             self._skip(count * struct.calcsize("<" + self._format(element)))
         return found
 
-    def elements(self, element: int, count: int) -> list[Plain]:
+    def elements(self, element: int, count: int) -> list[MetadataValue]:
         return [self._element(element) for _ in range(count)]
 
-    def _element(self, kind: int) -> Plain:
+    def _element(self, kind: int) -> MetadataValue:
         return self.string() if kind == _STRING else self.scalar(self._format(kind))
 
     def _format(self, kind: int) -> str:

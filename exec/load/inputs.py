@@ -105,7 +105,7 @@ def read_input(assignment: str) -> tuple[str, NDArray[Any]]:
 def bind_inputs(program: Program, tokens: TokenLists | None, named: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """One contiguous array for each input of the program, in its shape: int32, int64, or float32 for a float of any kind.
 
-    Raises InputError for a name the program does not have, an input nobody gave, a wrong shape, or numbers of the wrong kind.
+    Raises InputError for a name the program does not have, an input that is not given, a wrong shape, or numbers of the wrong kind.
     """
     given = dict(named)
     if tokens is not None:

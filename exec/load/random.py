@@ -1,7 +1,7 @@
 """Seeded random weights as a Checkpoint: for benchmarks, and for models whose files one does not have.
 
 Every element follows from (seed, tensor name, its place) alone: rows come in fixed blocks, each from its own stream
-of raw bits, so reading rows [a, b) gives the same as cutting them from the whole, in any order, on any machine.
+of raw bits, so reading rows [a, b) gives the same as slicing them from the whole, in any order, on any machine.
 Matrices are uniform with variance 1 / fan-in (the product of all dimensions but the first), which keeps activations
 near 1; vectors, being mostly gains of norms, are 1 with a little noise. Only raw bits are taken from numpy, whose
 streams, unlike its distributions, are promised never to change.
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from einpage.einsum_front.graph.program import Weight
-from einpage.exec.load.checkpoint import Rows, rows_and_columns
+from einpage.exec.load.checkpoint import WeightRows, rows_and_columns
 
 _BLOCK_ELEMENTS = 1 << 18
 """Elements in a block, where its rows are not longer than that."""
@@ -46,16 +46,16 @@ class RandomWeights:
     def fault(self, name: str) -> str | None:
         return None
 
-    def read_rows(self, name: str, start: int, stop: int) -> Rows:
+    def read_rows(self, name: str, start: int, end: int) -> WeightRows:
         shape = self.tensors[name]
         rows, columns = rows_and_columns(shape)
-        assert 0 <= start <= stop <= rows, f"{name}: rows {start}:{stop} of {rows}"
-        out = np.empty((stop - start, columns), np.float32)
+        assert 0 <= start <= end <= rows, f"{name}: rows {start}:{end} of {rows}"
+        out = np.empty((end - start, columns), np.float32)
         block_rows = max(1, _BLOCK_ELEMENTS // max(1, columns))
-        for block in range(start // block_rows, -(-stop // block_rows)):
+        for block in range(start // block_rows, -(-end // block_rows)):
             first = block * block_rows
             bits = self._bits(name, block, min(block_rows, rows - first) * columns).reshape(-1, columns)
-            a, b = max(start, first), min(stop, first + len(bits))
+            a, b = max(start, first), min(end, first + len(bits))
             # Odd multiples of half a step: symmetric about 0, and never 0 itself.
             np.add(bits[a - first : b - first], np.float32(0.5), out=out[a - start : b - start], dtype=np.float32)
         spread = 1 / sqrt(max(1, prod(shape[1:]))) if len(shape) > 1 else _NOISE_OF_VECTORS

@@ -185,12 +185,12 @@ def _needed(program: Program) -> tuple[Weight, ...]:
     """Weights that some declared output depends on, in the spec's order."""
     definition_by_name = {d.name: d for d in program.definitions}
     reached: set[str] = set()
-    waiting = [o.value for o in program.outputs]
-    while waiting:
-        name = waiting.pop()
+    pending = [o.value for o in program.outputs]
+    while pending:
+        name = pending.pop()
         if name in reached:
             continue
         reached.add(name)
         if (definition := definition_by_name.get(name)) is not None:
-            waiting += [load.name for part in definition.parts for load in loads(part.expr)]
+            pending += [load.name for part in definition.parts for load in loads(part.expr)]
     return tuple(w for w in program.weights if w.name in reached)

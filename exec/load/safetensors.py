@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from einpage.exec.load.checkpoint import Rows, WeightError, cut_off, file_size, read_bytes, rows_and_columns, unreadable
+from einpage.exec.load.checkpoint import WeightError, WeightRows, cut_off, file_size, read_bytes, rows_and_columns, unreadable
 
 _LENGTH_BYTES = 8
 _LONGEST_HEADER = 100_000_000
@@ -24,7 +24,7 @@ _NBYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class SafetensorsTensor:
     path: Path
     dtype: str
     shape: tuple[int, ...]
@@ -34,7 +34,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsFiles:
-    entries: Mapping[str, _Entry]
+    entries: Mapping[str, SafetensorsTensor]
     metadata: Mapping[str, object]
     damage: tuple[str, ...]
 
@@ -49,13 +49,13 @@ class SafetensorsFiles:
         dtype = self.entries[name].dtype
         return None if dtype in _NBYTES else f"is stored as {dtype}; {', '.join(_NBYTES)} are supported"
 
-    def read_rows(self, name: str, start: int, stop: int) -> Rows:
+    def read_rows(self, name: str, start: int, end: int) -> WeightRows:
         entry = self.entries[name]
         rows, columns = rows_and_columns(entry.shape)
-        assert 0 <= start <= stop <= rows, f"{name}: rows {start}:{stop} of {rows}"
+        assert 0 <= start <= end <= rows, f"{name}: rows {start}:{end} of {rows}"
         row_bytes = columns * _NBYTES[entry.dtype]
-        raw = read_bytes(entry.path, entry.offset + start * row_bytes, (stop - start) * row_bytes)
-        shape = (stop - start, columns)
+        raw = read_bytes(entry.path, entry.offset + start * row_bytes, (end - start) * row_bytes)
+        shape = (end - start, columns)
         match entry.dtype:
             case "BF16":
                 return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32).reshape(shape)
@@ -97,7 +97,7 @@ def open_index(path: Path) -> SafetensorsFiles:
 
 
 def _gather(paths: tuple[Path, ...], damage: tuple[str, ...]) -> SafetensorsFiles:
-    entries: dict[str, _Entry] = {}
+    entries: dict[str, SafetensorsTensor] = {}
     for path in paths:
         size = file_size(path)
         found = _read_header(path, size)
@@ -109,7 +109,7 @@ def _gather(paths: tuple[Path, ...], damage: tuple[str, ...]) -> SafetensorsFile
     return SafetensorsFiles(entries, _config_beside(paths[0]) if paths else {}, damage)
 
 
-def _read_header(path: Path, size: int) -> dict[str, _Entry]:
+def _read_header(path: Path, size: int) -> dict[str, SafetensorsTensor]:
     if size < _LENGTH_BYTES:
         raise WeightError(f"{path}: not a safetensors file: it has {size} bytes")
     length = int(read_bytes(path, 0, _LENGTH_BYTES).view("<u8")[0])
@@ -128,15 +128,15 @@ def _read_header(path: Path, size: int) -> dict[str, _Entry]:
     return dict(sorted(found.items(), key=lambda item: item[1].offset))
 
 
-def _entry(path: Path, name: str, entry: object, base: int) -> _Entry:
+def _entry(path: Path, name: str, entry: object, base: int) -> SafetensorsTensor:
     match entry:
-        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(stop)]} if (
-            all(type(n) is int and n >= 0 for n in shape) and 0 <= start <= stop
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(end)]} if (
+            all(type(n) is int and n >= 0 for n in shape) and 0 <= start <= end
         ):
             wanted = prod(shape) * _NBYTES.get(dtype, 0)
-            if dtype in _NBYTES and stop - start != wanted:
-                raise WeightError(f"{path}: corrupt header: {name} is {dtype} {shape}, {wanted} bytes, but is given {stop - start}")
-            return _Entry(path, dtype, tuple(shape), base + start)
+            if dtype in _NBYTES and end - start != wanted:
+                raise WeightError(f"{path}: corrupt header: {name} is {dtype} {shape}, {wanted} bytes, but is given {end - start}")
+            return SafetensorsTensor(path, dtype, tuple(shape), base + start)
     raise WeightError(f"{path}: corrupt header: the entry of {name} is {str(entry)[:80]}")
 
 

@@ -1,7 +1,7 @@
 """Text to token ids and back, from the checkpoint's own files: a GGUF's metadata, or the tokenizer.json beside
 safetensors.
 
-A vocabulary cut differently from how the model was trained gives plausible and wrong answers, so a kind of tokenizer
+Text tokenized differently from how the model was trained gives plausible and wrong results, so a kind of tokenizer
 that is not known to be reproduced exactly is refused by name.
 """
 
@@ -43,7 +43,7 @@ def _smollm() -> pre_tokenizers.PreTokenizer:
 
 
 _SPLITTERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {"gpt-2": _gpt2, "smollm": _smollm}
-"""By `tokenizer.ggml.pre`: how a text is cut before pairs are merged."""
+"""By `tokenizer.ggml.pre`: how a text is split before pairs are merged."""
 
 
 @dataclass(frozen=True, slots=True)

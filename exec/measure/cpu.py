@@ -3,7 +3,7 @@
 Probes are ordinary jobs run by the ordinary kernels: a product for each dtype (FLOP/s), a product of few rows and a pointwise job (what
 memory allows), the smallest job (latency). Two threads copy blocks all the while, as the copy engines do. Of several short samples the best
 of each rate counts: whoever else uses the machine can only slow a sample down, and a lower bound needs rates that nothing here beats. What
-a run usually takes beyond them is measured too (calibrate.py). The profile holds for this machine with this number of torch threads.
+a run usually takes beyond them is measured too (slowdown.py). The profile holds for this machine with this number of torch threads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Letter, Load
 from einpage.einsum_front.base.dtype import RUN_DTYPES, DType
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.job import Box, Contraction, ContractJob, Job, MapJob, Part, Range, View
-from einpage.exec.device.arena import Arena
+from einpage.exec.device.arena import MappedArena
 from einpage.exec.measure.profiles import Say, measured, profile_path
 from einpage.exec.measure.slowdown import usual_slowdown
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
@@ -53,7 +53,7 @@ class _Traffic:
 def default_threads() -> int:
     """All cores but one, which is for the copy engines.
 
-    Torch's threads wait for each other at the end of every kernel, so one that a copy pushes off its core holds up all.
+    Torch's threads wait for each other at the end of every kernel, so one that a copy preempts delays all.
     """
     return max(1, cores() - 1)
 
@@ -89,7 +89,7 @@ def measure_cpu(seconds: float = 1.2, threads: int | None = None) -> Machine:
 
 
 def cpu_profile(threads: int | None = None) -> Path:
-    """Where the profile of this CPU with so many torch threads is kept."""
+    """Where the profile of this CPU with so many torch threads is cached."""
     return profile_path("cpu", f"{_cpu_name()}|{cores()}|{torch.__version__}", str(default_threads() if threads is None else threads))
 
 
@@ -117,7 +117,7 @@ def _busy_links() -> Iterator[tuple[_Traffic, _Traffic]]:
     """Two threads that copy blocks, one each way, until the block of code ends."""
     links = (_Traffic(), _Traffic())
     whole = Extent(Offset(0), Nbytes(2 * BLOCKS * BLOCK))
-    near, far = (Arena(whole.nbytes, touch=True).bytes(whole).reshape(2, BLOCKS, BLOCK) for _ in range(2))
+    near, far = (MappedArena(whole.nbytes, touch=True).bytes(whole).reshape(2, BLOCKS, BLOCK) for _ in range(2))
     stop = threading.Event()
 
     def copies(link: _Traffic, target: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
@@ -143,9 +143,9 @@ def _busy_links() -> Iterator[tuple[_Traffic, _Traffic]]:
 
 def _rates(links: tuple[_Traffic, _Traffic], seconds: float) -> tuple[float, ...]:
     """One sample: FLOP/s of each run dtype, bytes/s inside the device, and of each link meanwhile."""
-    begun, before = perf_counter(), [link.nbytes for link in links]
+    started, before = perf_counter(), [link.nbytes for link in links]
     inside = (*(_product_rate(dtype, seconds) for dtype in RUN_DTYPES), _memory_rate(seconds))
-    passed = perf_counter() - begun
+    passed = perf_counter() - started
     return (*inside, *((link.nbytes - nbytes) / passed for link, nbytes in zip(links, before, strict=True)))
 
 
@@ -182,11 +182,11 @@ def _handover_seconds(seconds: float) -> float:
                 condition.notify()
 
     other = threading.Thread(target=play, args=(1,), daemon=True)
-    begun = perf_counter()
+    started = perf_counter()
     other.start()
     play(0)
     other.join()
-    return (perf_counter() - begun) / max(1, -turn[0])
+    return (perf_counter() - started) / max(1, -turn[0])
 
 
 def _seconds_each(job: Job, seconds: float) -> float:
@@ -195,8 +195,8 @@ def _seconds_each(job: Job, seconds: float) -> float:
     operands = tuple(tuple(torch.ones(b.shape, dtype=TORCH_DTYPE[view.dtype]) for b in view.boxes) for view in job.reads)
     result = torch.empty(job.result.boxes[0].shape, dtype=TORCH_DTYPE[job.result.dtype])
     kernel(operands, result, None)
-    begun, calls = perf_counter(), 0
-    while (passed := perf_counter() - begun) < seconds or calls == 0:
+    started, calls = perf_counter(), 0
+    while (passed := perf_counter() - started) < seconds or calls == 0:
         kernel(operands, result, None)
         calls += 1
     return passed / calls

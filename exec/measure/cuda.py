@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from einpage.einsum_front.base.dtype import RUN_DTYPES, DType
-from einpage.exec.device.arena import Arena
+from einpage.exec.device.arena import MappedArena
 from einpage.exec.device.cuda import CudaDriver
 from einpage.exec.device.streams import COMPUTE, D2H, H2D
 from einpage.exec.measure.profiles import Say, measured, profile_path
@@ -76,7 +76,7 @@ def _launch_seconds(driver: CudaDriver) -> float:
 
 def _copy_seconds(driver: CudaDriver) -> float:
     """What the smallest copy to the device costs, one behind the other."""
-    host = Arena(4096, touch=True).whole()
+    host = MappedArena(4096, touch=True).whole()
     driver.pin(host)
     try:
         near = driver.allocate(4096)
@@ -92,14 +92,14 @@ def _copy_seconds(driver: CudaDriver) -> float:
 
 def _link_rates(driver: CudaDriver) -> tuple[float, float]:
     """Bytes/s of each link, alone or with the other busy, whichever was faster: bounds need rates that no run beats."""
-    arenas = [Arena(LINK_BYTES, touch=True).whole() for _ in range(2)]
+    arenas = [MappedArena(LINK_BYTES, touch=True).whole() for _ in range(2)]
     for host in arenas:
         driver.pin(host)
     try:
         near = [driver.allocate(LINK_BYTES) for _ in range(2)]
-        ways = ((H2D, near[0], arenas[0]), (D2H, arenas[1], near[1]))
+        links = ((H2D, near[0], arenas[0]), (D2H, arenas[1], near[1]))
         best = dict.fromkeys((H2D, D2H), 0.0)
-        for busy in (ways[:1], ways[1:], ways) * SAMPLES:
+        for busy in (links[:1], links[1:], links) * SAMPLES:
             firsts = [driver.record(stream) for stream, _, _ in busy]
             for stream, target, source in busy:
                 driver.copy(stream, target, source)

@@ -1,6 +1,6 @@
-"""Measured machine profiles and where they are kept: one YAML file a device, under the cache folder.
+"""Measured machine profiles and where they are cached: one YAML file a device, under the cache folder.
 
-In: what measures, what tells one device from another. Out: the profile that was kept, or a new one. Losing the folder costs two
+In: a function that measures, what tells one device from another. Out: the cached profile, or a new one. Losing the folder costs two
 seconds.
 """
 
@@ -20,19 +20,19 @@ Say = Callable[[str], None]
 
 
 def measured(path: Path, measure: Callable[[], Machine], again: bool, say: Say | None) -> Machine:
-    """The profile kept at `path`, or (where there is none, or with `again`) what `measure` gives, kept there.
+    """The profile cached at `path`, or (where there is none, or with `again`) what `measure` gives, cached there.
 
-    `say` is told when something is measured, and where it was kept. Where it cannot be kept, `say` is told so; without `say` that
+    `say` is told when something is measured, and where it was cached. Where it cannot be written, `say` is told so; without `say` that
     raises UsageError.
     """
-    kept = None if again else cached(path)
-    if kept is not None:
-        return kept
+    found = None if again else cached(path)
+    if found is not None:
+        return found
     if say is not None:
         say("measuring this machine (about 2 s, once)")
     machine = measure()
     try:
-        keep(machine, path)
+        save(machine, path)
     except UsageError as error:
         if say is None:
             raise
@@ -43,7 +43,7 @@ def measured(path: Path, measure: Callable[[], Machine], again: bool, say: Say |
     return machine
 
 
-def keep(machine: Machine, path: Path) -> None:
+def save(machine: Machine, path: Path) -> None:
     """Write a measured profile to `path`. Raises UsageError where that cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def cached(path: Path) -> Machine | None:
 
 
 def forget(machine: Machine) -> bool:
-    """Drop the kept profile if it is this very one, so that the next run measures again; whether it was."""
+    """Drop the cached profile if it is this very one, so that the next run measures again; whether it was."""
     for path in sorted(cache_folder().glob("*.yaml")):
         if cached(path) == machine:
             try:
@@ -73,13 +73,13 @@ def forget(machine: Machine) -> bool:
 
 
 def profile_path(device: str, machine: str, variant: str | None = None) -> Path:
-    """Where the profile of `device` (`cpu`, `cuda`) in the machine described by `machine` is kept; each variant has its own."""
+    """Where the profile of `device` (`cpu`, `cuda`) in the machine described by `machine` is cached; each variant has its own."""
     words = (device, hashlib.sha256(machine.encode()).hexdigest()[:8], variant)
     return cache_folder() / ("-".join(w for w in words if w) + ".yaml")
 
 
 def cache_folder() -> Path:
-    """Where einpage keeps what it may lose: $EINPAGE_CACHE, else einpage/ in $XDG_CACHE_HOME, else in ~/.cache."""
+    """Where einpage caches what it may lose: $EINPAGE_CACHE, else einpage/ in $XDG_CACHE_HOME, else in ~/.cache."""
     if own := os.environ.get("EINPAGE_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "einpage"

@@ -10,7 +10,7 @@ from einpage.einsum_front.graph.taskgraph import Kind
 from einpage.exec.build.judged_plan import plan_program
 from einpage.exec.build.model import open_model
 from einpage.exec.build.request import PlanRequest
-from einpage.exec.device.arena import HostArena, masters
+from einpage.exec.device.arena import HostArena, host_copies
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.dispatch.dynamic import run_dynamic
 from einpage.exec.load.fill import fill
@@ -27,14 +27,14 @@ RUNS = 9
 def usual_slowdown(machine: Machine) -> float:
     """Measured ÷ predicted seconds: the lower quartile of RUNS runs, each on a device of its own.
 
-    Runs as short as these are often held up for as long as they take by whatever else the machine does; a longer one is for a part of
-    what it takes.
+    Runs as short as these are often delayed by as much as they take by whatever else the machine does; a longer one only by a
+    part of it.
     """
     model = open_model(SPEC, SIZES, "random:0")
     assert model.resolved is not None
     planned = plan_program(model.program, machine, PlanRequest(BUDGET))
     host = HostArena(planned.memgraph.host_bytes)
-    slots = masters(planned.memgraph, host)
+    slots = host_copies(planned.memgraph, host)
     fill(planned.graph, model.resolved, slots)
     for tensor in planned.graph.tensors:
         if tensor.kind is Kind.INPUT:

@@ -38,17 +38,17 @@ def write_trace(path: Path, memgraph: MemGraph, measured: NodeTimes | None = Non
 def _process(memgraph: MemGraph, process: int, name: str, times: NodeTimes) -> Iterator[dict[str, Any]]:
     yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": f"{name}: {memgraph.graph.name}"}}
     numbers = queue_numbers(memgraph).tolist()
-    for lane, queue in enumerate(queues_of(memgraph)):
+    for thread, queue in enumerate(queues_of(memgraph)):
         title = "compute" if queue == Queue.COMPUTE else f"{queue.source} to {queue.target}"
-        yield {"ph": "M", "name": "thread_name", "pid": process, "tid": lane, "args": {"name": title}}
-        yield {"ph": "M", "name": "thread_sort_index", "pid": process, "tid": lane, "args": {"sort_index": lane}}
+        yield {"ph": "M", "name": "thread_name", "pid": process, "tid": thread, "args": {"name": title}}
+        yield {"ph": "M", "name": "thread_sort_index", "pid": process, "tid": thread, "args": {"sort_index": thread}}
     start_s, finish_s = np.asarray(times.start_s, float), np.asarray(times.finish_s, float)
     for i in np.flatnonzero(np.isfinite(start_s) & np.isfinite(finish_s)).tolist():
         if numbers[i] != NO_QUEUE:
             yield _slice(memgraph, NodeId(i), process, numbers[i], float(start_s[i]), float(finish_s[i]))
 
 
-def _slice(memgraph: MemGraph, node: NodeId, process: int, lane: int, start_s: float, finish_s: float) -> dict[str, Any]:
+def _slice(memgraph: MemGraph, node: NodeId, process: int, thread: int, start_s: float, finish_s: float) -> dict[str, Any]:
     args: dict[str, Any] = {"node": node}
     nbytes = memgraph.moved_bytes(node)
     if nbytes:
@@ -57,4 +57,4 @@ def _slice(memgraph: MemGraph, node: NodeId, process: int, lane: int, start_s: f
             args["GB/s"] = round(nbytes / (finish_s - start_s) / 1e9, 3)
     what = describe(memgraph, node)
     span = {"ts": round(start_s * 1e6, 3), "dur": round((finish_s - start_s) * 1e6, 3)}
-    return {"ph": "X", "name": what, "cat": what.split()[0], "pid": process, "tid": lane, **span, "args": args}
+    return {"ph": "X", "name": what, "cat": what.split()[0], "pid": process, "tid": thread, **span, "args": args}

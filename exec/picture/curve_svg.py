@@ -20,8 +20,8 @@ text { font: 11px system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', s
 """
 
 
-def render_curve(title: str, points: Sequence[tuple[int, float, float]], word: Callable[[int], str]) -> str:
-    """The SVG's text; `word` names a value on the axis."""
+def render_curve(title: str, points: Sequence[tuple[int, float, float]], name: Callable[[int], str]) -> str:
+    """The SVG's text; `name` names a value on the axis."""
     most_x = max((x for x, _, _ in points), default=1)
     most_s = max((s for _, s, _ in points), default=0.0) or 1.0
 
@@ -40,9 +40,9 @@ def render_curve(title: str, points: Sequence[tuple[int, float, float]], word: C
     free = float(LEFT)
     for x, seconds, _ in points:
         left, y = at(x, seconds)
-        body.append(f'<circle class="dot" cx="{left:.1f}" cy="{y:.1f}" r="3"><title>{word(x)}: {format_seconds(seconds)}</title></circle>')
+        body.append(f'<circle class="dot" cx="{left:.1f}" cy="{y:.1f}" r="3"><title>{name(x)}: {format_seconds(seconds)}</title></circle>')
         if left >= free:
-            body.append(f'<text x="{left:.1f}" y="{HEIGHT - 14}" text-anchor="middle">{word(x)}</text>')
+            body.append(f'<text x="{left:.1f}" y="{HEIGHT - 14}" text-anchor="middle">{name(x)}</text>')
             free = left + 60
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img">'
     return "\n".join((head, f"<style>{STYLE}</style>", *body, "</svg>", ""))

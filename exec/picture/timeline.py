@@ -33,7 +33,7 @@ MOVE_WORDS = {Queue.H2D: "reload", Queue.D2H: "offload"}
 
 
 class NodeTimes(Protocol):
-    """When each node of a MemGraph starts and finishes, in seconds from the start of the run; NaN where nobody looked."""
+    """When each node of a MemGraph starts and finishes, in seconds from the start of the run; NaN where that is not known."""
 
     @property
     def start_s(self) -> ArrayLike: ...
@@ -43,7 +43,7 @@ class NodeTimes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Rect:
+class ArenaRect:
     """One extent of the arena in use for one purpose."""
 
     residency: ResidencyId | None
@@ -52,21 +52,21 @@ class Rect:
     kind: str
     offset: int
     nbytes: int
-    begin: int
+    start: int
     """The node that creates it (it arrives while that node runs), or AT_START."""
     end: int
-    """The node at whose start it ends, or AT_END; equal to `begin` for a workspace, which ends at that node's finish."""
+    """The node at whose start it ends, or AT_END; equal to `start` for a workspace, which ends at that node's finish."""
     reads: tuple[int, ...]
     """The nodes that read it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One node of an engine's lane."""
+    """One node in the row of its engine."""
 
     node: NodeId
-    lane: int
-    """Index into the picture's lanes."""
+    engine: int
+    """Index into the picture's engines."""
     what: str
     """compute | reload | offload | gather; `copy` between other places"""
     name: str
@@ -77,7 +77,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Clock:
+class NodeClock:
     """Seconds at which each node starts and finishes."""
 
     name: str
@@ -86,26 +86,25 @@ class Clock:
     horizon_s: float
     """When the last node has finished."""
 
-    def span(self, rect: Rect) -> tuple[float, float]:
-        """When `rect` begins and ends."""
-        begin = 0.0 if rect.begin == AT_START else float(self.start_s[rect.begin])
+    def span(self, rect: ArenaRect) -> tuple[float, float]:
+        """When `rect` starts and ends."""
+        start = 0.0 if rect.start == AT_START else float(self.start_s[rect.start])
         if rect.end == AT_END:
-            return begin, self.horizon_s
-        return begin, float(self.finish_s[rect.end] if rect.end == rect.begin else self.start_s[rect.end])
+            return start, self.horizon_s
+        return start, float(self.finish_s[rect.end] if rect.end == rect.start else self.start_s[rect.end])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
-    """What there is to draw, before anyone says how."""
+    """The rectangles and bars to draw, in whatever format."""
 
     title: str
     budget_bytes: int
-    rects: tuple[Rect, ...]
+    rects: tuple[ArenaRect, ...]
     bars: tuple[Bar, ...]
-    clocks: tuple[Clock, ...]
+    clocks: tuple[NodeClock, ...]
     """Predicted, then measured where there is a measurement."""
-    lanes: tuple[Queue, ...]
-    """The engines."""
+    engines: tuple[Queue, ...]
 
 
 def picture(memgraph: MemGraph, predicted: NodeTimes, measured: NodeTimes | None = None) -> Picture:
@@ -125,8 +124,8 @@ def to_json(seen: Picture) -> dict[str, object]:
         "title": seen.title,
         "budget": seen.budget_bytes,
         "names": list(names),
-        "lanes": [lane.name for lane in seen.lanes],
-        "titles": [lane.title for lane in seen.lanes],
+        "engines": [engine.name for engine in seen.engines],
+        "titles": [engine.title for engine in seen.engines],
         "clocks": [
             {"name": c.name, "start": _micros(c.start_s), "finish": _micros(c.finish_s), "horizon": _micros([c.horizon_s])[0]}
             for c in seen.clocks
@@ -137,13 +136,13 @@ def to_json(seen: Picture) -> dict[str, object]:
             "kind": [r.kind for r in seen.rects],
             "offset": [r.offset for r in seen.rects],
             "nbytes": [r.nbytes for r in seen.rects],
-            "begin": [r.begin for r in seen.rects],
+            "start": [r.start for r in seen.rects],
             "end": [r.end for r in seen.rects],
             "reads": [r.reads for r in seen.rects],
         },
         "bars": {
             "node": [b.node for b in seen.bars],
-            "lane": [b.lane for b in seen.bars],
+            "engine": [b.engine for b in seen.bars],
             "what": [b.what for b in seen.bars],
             "name": [names[b.name] for b in seen.bars],
             "kind": [b.kind for b in seen.bars],
@@ -158,18 +157,18 @@ def _micros(seconds: Sequence[float] | NDArray[np.float64]) -> list[float]:
     return rounded
 
 
-def _clock(name: str, memgraph: MemGraph, times: NodeTimes) -> Clock:
+def _clock(name: str, memgraph: MemGraph, times: NodeTimes) -> NodeClock:
     start = np.array(times.start_s, dtype=np.float64)
     finish = np.array(times.finish_s, dtype=np.float64)
     count = len(memgraph.nodes)
     assert start.shape == finish.shape == (count,), f"{name} times for {start.shape} and {finish.shape} of {count} nodes"
     if bool(np.isnan(start).any() or np.isnan(finish).any()):
         _fill(start, finish, memgraph)
-    return Clock(name, start, finish, float(finish.max(initial=0.0)))
+    return NodeClock(name, start, finish, float(finish.max(initial=0.0)))
 
 
 def _fill(start: NDArray[np.float64], finish: NDArray[np.float64], memgraph: MemGraph) -> None:
-    """Nodes that nobody timed (frees, mostly) take no time and run when what they wait for has finished."""
+    """Nodes that were not timed (frees, mostly) take no time and run when their predecessors have finished."""
     edges = memgraph.edges
     first = np.searchsorted(edges.target, np.arange(len(start) + 1))
     for node in range(len(start)):
@@ -179,8 +178,8 @@ def _fill(start: NDArray[np.float64], finish: NDArray[np.float64], memgraph: Mem
             finish[node] = start[node]
 
 
-def _rects(memgraph: MemGraph) -> tuple[Rect, ...]:
-    begin, end, reads = _lives(memgraph)
+def _rects(memgraph: MemGraph) -> tuple[ArenaRect, ...]:
+    start, end, reads = _live_ranges(memgraph)
     graph = memgraph.graph
     rects = []
     for residency in memgraph.residencies:
@@ -188,18 +187,18 @@ def _rects(memgraph: MemGraph) -> tuple[Rect, ...]:
             continue
         r, tensor = residency.id, graph.tensors[residency.tensor]
         for extent in residency.extents:
-            life = (begin.get(r, AT_START), end.get(r, AT_END), tuple(reads.get(r, ())))
-            rects.append(Rect(r, tensor.name, tensor.kind.value, extent.offset, extent.nbytes, *life))
+            live_range = (start.get(r, AT_START), end.get(r, AT_END), tuple(reads.get(r, ())))
+            rects.append(ArenaRect(r, tensor.name, tensor.kind.value, extent.offset, extent.nbytes, *live_range))
     for n, node in enumerate(memgraph.nodes):
         if isinstance(node, Compute) and node.workspace is not None and node.workspace.nbytes > 0:
             name = f"workspace of {graph.tasks[node.task].name}"
-            rects.append(Rect(None, name, WORKSPACE, node.workspace.offset, node.workspace.nbytes, n, n, ()))
+            rects.append(ArenaRect(None, name, WORKSPACE, node.workspace.offset, node.workspace.nbytes, n, n, ()))
     return tuple(rects)
 
 
-def _lives(memgraph: MemGraph) -> tuple[dict[ResidencyId, int], dict[ResidencyId, int], dict[ResidencyId, list[int]]]:
+def _live_ranges(memgraph: MemGraph) -> tuple[dict[ResidencyId, int], dict[ResidencyId, int], dict[ResidencyId, list[int]]]:
     """By residency: the node that creates it, the node that ends it, the nodes that read it."""
-    begin: dict[ResidencyId, int] = {}
+    start: dict[ResidencyId, int] = {}
     end: dict[ResidencyId, int] = {}
     reads: dict[ResidencyId, list[int]] = {}
     for n, node in enumerate(memgraph.nodes):
@@ -207,19 +206,19 @@ def _lives(memgraph: MemGraph) -> tuple[dict[ResidencyId, int], dict[ResidencyId
             case Free(residency):
                 end[residency] = n
             case Move(source, target):
-                begin[target] = n
+                start[target] = n
                 reads.setdefault(source, []).append(n)
             case Compute(_, operands, creates) | HostGather(_, operands, creates):
-                begin[creates] = n
+                start[creates] = n
                 for r in dict.fromkeys(r for operand in operands for r in operand):
                     reads.setdefault(r, []).append(n)
                     if isinstance(node, Compute) and _shares_bytes(memgraph, r, creates):
                         end[r] = n
-    return begin, end, reads
+    return start, end, reads
 
 
 def _shares_bytes(memgraph: MemGraph, a: ResidencyId, b: ResidencyId) -> bool:
-    """True where a compute's result `b` takes over the bytes of its operand `a`."""
+    """True where a compute's result `b` lies in the bytes of its operand `a`."""
     one, other = memgraph.residencies[a], memgraph.residencies[b]
     return any(x.offset < y.end and y.offset < x.end for x in one.extents for y in other.extents)
 

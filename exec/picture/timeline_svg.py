@@ -1,4 +1,4 @@
-"""The picture of a plan as a static SVG: the arena map over time, and the engines' lanes below it.
+"""The picture of a plan as a static SVG: the arena map over time, and the engines' activity below it.
 
 In: what timeline.picture takes. Out: the SVG's text, for a README or a report: no script, and light or dark as the reader's page is. All
 rectangles of one colour are one path, so that a plan of thousands of nodes stays a small file.
@@ -12,7 +12,7 @@ from html import escape
 from math import floor, log10
 
 from einpage.einsum_front.base.units import format_bytes, format_seconds
-from einpage.exec.picture.timeline import AT_START, Clock, NodeTimes, Picture, picture
+from einpage.exec.picture.timeline import AT_START, NodeClock, NodeTimes, Picture, picture
 from einpage.memplan.graph.memgraph import MemGraph
 
 COLOURS = {
@@ -38,7 +38,7 @@ Quad = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class PixelScale:
     """From seconds and bytes to pixels."""
 
     width: float
@@ -52,21 +52,21 @@ class Frame:
     def y(self, offset: float) -> float:
         return TOP + self.map_height * (1 - offset / self.budget_bytes)
 
-    def box(self, begin_s: float, end_s: float, offset: int, nbytes: int) -> Quad:
-        return self.x(begin_s), self.y(offset + nbytes), self.x(end_s) - self.x(begin_s), self.y(offset) - self.y(offset + nbytes)
+    def box(self, start_s: float, end_s: float, offset: int, nbytes: int) -> Quad:
+        return self.x(start_s), self.y(offset + nbytes), self.x(end_s) - self.x(start_s), self.y(offset) - self.y(offset + nbytes)
 
 
 def render_svg(memgraph: MemGraph, predicted: NodeTimes, measured: NodeTimes | None = None, width: int = 1000, height: int = 440) -> str:
     """The SVG's text, `width` × `height` pixels; the map shows the measured run where there is one."""
     seen = picture(memgraph, predicted, measured)
-    map_height = height - TOP - AXIS - len(seen.lanes) * (ROW * len(seen.clocks) + 4) - 6
-    frame = Frame(width, map_height, max(*(c.horizon_s for c in seen.clocks), 1e-9), seen.budget_bytes)
-    body = [*_header(seen, frame), *_map(seen, frame, seen.clocks[-1]), *_lanes(seen, frame), *_time_axis(frame, height)]
+    map_height = height - TOP - AXIS - len(seen.engines) * (ROW * len(seen.clocks) + 4) - 6
+    scale = PixelScale(width, map_height, max(*(c.horizon_s for c in seen.clocks), 1e-9), seen.budget_bytes)
+    body = [*_header(seen, scale), *_map(seen, scale, seen.clocks[-1]), *_engines(seen, scale), *_time_axis(scale, height)]
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img">'
     return "\n".join((head, f"<title>{escape(seen.title)}</title>", f"<style>{STYLE}</style>", *body, "</svg>", ""))
 
 
-def _header(seen: Picture, frame: Frame) -> Iterable[str]:
+def _header(seen: Picture, scale: PixelScale) -> Iterable[str]:
     yield _text(LEFT, 14, seen.title, "title")
     x = LEFT
     for kind in dict.fromkeys(kind for kind in COLOURS if any(r.kind == kind for r in seen.rects)):
@@ -76,21 +76,21 @@ def _header(seen: Picture, frame: Frame) -> Iterable[str]:
     yield _text(x, 33, "lighter: being written")
 
 
-def _map(seen: Picture, frame: Frame, clock: Clock) -> Iterable[str]:
-    yield f'<rect class="ground" x="{LEFT}" y="{TOP}" width="{frame.width - LEFT - 8:.1f}" height="{frame.map_height:.1f}"/>'
+def _map(seen: Picture, scale: PixelScale, clock: NodeClock) -> Iterable[str]:
+    yield f'<rect class="ground" x="{LEFT}" y="{TOP}" width="{scale.width - LEFT - 8:.1f}" height="{scale.map_height:.1f}"/>'
     for quarter in range(5):
-        y = frame.y(seen.budget_bytes * quarter / 4)
+        y = scale.y(seen.budget_bytes * quarter / 4)
         line = "budget" if quarter == 4 else "rule"
-        yield f'<line class="{line}" x1="{LEFT}" x2="{frame.width - 8:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        yield f'<line class="{line}" x1="{LEFT}" x2="{scale.width - 8:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
         yield _text(LEFT - 6, y + 4, format_bytes(seen.budget_bytes * quarter / 4), anchor="end")
     arriving: dict[str, list[Quad]] = {}
     there: dict[str, list[Quad]] = {}
     names: list[str] = []
     for rect in seen.rects:
-        begin, end = clock.span(rect)
-        ready = begin if rect.begin in (AT_START, rect.end) else min(end, float(clock.finish_s[rect.begin]))
-        arriving.setdefault(rect.kind, []).append(frame.box(begin, ready, rect.offset, rect.nbytes))
-        there.setdefault(rect.kind, []).append(frame.box(ready, end, rect.offset, rect.nbytes))
+        start, end = clock.span(rect)
+        ready = start if rect.start in (AT_START, rect.end) else min(end, float(clock.finish_s[rect.start]))
+        arriving.setdefault(rect.kind, []).append(scale.box(start, ready, rect.offset, rect.nbytes))
+        there.setdefault(rect.kind, []).append(scale.box(ready, end, rect.offset, rect.nbytes))
         x, y, w, h = there[rect.kind][-1]
         if h > 11 and w > 6 * len(rect.name) + 8:
             names.append(_text(x + 4, y + h / 2 + 3.5, rect.name, "on"))
@@ -100,30 +100,30 @@ def _map(seen: Picture, frame: Frame, clock: Clock) -> Iterable[str]:
     yield from names
 
 
-def _lanes(seen: Picture, frame: Frame) -> Iterable[str]:
-    top = TOP + frame.map_height + 8
-    for i, lane in enumerate(seen.lanes):
+def _engines(seen: Picture, scale: PixelScale) -> Iterable[str]:
+    top = TOP + scale.map_height + 8
+    for i, engine in enumerate(seen.engines):
         for k, clock in enumerate(seen.clocks):
             y = top + i * (ROW * len(seen.clocks) + 4) + k * ROW
-            yield _text(LEFT - 6, y + 10, "measured" if k else lane.title, anchor="end")
-            yield f'<rect class="ground" x="{LEFT}" y="{y:.1f}" width="{frame.width - LEFT - 8:.1f}" height="{ROW - 2}"/>'
+            yield _text(LEFT - 6, y + 10, "measured" if k else engine.title, anchor="end")
+            yield f'<rect class="ground" x="{LEFT}" y="{y:.1f}" width="{scale.width - LEFT - 8:.1f}" height="{ROW - 2}"/>'
             bars: dict[str, list[Quad]] = {}
-            for bar in (b for b in seen.bars if b.lane == i):
-                begin, end = float(clock.start_s[bar.node]), float(clock.finish_s[bar.node])
-                bars.setdefault(bar.kind, []).append((frame.x(begin), y, frame.x(end) - frame.x(begin), ROW - 2))
+            for bar in (b for b in seen.bars if b.engine == i):
+                start, end = float(clock.start_s[bar.node]), float(clock.finish_s[bar.node])
+                bars.setdefault(bar.kind, []).append((scale.x(start), y, scale.x(end) - scale.x(start), ROW - 2))
             for kind in COLOURS:
                 yield _path(bars.get(kind, ()), COLOURS[kind], "bar")
 
 
-def _time_axis(frame: Frame, height: int) -> Iterable[str]:
-    power = 10.0 ** floor(log10(frame.horizon_s / 8))
-    step = next(m * power for m in (1, 2, 5, 10) if m * power >= frame.horizon_s / 8)
-    for tick in range(int(frame.horizon_s / step) + 1):
-        yield _text(frame.x(tick * step), height - 8, format_seconds(tick * step) if tick else "0", anchor="middle")
+def _time_axis(scale: PixelScale, height: int) -> Iterable[str]:
+    power = 10.0 ** floor(log10(scale.horizon_s / 8))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= scale.horizon_s / 8)
+    for tick in range(int(scale.horizon_s / step) + 1):
+        yield _text(scale.x(tick * step), height - 8, format_seconds(tick * step) if tick else "0", anchor="middle")
 
 
-def _text(x: float, y: float, words: str, style: str = "label", anchor: str = "start") -> str:
-    return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+def _text(x: float, y: float, text: str, style: str = "label", anchor: str = "start") -> str:
+    return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def _path(boxes: Iterable[Quad], colour: str, style: str) -> str:

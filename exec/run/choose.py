@@ -1,4 +1,4 @@
-"""Which device runs a plan, with which kernels, and how it is driven: the words of the command line made into objects.
+"""Which device runs a plan, with which kernels, and which dispatcher: options of the command line made into objects.
 
 --device auto    CUDA from sm_80 on with a working Triton, else the CPU, and why
 --kernels auto   Triton on CUDA, torch on the CPU
@@ -21,8 +21,8 @@ from einpage.exec.dispatch.dynamic import run_dynamic
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.serial import run_serial
 from einpage.exec.dispatch.static import run_static
-from einpage.exec.dispatch.stream_dynamic import run_polled
-from einpage.exec.dispatch.stream_static import run_issued
+from einpage.exec.dispatch.stream_dynamic import run_stream_dynamic
+from einpage.exec.dispatch.stream_static import run_stream_static
 from einpage.exec.measure.cpu import measured_cpu
 from einpage.exec.measure.cuda import measured_cuda
 from einpage.exec.measure.profiles import Say
@@ -42,38 +42,38 @@ class Dispatch(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenDevice:
     kind: DeviceKind
     why: str
-    """In words, for people: `cuda: NVIDIA H100, as asked`."""
+    """For people: `cuda: NVIDIA H100, as asked`."""
 
 
-def device_for(word: str) -> Chosen:
+def device_for(option: str) -> ChosenDevice:
     """What `--device` asks for. Raises UsageError where a plan cannot run there."""
-    if word == "cpu":
-        return Chosen(DeviceKind.CPU, "cpu, as asked")
+    if option == "cpu":
+        return ChosenDevice(DeviceKind.CPU, "cpu, as asked")
     missing = why_not_cuda()
     if missing is None:
-        return Chosen(DeviceKind.CUDA, "cuda, as asked" if word == "cuda" else "cuda: there is a GPU that Triton's kernels run on")
-    if word == "cuda":
+        return ChosenDevice(DeviceKind.CUDA, "cuda, as asked" if option == "cuda" else "cuda: there is a GPU that Triton's kernels run on")
+    if option == "cuda":
         raise UsageError(f"--device cuda: {missing}; leave --device out or say cpu")
-    return Chosen(DeviceKind.CPU, f"cpu: {missing}")
+    return ChosenDevice(DeviceKind.CPU, f"cpu: {missing}")
 
 
-def kernels_for(word: str, kind: DeviceKind) -> str:
+def kernels_for(option: str, kind: DeviceKind) -> str:
     """The backend that `--kernels` names. Raises UsageError for one that the device does not run."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if kind is DeviceKind.CUDA:
-        if word == "torch":
+        if option == "torch":
             raise UsageError(
                 "--kernels torch: torch's kernels take device memory outside the arena; a GPU runs the generated Triton kernels"
             )
         if interpreted:
             raise UsageError("--device cuda with TRITON_INTERPRET=1: interpreted kernels run on the CPU; unset it, or say --device cpu")
         return "triton"
-    if word == "triton" and not interpreted:
+    if option == "triton" and not interpreted:
         raise UsageError("--kernels triton: compiled Triton kernels need a GPU; on the CPU they run only with TRITON_INTERPRET=1 set")
-    return "torch" if word == "auto" else word
+    return "torch" if option == "auto" else option
 
 
 def measured_machine(kind: DeviceKind, threads: int | None = None, again: bool = False, say: Say | None = None) -> Machine:
@@ -99,13 +99,13 @@ def make_device(
     return CpuDevice(memgraph, host, backend=backend, threads=machine.threads, poison=poison)
 
 
-def runner(kind: DeviceKind, dispatch: Dispatch) -> Callable[..., Measured]:
-    """What drives a device of that kind that way."""
+def dispatcher(kind: DeviceKind, dispatch: Dispatch) -> Callable[..., Measured]:
+    """The dispatcher of that name for a device of that kind."""
     on_streams = kind is DeviceKind.CUDA
     match dispatch:
         case Dispatch.SERIAL:
             return run_serial
         case Dispatch.DYNAMIC:
-            return run_polled if on_streams else run_dynamic
+            return run_stream_dynamic if on_streams else run_dynamic
         case Dispatch.STATIC:
-            return run_issued if on_streams else run_static
+            return run_stream_static if on_streams else run_static

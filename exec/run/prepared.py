@@ -1,4 +1,4 @@
-"""Running a plan: weights and inputs into the host arena, the MemGraph replayed on a device, the answers read out.
+"""Running a plan: weights and inputs into the host arena, the MemGraph replayed on a device, the outputs read out.
 
 In: a Model with weights, and options. Out: a RunResult whose figures were counted, not copied from the plan. Nothing is written to disk
 here; the command line does that.
@@ -20,7 +20,7 @@ from einpage.einsum_front.graph.packed import packed
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, TensorId
 from einpage.exec.build.judged_plan import Planned, plan_program
 from einpage.exec.build.model import Model
-from einpage.exec.device.arena import HostArena, before_outputs, masters, outputs
+from einpage.exec.device.arena import HostArena, bytes_before_outputs, host_copies, outputs
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.device.device import Device
 from einpage.exec.device.streams import StreamDevice
@@ -28,11 +28,11 @@ from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.exec.load.fill import fill
 from einpage.exec.load.inputs import bind_inputs
-from einpage.exec.run.choose import DeviceKind, Dispatch, make_device, runner
+from einpage.exec.run.choose import DeviceKind, Dispatch, dispatcher, make_device
 from einpage.exec.run.options import RunOptions
 from einpage.exec.run.outputs import text_figures, wanted_outputs
 from einpage.exec.run.report import DeviceFigures, RunReport, profile_warnings
-from einpage.exec.system.process_memory import alone, available_bytes, give_back_memory, peak_resident_bytes
+from einpage.exec.system.process_memory import available_bytes, give_back_memory, peak_resident_bytes, rebuilt
 from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.problem.machine import Machine
@@ -77,7 +77,7 @@ class Prepared:
         return outputs(self.planned.memgraph, self.host)
 
     def close(self) -> None:
-        """Take back what the device holds of the host; nothing runs afterwards."""
+        """Unpin host memory; nothing runs afterwards."""
         self.device.close()
 
 
@@ -89,7 +89,7 @@ def prepare_run(
     loading: Callable[[str, int], None] | None = None,
     planned_hook: Callable[[Planned], None] | None = None,
 ) -> Prepared:
-    """Plan `model`, load its weights and inputs, make the device. As run_model, which runs what this makes once."""
+    """Plan `model`, load its weights and inputs, make the device. Arguments and errors as run_model's, which runs the result once."""
     assert model.resolved is not None, "a model without weights can be planned, not run"
     began = perf_counter()
     program = model.program
@@ -97,14 +97,14 @@ def prepare_run(
     wanted = wanted_outputs(program, options, model.tokens)
     refuse_above_device(machine, options.plan.budget_bytes)
     request = replace(options.plan, outputs=wanted)
-    planned = alone(lambda: kept(plan_program(program, machine, request, began)))
+    planned = rebuilt(lambda: compacted(plan_program(program, machine, request, began)))
     give_back_memory()
     memgraph = planned.memgraph
     refuse_above_host(memgraph.host_bytes, options.plan.budget_bytes if options.device is DeviceKind.CPU else 0)
     if planned_hook is not None:
         planned_hook(planned)
     host = HostArena(memgraph.host_bytes)
-    slots = masters(memgraph, host)
+    slots = host_copies(memgraph, host)
     fill(planned.graph, model.resolved, slots, loading)
     fill_inputs(planned.graph, arrays, slots)
     del slots
@@ -137,7 +137,7 @@ def run_model(
     figures = DeviceFigures(device.name, device.arena_bytes, device.outside_arena_bytes)
     prepared.close()
     del prepared, device  # its arena and the weights go before outputs, which may be as large, are put together
-    host.drop(before_outputs(planned.memgraph))
+    host.drop(bytes_before_outputs(planned.memgraph))
     found = outputs(planned.memgraph, host)
     report = RunReport(
         plan=planned.report,
@@ -154,17 +154,17 @@ def run_model(
     return RunResult(planned, found, replace(report, warnings=warnings))
 
 
-def kept(planned: Planned) -> Planned:
-    """`planned` with its graph as a run keeps it beside the weights: small."""
+def compacted(planned: Planned) -> Planned:
+    """`planned` with its graph in packed arrays: a run keeps it in memory beside the weights."""
     graph = packed(planned.graph)
     return replace(planned, graph=graph, memgraph=replace(planned.memgraph, graph=graph))
 
 
 def run_passes(memgraph: MemGraph, device: Device, options: RunOptions, dispatch: Dispatch, hooks: Hooks) -> Iterator[Measured]:
-    """What stays is brought in; then every pass, the next one when all of the one before is done."""
-    device.bring()
+    """Preload the resident tensors; then run every pass, each when the one before is done."""
+    device.preload()
     for _ in range(options.plan.passes or 1):
-        yield runner(options.device, dispatch)(memgraph, device, hooks)
+        yield dispatcher(options.device, dispatch)(memgraph, device, hooks)
 
 
 def refuse_above_device(machine: Machine, budget_bytes: int) -> None:

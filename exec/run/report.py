@@ -16,7 +16,7 @@ from einpage.exec.run.outputs import TextFigures
 from einpage.memplan.problem.machine import Machine
 from einpage.memplan.report import Report
 
-TOO_SOON = 0.6
+TOO_FAST = 0.6
 """A run that takes less than this share of what was predicted had its machine measured under load."""
 
 
@@ -87,7 +87,7 @@ def profile_warnings(machine: Machine, device: DeviceKind, wall_s: float, plan: 
     bound_s, predicted_s = plan.bound_s, plan.predicted_s
     if wall_s < bound_s:
         found = f"the run took {format_seconds(wall_s)}, less than its lower bound of {format_seconds(bound_s)}:"
-    elif machine.usual_slowdown > 1 and wall_s < TOO_SOON * predicted_s:
+    elif machine.usual_slowdown > 1 and wall_s < TOO_FAST * predicted_s:
         found = f"the run took {format_seconds(wall_s)}, far less than the {format_seconds(predicted_s)} predicted:"
     else:
         return

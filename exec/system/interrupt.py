@@ -1,7 +1,7 @@
 """Ctrl-C while libraries are imported: one line and 130, at once.
 
-An import that is torn up by an exception leaves half a library behind, which may say anything while it unwinds. Nothing has been done yet
-that would have to be put right, so the process just ends.
+An import that is interrupted by an exception leaves half a library behind, which may print anything while it unwinds. Nothing has been
+done yet that would have to be undone, so the process just exits.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ INTERRUPTED = 130
 
 
 @contextmanager
-def ends_at_once() -> Iterator[None]:
-    """Within, an interrupt ends the process. Nothing changes where interrupts are ignored or somebody else handles them."""
+def exit_on_interrupt() -> Iterator[None]:
+    """A context in which an interrupt exits the process, unless interrupts are ignored or handled elsewhere."""
     handler = signal.getsignal(signal.SIGINT)
     if handler is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
         yield

@@ -1,7 +1,7 @@
-"""How much memory this process has had resident at most, how much more it can have, and giving back what it needs no more.
+"""This process's peak resident memory, how much more it can allocate, and giving free memory back to the system.
 
-The kernel's own mark of the process image is read where there is one: what `getrusage` says also counts the process that started this one,
-whose memory a child shares until it executes a program of its own. What can be had is what the machine has free without
+The kernel's high-water mark of the process image is read where there is one: what `getrusage` says also counts the process that started
+this one, whose memory a child shares until it executes a program of its own. What can be allocated is what the machine has free without
 swapping, or what the process's control groups leave it where that is less: a container is killed at its own limit, not at the machine's.
 """
 
@@ -21,27 +21,27 @@ T = TypeVar("T")
 
 def peak_resident_bytes() -> int:
     """The most bytes that were resident at any time, code and libraries included."""
-    mark = _words(Path("/proc/self/status")).get("VmHWM:")
-    if mark is not None:
-        return int(mark) * 1024
+    peak = _words(Path("/proc/self/status")).get("VmHWM:")
+    if peak is not None:
+        return int(peak) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def alone(make: Callable[[], T]) -> T:
-    """What `make` makes, written out and read back when all that was made on the way to it is gone.
+def rebuilt(make: Callable[[], T]) -> T:
+    """The result of `make`, pickled, and unpickled when all that was allocated on the way to it is freed.
 
-    Left where it was made, every small object that stays keeps a megabyte of freed neighbours resident.
+    Left where it was allocated, every small object of it would keep a megabyte of freed neighbours resident.
     """
-    written = pickle.dumps(make(), pickle.HIGHEST_PROTOCOL)
+    pickled = pickle.dumps(make(), pickle.HIGHEST_PROTOCOL)
     give_back_memory()
-    made: T = pickle.loads(written)
-    return made
+    result: T = pickle.loads(pickled)
+    return result
 
 
 def give_back_memory() -> None:
-    """Free what nobody refers to, and give the pages back.
+    """Free unreachable objects, and give the pages back.
 
-    The interpreter's cache of attributes holds names as old as the heap is deep, each keeping a page of it; it fills again at once.
+    The interpreter's cache of attributes refers to old names, each of which keeps a page of the heap resident; it is refilled at once.
     """
     clear = getattr(sys, "_clear_internal_caches", None) or getattr(sys, "_clear_type_cache", None)
     if clear is not None:

@@ -1,6 +1,6 @@
-"""What a person sees while something takes long and says nothing: a line on stderr, what it is and for how long, gone when it is over.
+"""A spinner for work that takes long and prints nothing: a line on stderr, what it is and for how long, erased when it is over.
 
-Only on a terminal, and only after a second: most plans are there by then, and what draws the line is imported when it is wanted.
+Only on a terminal, and only after a second: most plans are done by then, and what draws the line is imported when it is needed.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import TextIO
 PATIENCE_S = 1.0
 
 
-def planning(effort: int) -> str:
-    """What is said while a plan is made."""
+def planning_text(effort: int) -> str:
+    """The spinner's text while a plan is made."""
     return f"planning at effort {effort}; --effort 0 takes less" if effort else "planning"
 
 
 @contextmanager
-def said_to_wait(text: str, quiet: bool = False, stream: TextIO | None = None) -> Iterator[None]:
-    """Within, after PATIENCE_S, `text` and the seconds so far stand on `stream` (stderr), unless `quiet` or that is no terminal."""
+def spinner(text: str, quiet: bool = False, stream: TextIO | None = None) -> Iterator[None]:
+    """A context: after PATIENCE_S, `text` and the seconds so far are shown on `stream` (stderr), unless `quiet` or it is no terminal."""
     stream = sys.stderr if stream is None else stream
     if quiet or not stream.isatty():
         yield
@@ -34,11 +34,11 @@ def said_to_wait(text: str, quiet: bool = False, stream: TextIO | None = None) -
         yield
     finally:
         timer.cancel()
-        line.wipe()
+        line.erase()
 
 
 class _Line:
-    """Drawn by the timer's thread, wiped by the one that waits, in either order."""
+    """Drawn by the timer's thread, erased by the one that works, in either order."""
 
     def __init__(self, text: str, stream: TextIO) -> None:
         self._text, self._stream = text, stream
@@ -56,7 +56,7 @@ class _Line:
             shown.add_task(self._text, total=None)
             self._drawn.enter_context(shown)
 
-    def wipe(self) -> None:
+    def erase(self) -> None:
         with self._lock:
             self._over = True
             self._drawn.close()

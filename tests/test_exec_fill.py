@@ -180,7 +180,7 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.exec.load.fill import fill
 from einpage.exec.system.process_memory import peak_resident_bytes
 from einpage.exec.load.resolve import Resolved, open_weights
-from test_exec_weights_fill import cut, tiled, weight
+from test_exec_fill import cut, tiled, weight
 
 case = weight((3, 2, 1024, 4096), ((0, 2, 1), (3,)))
 graph, slots = tiled({case: cut(case.shape, (3, 1, 4, 4))}, DType.BF16)

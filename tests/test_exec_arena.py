@@ -12,7 +12,7 @@ import torch
 
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import Nbytes
-from einpage.exec.device.arena import Arena, HostArena, masters, outputs
+from einpage.exec.device.arena import HostArena, MappedArena, host_copies, outputs
 from einpage.memplan.graph.memgraph import Extent, Offset
 from hand_plan import hand_plan
 from plain_plan import plain_plan
@@ -25,7 +25,7 @@ def extent(offset: int, nbytes: int) -> Extent:
 
 
 def test_views_share_the_arenas_bytes() -> None:
-    arena = Arena(4096)
+    arena = MappedArena(4096)
     whole = arena.view(extent(256, 24), (2, 3), DType.FP32)
     again = arena.view(extent(256, 24), (3, 2), DType.FP32)
     whole[1, 2] = 7.0
@@ -36,7 +36,7 @@ def test_views_share_the_arenas_bytes() -> None:
 
 
 def test_scalars_and_every_type_have_views() -> None:
-    arena = Arena(4096)
+    arena = MappedArena(4096)
     for dtype in DType:
         view = arena.view(extent(512, dtype.nbytes), (), dtype)
         view.fill_(1)
@@ -47,21 +47,21 @@ def test_scalars_and_every_type_have_views() -> None:
 @pytest.mark.parametrize(("place", "shape"), [(extent(0, 24), (2, 2)), (extent(4080, 24), (2, 3))])
 def test_a_view_that_does_not_fit_is_our_bug(place: Extent, shape: tuple[int, ...]) -> None:
     with pytest.raises(AssertionError):
-        Arena(4096).view(place, shape, DType.FP32)
+        MappedArena(4096).view(place, shape, DType.FP32)
 
 
 def test_an_arena_of_nothing() -> None:
-    assert Arena(0).nbytes == 0
+    assert MappedArena(0).nbytes == 0
 
 
 def test_a_view_outlives_the_arenas_name() -> None:
-    view = Arena(1 << 20).view(extent(0, 1 << 20), (1 << 18,), DType.FP32)
+    view = MappedArena(1 << 20).view(extent(0, 1 << 20), (1 << 18,), DType.FP32)
     view.fill_(3.0)
     assert view.sum().item() == 3.0 * 2**18
 
 
 def test_poison_is_nan_and_an_impossible_index() -> None:
-    arena = Arena(1024, touch=True)
+    arena = MappedArena(1024, touch=True)
     arena.poison()
     for dtype in (DType.FP32, DType.BF16, DType.FP16):
         assert arena.view(extent(0, 1024), (1024 // dtype.nbytes,), dtype).isnan().all()
@@ -70,15 +70,15 @@ def test_poison_is_nan_and_an_impossible_index() -> None:
 
 
 def test_poison_keeps_to_its_extent() -> None:
-    arena = Arena(1024)
+    arena = MappedArena(1024)
     arena.poison(extent(256, 7))
     touched = np.flatnonzero(arena.bytes(extent(0, 1024)))
     assert touched.tolist() == list(range(256, 263))
 
 
-def test_masters_are_what_is_on_the_host_at_the_start() -> None:
+def test_host_copies_are_what_is_on_the_host_at_the_start() -> None:
     plan = hand_plan()
-    slots = masters(plan, HostArena(plan.host_bytes))
+    slots = host_copies(plan, HostArena(plan.host_bytes))
     assert {plan.graph.tensors[t].name: tuple(s.shape) for t, s in slots.items()} == {"table": (4, 64), "rows": (2,), "w": (64,)}
     assert [s.dtype for s in slots.values()] == [torch.float32, torch.int32, torch.float32]
 
@@ -111,7 +111,7 @@ def test_an_output_that_is_not_there_is_our_bug() -> None:
 
 def test_dropped_pages_are_zero_and_their_neighbours_stay() -> None:
     page = mmap.PAGESIZE
-    arena = Arena(4 * page)
+    arena = MappedArena(4 * page)
     arena.poison()
     before = arena.bytes(Extent(Offset(0), Nbytes(4 * page))).copy()
     arena.drop(Extent(Offset(256), Nbytes(page - 256)))

@@ -8,7 +8,7 @@ from threading import Event
 import pytest
 
 from einpage.exec.system import spinner as waiting
-from einpage.exec.system.spinner import planning, said_to_wait
+from einpage.exec.system.spinner import planning_text, spinner
 
 ERASE_LINE = "\x1b[2K"
 
@@ -34,7 +34,7 @@ def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_long_wait_is_said_and_wiped() -> None:
     stream = Terminal()
-    with said_to_wait(planning(1), stream=stream):
+    with spinner(planning_text(1), stream=stream):
         stream.written.wait(30)
     assert "planning at effort 1; --effort 0 takes less" in stream.getvalue()
     assert "0:00:0" in stream.getvalue()
@@ -44,7 +44,7 @@ def test_a_long_wait_is_said_and_wiped() -> None:
 def test_a_short_wait_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "PATIENCE_S", 60.0)
     stream = Terminal()
-    with said_to_wait(planning(0), stream=stream):
+    with spinner(planning_text(0), stream=stream):
         pass
     assert stream.getvalue() == ""
 
@@ -55,9 +55,9 @@ def test_nothing_is_said_where_nobody_looks(stream: io.StringIO, quiet: bool, mo
         raise AssertionError("there is a timer")
 
     monkeypatch.setattr(waiting, "Timer", never)
-    with said_to_wait("x", quiet, stream):
+    with spinner("x", quiet, stream):
         pass
-    with pytest.raises(AssertionError, match="there is a timer"), said_to_wait("x", stream=Terminal()):
+    with pytest.raises(AssertionError, match="there is a timer"), spinner("x", stream=Terminal()):
         pass
 
 
@@ -65,7 +65,7 @@ def test_a_wait_that_fails_is_wiped_too() -> None:
     stream = Terminal()
 
     def interrupted() -> None:
-        with said_to_wait("x", stream=stream):
+        with spinner("x", stream=stream):
             stream.written.wait(30)
             raise KeyboardInterrupt
 
@@ -78,6 +78,6 @@ def test_what_comes_too_late_is_not_drawn() -> None:
     """The timer may fire while the wait ends."""
     stream = Terminal()
     line = waiting._Line("x", stream)
-    line.wipe()
+    line.erase()
     line.draw()
     assert stream.getvalue() == ""

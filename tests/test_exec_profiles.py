@@ -55,7 +55,7 @@ def test_measuring_gives_a_whole_profile() -> None:
     assert 1 <= machine.usual_slowdown < 1e4
     assert machine.threads == 1
     assert torch.get_num_threads() == 1
-    profiles.keep(machine, measure.cpu_profile(1))
+    profiles.save(machine, measure.cpu_profile(1))
     assert profiles.cached(measure.cpu_profile(1)) == machine
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from einpage.exec.device.null import NullDevice
 from einpage.exec.dispatch.dynamic import run_dynamic
-from einpage.exec.dispatch.progress import Head, Hooks, Progress, Watch, heads
+from einpage.exec.dispatch.progress import Hooks, Monitor, Progress, QueueHead, queue_heads
 from einpage.exec.dispatch.serial import run_serial
 from einpage.exec.dispatch.static import run_static
 from einpage.memplan.graph.dump import describe
@@ -35,10 +35,10 @@ def test_heads_name_what_each_engine_waits_for() -> None:
     for done in (0, 1, 3):
         started[done] = finished[done] = 0.5
     started[2] = 0.6
-    running = Head(Queue.COMPUTE, NodeId(2), "compute make a", True, ())
-    reload = Head(Queue.H2D, NodeId(8), "reload e", False, ((NodeId(2), "compute make a"),))
-    offload = Head(Queue.D2H, NodeId(7), "offload b", False, ((NodeId(5), "compute make b"),))
-    assert heads(plan, started, finished) == (running, reload, offload)
+    running = QueueHead(Queue.COMPUTE, NodeId(2), "compute make a", True, ())
+    reload = QueueHead(Queue.H2D, NodeId(8), "reload e", False, ((NodeId(2), "compute make a"),))
+    offload = QueueHead(Queue.D2H, NodeId(7), "offload b", False, ((NodeId(5), "compute make b"),))
+    assert queue_heads(plan, started, finished) == (running, reload, offload)
     assert [h.text() for h in (running, reload, offload)] == [
         "compute: node 2 (compute make a) running",
         "h2d: node 8 (reload e) waits for node 2 (compute make a)",
@@ -51,25 +51,25 @@ def test_finished_engines_have_no_head() -> None:
     plan = hand_plan()
     finished = [1.0] * 14
     finished[11] = nan
-    assert [h.engine for h in heads(plan, finished, finished)] == [Queue.D2H]
+    assert [h.engine for h in queue_heads(plan, finished, finished)] == [Queue.D2H]
 
 
 def test_stuck_is_told_after_the_time_and_again_after_as_long() -> None:
     plan = hand_plan()
-    told: list[tuple[Head, ...]] = []
+    told: list[tuple[QueueHead, ...]] = []
     finished = [nan] * 14
-    watch = Watch(plan, NullDevice(plan), Hooks(stuck=told.append, stuck_after_s=30.0), [nan] * 14, finished)
+    monitor = Monitor(plan, NullDevice(plan), Hooks(stuck=told.append, stuck_after_s=30.0), [nan] * 14, finished)
     for seconds in (10.0, 29.9):
-        watch.poll(seconds)
+        monitor.update(seconds)
     assert told == []
-    watch.poll(30.0)
-    watch.poll(59.9)
+    monitor.update(30.0)
+    monitor.update(59.9)
     assert len(told) == 1
     finished[0] = 59.95
-    watch.poll(60.0)
-    watch.poll(89.9)
+    monitor.update(60.0)
+    monitor.update(89.9)
     assert len(told) == 1
-    watch.poll(90.0)
+    monitor.update(90.0)
     assert len(told) == 2
     assert [h.node for h in told[1]] == [2, 1, 3]
 
@@ -79,7 +79,7 @@ def test_a_stuck_engine_is_named_and_the_run_still_ends(dispatch: Any) -> None:
     """Node 1 hangs until the watchdog has spoken: the reload is running, compute waits for it."""
     plan = hand_plan()
     spoken = threading.Event()
-    told: list[tuple[Head, ...]] = []
+    told: list[tuple[QueueHead, ...]] = []
 
     class Hanging(NullDevice):
         def copy(self, node: NodeId) -> None:
@@ -87,12 +87,12 @@ def test_a_stuck_engine_is_named_and_the_run_still_ends(dispatch: Any) -> None:
                 assert spoken.wait(30)
             super().copy(node)
 
-    def stuck(found: tuple[Head, ...]) -> None:
+    def stuck(found: tuple[QueueHead, ...]) -> None:
         if any(h.node == 1 and h.running for h in found):
             told.append(found)
             spoken.set()
 
-    dispatch(plan, Hanging(plan), Hooks(stuck=stuck, stuck_after_s=0.02, poll_s=0.005))
+    dispatch(plan, Hanging(plan), Hooks(stuck=stuck, stuck_after_s=0.02, interval_s=0.005))
     by_engine = {head.engine: head for head in told[0]}
     assert by_engine[Queue.H2D].text() == "h2d: node 1 (reload w) running"
     assert by_engine[Queue.COMPUTE].waits_for == ((1, "reload w"),)
@@ -115,7 +115,7 @@ def test_progress_ends_with_everything_done(dispatch: Any) -> None:
         if p.tasks_done == 2:
             polled.set()
 
-    dispatch(plan, Slow(plan), Hooks(progress=progress, poll_s=0.005))
+    dispatch(plan, Slow(plan), Hooks(progress=progress, interval_s=0.005))
     last = seen[-1]
     assert (last.tasks_done, last.tasks) == (4, 4)
     assert last.moved_bytes == last.plan_bytes == {Queue.H2D: 1280, Queue.D2H: 1536}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from command_words import MLP, MLP_SIZES, PLAN_KEYS, facts, ran
+from command_line import MLP, MLP_SIZES, PLAN_KEYS, facts, ran
 from einpage.exec.cli import main
 from einpage.memplan.graph.planfile import load_plan
 

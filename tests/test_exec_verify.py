@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from command_words import LLAMA, MLP, SMALL_LLAMA, facts, ran
+from command_line import LLAMA, MLP, SMALL_LLAMA, facts, ran
 
 SQUEEZE, VGG = (str(Path(__file__).parent / "data" / f"{name}.json.gz") for name in ("squeezenet", "vgg19"))
 Plan = dict[str, Any]
