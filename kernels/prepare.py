@@ -23,6 +23,8 @@ from einpage.kernels.on_torch.map import prepare_map
 
 
 class Backend(Enum):
+    """What computes: torch calls on the CPU, or generated Triton kernels."""
+
     TORCH = "torch"
     TRITON = "triton"
 

@@ -21,7 +21,7 @@ FOLDER = re.compile(r"`((?:[\w.-]+/)+)`")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 NOT_OURS = frozenset(("plan.json", "timeline.html", "config.json", "tokenizer.json", "machine.yaml", "spec.yaml"))
 """Files that a user has, or a command writes; and names in capitals stand for a file."""
-PENDING = frozenset(("memplan", "exec"))
+PENDING = frozenset(("exec",))
 """Folders whose docstrings still name modules that were moved."""
 
 

@@ -19,6 +19,8 @@ from einpage.kernels.instructions.value_kind import ValueKind
 
 
 class InstructionBuilder:
+    """Collects instructions over dimensions `order`, then finishes the list."""
+
     def __init__(self, order: tuple[Letter, ...]) -> None:
         self.order = order
         self._template: list[object] = []

@@ -25,6 +25,8 @@ from einpage.kernels.layout.blocks import extents, whole
 
 @dataclass(frozen=True, slots=True)
 class IndexCheck:
+    """Checks every index of a job that depends on data, from host copies of what it is made of."""
+
     reads: tuple[int, ...]
     """The job's reads that its indices are made of."""
     names: tuple[str, ...]

@@ -94,6 +94,8 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class InstructionList:
+    """Torch calls over numbered slots, and what they need for a block of any extent."""
+
     order: tuple[Letter, ...]
     instructions: tuple[Instruction, ...]
     template: tuple[object, ...]

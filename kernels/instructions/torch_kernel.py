@@ -15,6 +15,8 @@ Operands = tuple[tuple[Tensor, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class TorchKernel:
+    """A prepared job: called with packed tiles, it fills the result. Equal kernels do the same to their operands."""
+
     steps: tuple[BoundStep, ...]
     scratch: tuple[int, ...]
     """fp32 elements of each scratch buffer."""

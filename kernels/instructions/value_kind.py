@@ -6,6 +6,8 @@ from enum import Enum
 
 
 class ValueKind(Enum):
+    """The type of a value, which says what may be done with it."""
+
     FLOAT = "fp32"
     BOOL = "truth"
     INT = "int64"

@@ -30,6 +30,8 @@ from einpage.kernels.writer.launch import Descriptor, Launch
 
 @dataclass(frozen=True, slots=True)
 class TritonKernel:
+    """A prepared job: called with packed tiles, it launches its kernels."""
+
     reads: tuple[View, ...]
     result: View
     launches: tuple[tuple[Any, Launch], ...]

@@ -41,6 +41,7 @@ class Resources(MachineCode):
 
     @property
     def fits(self) -> bool:
+        """Whether it compiled, and takes no more shared memory than a program may have."""
         return not self.error and self.shared_bytes <= SHARED_LIMIT[self.capability]
 
 

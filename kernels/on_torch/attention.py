@@ -70,7 +70,7 @@ class _AttentionLowering:
         self.region = {x: r for x, r in whole(job.ranges).items() if x in used}
         of_scores = [x for x in job.target if x in self.q.letters or x in self.k.letters]
         self.queries: Letters = tuple(x for x in of_scores if x not in job.score_letters)
-        """Letters of the scores besides the row: batch and queries."""
+        """Letters of the scores other than the row: batch and queries."""
         indices = tuple(Affine(((x, 1),), 0) for x in job.target)
         self.result = strided_tile(job.result.boxes[0], len(job.reads), 0, job.result.dtype, indices)
         self.qk = assign_roles(self.q, self.k, job.score_letters, None, (*self.queries, job.row), self.region)

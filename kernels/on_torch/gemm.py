@@ -22,7 +22,7 @@ from einpage.kernels.on_torch.matrix import Factor, Letters, Roles, clip, factor
 
 @dataclass(slots=True)
 class Scratch:
-    """The scratch buffers of a job by name: how many fp32 elements each needs, and what the steps so far leave in it."""
+    """The scratch buffers of a job by name: how many fp32 elements each needs, and what it contains after the steps so far."""
 
     operand: int
     """Where they stand among the job's buffers."""

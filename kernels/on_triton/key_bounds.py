@@ -44,6 +44,7 @@ class KeyBound:
 
 
 def masked_score(score: Expr) -> MaskedScore:
+    """`score` with its conditions and its scale, if any, split off."""
     conditions: list[Expr] = []
     while isinstance(score, Call) and score.fn == "where" and is_minus_infinity(score.args[2]):
         conditions += _conjuncts(score.args[0])

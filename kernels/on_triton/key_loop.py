@@ -23,6 +23,8 @@ from einpage.kernels.writer.writer import Scope, Writer
 
 @dataclass(frozen=True, slots=True)
 class KeyAddresses:
+    """The addresses of keys (or values) as a pointer to a part of them and a block of offsets."""
+
     name: str
     """The variable that holds the pointer."""
     pointers: tuple[str, ...]

@@ -24,6 +24,8 @@ REUSE_FROM = 4
 
 @dataclass(frozen=True, slots=True)
 class MapShape:
+    """How a map job lies on the blocks of its kernel."""
+
     rows: tuple[Letter, ...]
     """Letters of the target along rows, the last one fastest."""
     columns: tuple[Letter, ...]

@@ -34,6 +34,8 @@ class ProductShape:
 
 
 class ShapeClass(Enum):
+    """What limits a product, by which the table is read."""
+
     DECODE = "at most 16 rows (or columns)"
     NARROW = "at most 64 rows (or columns)"
     FEW = "too few tiles of 128 x 128 to keep the GPU busy"

@@ -12,6 +12,8 @@ CAPABILITIES = tuple(SHARED_LIMIT)
 
 @dataclass(frozen=True, slots=True)
 class Target:
+    """A GPU to write kernels for."""
+
     capability: int = 90
     """One of CAPABILITIES."""
     product: Tiles | None = None

@@ -24,6 +24,8 @@ class Descriptor:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
+    """A kernel's source, and all that its launch needs but the tensors."""
+
     text: str
     """The module's source. Its kernel takes the pointers, the descriptors, the result's pointer, then the starts."""
     pointers: tuple[tuple[int, int, int], ...]

@@ -40,7 +40,7 @@ class Solution:
     """No values within the rows and ranges have a lower cost."""
 
 
-class _Rows:
+class _Entries:
     """Rows of one sense: sum of coefficient * column  (= or <=)  right side."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Lp:
         self.high: list[Floats] = []
         self.cost: list[Floats] = []
         self.columns = 0
-        self.equal, self.at_most = _Rows(), _Rows()
+        self.equal, self.at_most = _Entries(), _Entries()
 
     def add(self, high: ArrayLike, cost: ArrayLike = 0.0, low: ArrayLike = 0.0) -> Indices:
         """A block of columns, as long as `high`."""
@@ -87,7 +87,7 @@ class Lp:
         """As `rows_equal`, with <=."""
         self._rows(self.at_most, right, terms)
 
-    def _rows(self, rows: _Rows, right: ArrayLike, terms: tuple[tuple[ArrayLike, ArrayLike, ArrayLike], ...]) -> None:
+    def _rows(self, rows: _Entries, right: ArrayLike, terms: tuple[tuple[ArrayLike, ArrayLike, ArrayLike], ...]) -> None:
         numbers = rows.add(np.atleast_1d(np.asarray(right, np.float64)))
         for position, column, value in terms:
             at, col, val = np.broadcast_arrays(np.asarray(position, np.int64), np.asarray(column, np.int64), np.asarray(value, np.float64))

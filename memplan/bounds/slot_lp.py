@@ -55,7 +55,7 @@ def time_bound(a: Accesses, capacity: int, links: Sequence[Link], time_limit_s: 
     """
     assert a.slots > 0, "an order without tasks takes no time"
     assert capacity >= int(a.footprint.max()), f"{capacity} bytes are less than the largest footprint"
-    p = _Program(a, capacity, links, byte_weight)
+    p = _SlotProgram(a, capacity, links, byte_weight)
     found = p.lp.solve(time_limit_s)
     written = np.zeros(len(a.nbytes))
     written[p.spillable] = np.clip(found.values[p.w], 0, 1)
@@ -68,7 +68,7 @@ def time_bound(a: Accesses, capacity: int, links: Sequence[Link], time_limit_s: 
     )
 
 
-class _Program:
+class _SlotProgram:
     """The columns and rows. Bytes in `unit` bytes; time in `second` seconds, in which one unit is loaded: so B_in is 1, B_out is `out`."""
 
     def __init__(self, a: Accesses, capacity: int, links: Sequence[Link], byte_weight: float) -> None:

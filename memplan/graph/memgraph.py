@@ -119,7 +119,7 @@ class MemGraph:
     """Size of the arena at each place. The host's holds copies of weights and inputs, spill slots and outputs, at the planned offsets."""
     residencies: Sequence[Residency]
     nodes: Sequence[Node]
-    """Immutable, both: tuples, or the columns of flat.py, which a large graph wants."""
+    """Immutable, both: tuples, or the columns of packed.py, which a large graph wants."""
     edges: Edges
     start: tuple[ResidencyId, ...]
     """What is there before the first node: host copies of weights and inputs (and, for a warm plan, device residencies)."""
