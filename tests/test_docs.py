@@ -21,8 +21,6 @@ FOLDER = re.compile(r"`((?:[\w.-]+/)+)`")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 NOT_OURS = frozenset(("plan.json", "timeline.html", "config.json", "tokenizer.json", "machine.yaml", "spec.yaml"))
 """Files that a user has, or a command writes; and names in capitals stand for a file."""
-PENDING = frozenset(("exec",))
-"""Folders whose docstrings still name modules that were moved."""
 
 
 def documents(root: Path) -> Iterator[tuple[Path, str]]:
@@ -151,18 +149,12 @@ def small_tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "check", [path_mistakes, link_mistakes, command_mistakes, wing_mistakes, glossary_mistakes], ids=lambda f: f.__name__
-)
+OF_ALL = (path_mistakes, link_mistakes, command_mistakes, wing_mistakes, glossary_mistakes, docstring_mistakes)
+
+
+@pytest.mark.parametrize("check", OF_ALL, ids=lambda f: f.__name__)
 def test_repository(check: Callable[[Path], list[str]]) -> None:
     assert check(ROOT) == []
-
-
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_docstrings(folder: str, request: pytest.FixtureRequest) -> None:
-    if folder in PENDING:
-        request.applymarker(pytest.mark.xfail(reason="not done yet"))
-    assert [found for found in docstring_mistakes(ROOT) if found.startswith(f"{folder}/")] == []
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -175,14 +175,6 @@ ALLOWED: dict[tuple[str, str], str] = {
 }
 """(module, name or piece of prose) that a pattern of WORDS finds in another meaning, and which meaning."""
 
-TWINS: dict[str, frozenset[str]] = {}
-"""Class names that stand for a torch class and for its Triton counterpart, with the two modules."""
-
-DOUBLES_PENDING = """
-    Arena Call Clock Entry Piece Program Rows Tiles
-    """
-"""Class names that still stand for several things."""
-
 
 def sources(root: Path) -> Iterator[tuple[str, Path]]:
     """(dotted module below einpage, file)"""
@@ -280,11 +272,7 @@ def classes(root: Path) -> dict[str, list[str]]:
 
 
 def doubles(root: Path) -> list[str]:
-    return [
-        f"{name}: {', '.join(modules)}"
-        for name, modules in classes(root).items()
-        if len(modules) > 1 and frozenset(modules) != TWINS.get(name)
-    ]
+    return [f"{name}: {', '.join(modules)}" for name, modules in classes(root).items() if len(modules) > 1]
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -300,7 +288,7 @@ def test_exceptions_are_needed() -> None:
 
 
 def test_a_class_name_is_one_thing() -> None:
-    assert [found for found in doubles(ROOT) if found.partition(":")[0] not in DOUBLES_PENDING.split()] == []
+    assert doubles(ROOT) == []
 
 
 def plant(root: Path, module: str, text: str) -> None:
