@@ -21,9 +21,9 @@ from bench.streaming import streaming
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import format_seconds, parse_bytes
 from einpage.einsum_front.graph.program import Program
-from einpage.exec.build.judged_plan import plan_program
-from einpage.exec.build.model import open_model
-from einpage.exec.build.request import PlanRequest
+from einpage.exec.planning.judged_plan import plan_program
+from einpage.exec.planning.model import open_model
+from einpage.exec.planning.request import PlanRequest
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.problem.profile import load_machine
 

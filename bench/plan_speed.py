@@ -22,9 +22,9 @@ from bench.results import ROOT
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import format_bytes, parse_bytes
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, TaskGraph, TaskId, TensorId
-from einpage.exec.build.model import open_model
-from einpage.exec.build.request import PlanRequest
-from einpage.exec.build.task_graph import build_graph
+from einpage.exec.planning.model import open_model
+from einpage.exec.planning.request import PlanRequest
+from einpage.exec.planning.task_graph import build_graph
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import plan
 from einpage.memplan.problem.profile import load_machine

@@ -24,10 +24,10 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import format_bytes, parse_bytes
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.einsum_front.graph.trace_file import read_trace
-from einpage.exec.build.judged_plan import plan_graph
-from einpage.exec.build.model import open_model
-from einpage.exec.build.request import PlanRequest
-from einpage.exec.build.task_graph import build_graph
+from einpage.exec.planning.judged_plan import plan_graph
+from einpage.exec.planning.model import open_model
+from einpage.exec.planning.request import PlanRequest
+from einpage.exec.planning.task_graph import build_graph
 from einpage.memplan.plan import PlanOptions
 from einpage.memplan.problem.machine import Machine, links_only
 from einpage.memplan.problem.profile import load_machine

@@ -18,9 +18,9 @@ from bench.results import ROOT
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import RUN_DTYPES, DType
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START
-from einpage.exec.build.judged_plan import Planned, plan_program
-from einpage.exec.build.model import open_model
-from einpage.exec.build.request import PlanRequest
+from einpage.exec.planning.judged_plan import Planned, plan_program
+from einpage.exec.planning.model import open_model
+from einpage.exec.planning.request import PlanRequest
 from einpage.memplan.bounds.bounds import Effort
 from einpage.memplan.graph.memgraph import MemGraph, Move
 from einpage.memplan.problem.machine import Machine

@@ -20,11 +20,11 @@ from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import RUN_DTYPES
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import parse_bytes
-from einpage.exec.build.judged_plan import Planned, plan_program
-from einpage.exec.build.model import Model, open_model
-from einpage.exec.build.request import PlanRequest
 from einpage.exec.load.inputs import TokenLists, encode_prompts
 from einpage.exec.load.tokenizer import load_tokenizer
+from einpage.exec.planning.judged_plan import Planned, plan_program
+from einpage.exec.planning.model import Model, open_model
+from einpage.exec.planning.request import PlanRequest
 from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.profile import load_machine
 

@@ -18,9 +18,6 @@ from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.elaborate.reference import evaluate
 from einpage.einsum_front.graph.program import Source
 from einpage.einsum_front.graph.taskgraph import Kind
-from einpage.exec.build.judged_plan import Planned, plan_program
-from einpage.exec.build.model import Model, open_model
-from einpage.exec.build.request import PlanRequest
 from einpage.exec.device.arena import HostArena, host_copies, outputs
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.dispatch.engine import Measured
@@ -28,6 +25,9 @@ from einpage.exec.dispatch.serial import run_serial
 from einpage.exec.load.fill import fill, read_weights
 from einpage.exec.load.inputs import TokenLists, bind_inputs
 from einpage.exec.load.tokenizer import load_tokenizer
+from einpage.exec.planning.judged_plan import Planned, plan_program
+from einpage.exec.planning.model import Model, open_model
+from einpage.exec.planning.request import PlanRequest
 from einpage.memplan.graph.memgraph import Extent, HostGather, MemGraph, Move, Offset
 from einpage.memplan.problem.places import DEVICE
 from einpage.memplan.problem.profile import load_machine

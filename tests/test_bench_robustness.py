@@ -13,9 +13,9 @@ from bench.perturbation import Noise, Spread, drawn, factors, known, loss
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.einsum_front.graph.trace_file import read_trace
-from einpage.exec.build.model import open_model
-from einpage.exec.build.request import PlanRequest
-from einpage.exec.build.task_graph import build_graph
+from einpage.exec.planning.model import open_model
+from einpage.exec.planning.request import PlanRequest
+from einpage.exec.planning.task_graph import build_graph
 from einpage.memplan.bounds.bounds import bounds
 from einpage.memplan.graph.simulate import simulate
 from einpage.memplan.plan import PlanOptions, plan

@@ -11,7 +11,7 @@ from einpage.einsum_front.fuse.fuse import fuse
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.graph.taskgraph import Kind
 from einpage.einsum_front.tile.split import split
-from einpage.exec.build.model import open_model
+from einpage.exec.planning.model import open_model
 from einpage.memplan.bounds.bounds import bounds
 from einpage.memplan.problem.places import Queue
 from specs_small import SMALL, SPECS

@@ -11,7 +11,7 @@ import pytest
 import einpage
 from command_line import LLAMA, facts
 from einpage.einsum_front.base.errors import UsageError
-from einpage.exec.build.model import Model
+from einpage.exec.planning.model import Model
 
 SIZES = {"batch": 2, "model": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 64, "vocab": 320}
 TOKENS = [[1, 2, 3, 4, 5], [6, 7, 8]]

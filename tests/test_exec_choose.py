@@ -10,8 +10,6 @@ import pytest
 import torch
 
 from einpage.einsum_front.base.errors import UsageError
-from einpage.exec.build.model import open_model
-from einpage.exec.build.request import PlanRequest
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.device.errors import NodeError
 from einpage.exec.device.streams import StreamDevice
@@ -20,6 +18,8 @@ from einpage.exec.dispatch.serial import run_serial
 from einpage.exec.dispatch.static import run_static
 from einpage.exec.dispatch.stream_dynamic import run_stream_dynamic
 from einpage.exec.dispatch.stream_static import run_stream_static
+from einpage.exec.planning.model import open_model
+from einpage.exec.planning.request import PlanRequest
 from einpage.exec.run import choose
 from einpage.exec.run.choose import ChosenDevice, DeviceKind, Dispatch, device_for, dispatcher, kernels_for, make_device
 from einpage.exec.run.options import RunOptions

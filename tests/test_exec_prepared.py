@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from einpage.exec.build.model import Model, open_model
-from einpage.exec.build.request import PlanRequest
 from einpage.exec.load.inputs import TokenLists
+from einpage.exec.planning.model import Model, open_model
+from einpage.exec.planning.request import PlanRequest
 from einpage.exec.run.choose import Dispatch
 from einpage.exec.run.options import RunOptions
 from einpage.exec.run.prepared import prepare_run

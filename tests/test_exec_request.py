@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from einpage.einsum_front.base.errors import UsageError
-from einpage.exec.build.request import PlanRequest
+from einpage.exec.planning.request import PlanRequest
 from einpage.memplan.residency.resident_sets import Start
 from einpage.memplan.schedule.static_plans import Policy
 

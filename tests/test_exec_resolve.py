@@ -22,9 +22,9 @@ from einpage.einsum_front.base.errors import Span
 from einpage.einsum_front.elaborate.tied_weights import with_tied_weights
 from einpage.einsum_front.graph.job import Part
 from einpage.einsum_front.graph.program import Definition, Output, Program, Source, Weight
-from einpage.exec.build.model import open_model
 from einpage.exec.load.checkpoint import WeightError
 from einpage.exec.load.resolve import check_assumptions, open_weights, present_names, resolve, spec_settings
+from einpage.exec.planning.model import open_model
 
 SPAN = Span(1, 1)
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from einpage.einsum_front.base.dtype import DType
-from einpage.exec.build.judged_plan import plan_graph
-from einpage.exec.build.request import PlanRequest
-from einpage.exec.build.task_graph import build_graph
+from einpage.exec.planning.judged_plan import plan_graph
+from einpage.exec.planning.request import PlanRequest
+from einpage.exec.planning.task_graph import build_graph
 from einpage.memplan.plan import PlanOptions
 from einpage.memplan.problem.places import Queue
 from einpage.memplan.residency.resident_sets import Start

@@ -8,9 +8,9 @@ import pytest
 
 from einpage.einsum_front.base.units import ALIGNMENT
 from einpage.einsum_front.graph.taskgraph import Task
-from einpage.exec.build.judged_plan import Planned
-from einpage.exec.build.model import Model
 from einpage.exec.cli import main
+from einpage.exec.planning.judged_plan import Planned
+from einpage.exec.planning.model import Model
 from smollm2 import smollm2_path
 from smollm2_run import FRANCE, LLAMA, arena, open_smollm2, planned
 

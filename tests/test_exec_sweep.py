@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from command_line import LLAMA, LLAMA_SIZES, MLP, SMALL_LLAMA, facts, ran
-from einpage.exec.build import advice as advice_module
+from einpage.exec.planning import advice as advice_module
 from test_exec_plan import SQUEEZE, VGG
 
 ON_V100 = ("--machine", "v100", "--dtype", "fp16")

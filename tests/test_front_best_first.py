@@ -22,9 +22,9 @@ from einpage.einsum_front.spec.reader import load_document, read_document
 from einpage.einsum_front.tile import template, tiling
 from einpage.einsum_front.tile.split import split
 from einpage.einsum_front.tile.tiling import most_pieces, tiling_of
-from einpage.exec.build.judged_plan import plan_program
-from einpage.exec.build.request import PlanRequest
-from einpage.exec.build.task_graph import build_graph
+from einpage.exec.planning.judged_plan import plan_program
+from einpage.exec.planning.request import PlanRequest
+from einpage.exec.planning.task_graph import build_graph
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.problem.profile import load_machine

@@ -22,8 +22,8 @@ from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph
 from einpage.einsum_front.spec.reader import load_document
 from einpage.einsum_front.tile.split import split
 from einpage.einsum_front.tile.tiling import GRAIN, Cuts, cuts, merged, most_pieces, tiling_of
-from einpage.exec.build.request import PlanRequest
-from einpage.exec.build.task_graph import build_graph
+from einpage.exec.planning.request import PlanRequest
+from einpage.exec.planning.task_graph import build_graph
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.problem.footprint import largest_footprint
 from real_bytes import direct

@@ -17,8 +17,8 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.fuse.fuse import fuse
 from einpage.einsum_front.graph.dump import graph_text
 from einpage.einsum_front.tile.split import split
-from einpage.exec.build.judged_plan import Planned, plan_program
-from einpage.exec.build.request import PlanRequest
+from einpage.exec.planning.judged_plan import Planned, plan_program
+from einpage.exec.planning.request import PlanRequest
 from einpage.memplan.graph.dump import memgraph_text
 from einpage.memplan.problem.profile import load_machine
 from einpage.memplan.report import render

@@ -27,7 +27,7 @@ WINGS: dict[str, tuple[str, ...]] = {
     "einsum_front": ("base", "algebra", "graph", "spec", "elaborate", "fuse", "tile", "choose"),
     "memplan": ("problem", "graph", "judge", "packing", "bounds", "residency", "horizons", "schedule"),
     "kernels": ("layout", "instructions", "on_torch", "tiles", "writer", "on_triton", "launch"),
-    "exec": ("system", "load", "device", "dispatch", "picture", "build", "measure", "run", "command"),
+    "exec": ("system", "load", "device", "dispatch", "picture", "planning", "measure", "run", "command"),
 }
 """Each folder's wings from the ground up: a wing imports itself and the wings before it. Its errors lie below all wings, its other files
 above them."""
@@ -49,7 +49,7 @@ BELOW: dict[str, tuple[str, ...]] = {
     "exec": ("einsum_front", "memplan", "kernels"),
 }
 """The folders whose faces each folder may import."""
-WHOLE_FRONT = ("exec.build.*",)
+WHOLE_FRONT = ("exec.planning.*",)
 """The modules that lead from a spec to a TaskGraph, and may import all of einsum_front."""
 KERNELS_SEE = ("einsum_front.base.*", "einsum_front.algebra.*", "einsum_front.graph.job")
 """Kernels know jobs, and no graph."""

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph
-from einpage.exec.build.judged_plan import plan_graph
+from einpage.exec.planning.judged_plan import plan_graph
 from einpage.memplan.bounds.limit import Method
 from einpage.memplan.bounds.steady import steady_bounds
 from einpage.memplan.graph.dump import memgraph_text

@@ -16,9 +16,9 @@ from bench.plan_quality import MODELS
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import parse_bytes
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START
-from einpage.exec.build.judged_plan import plan_program
-from einpage.exec.build.model import open_model
-from einpage.exec.build.request import PlanRequest
+from einpage.exec.planning.judged_plan import plan_program
+from einpage.exec.planning.model import open_model
+from einpage.exec.planning.request import PlanRequest
 from einpage.memplan.graph.memgraph import Move, NodeId
 from einpage.memplan.problem.places import Queue
 from einpage.memplan.problem.profile import load_machine

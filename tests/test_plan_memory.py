@@ -13,9 +13,9 @@ from einpage.einsum_front.base.units import ALIGNMENT
 from einpage.einsum_front.fuse.fuse import fuse, without_fusions
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.einsum_front.tile.split import split
-from einpage.exec.build.judged_plan import plan_graph, plan_program
-from einpage.exec.build.model import open_model
-from einpage.exec.build.request import PlanRequest
+from einpage.exec.planning.judged_plan import plan_graph, plan_program
+from einpage.exec.planning.model import open_model
+from einpage.exec.planning.request import PlanRequest
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.plan import PlanOptions
 from einpage.memplan.problem.footprint import largest_footprint

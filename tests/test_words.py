@@ -127,7 +127,9 @@ WORDS: tuple[Word, ...] = (
     Word("rng, accepted", "dice dare dared", r"\b(?:dice|dare[sd]?)\b", "A worse one is dared."),
     Word("Lagrange multipliers", "price prices", r"\bprices?\b", "At these prices.", ("memplan.residency",)),
     Word("iterations", "market asking askings", r"\b(?:markets?|askings|dearer)\b", "Some of the askings."),
-    Word("violation", "fault faults", r"\bfaults?\b", "The judge finds a fault.", ("memplan", "exec.build", "exec.command", "exec.device")),
+    Word(
+        "violation", "fault faults", r"\bfaults?\b", "The judge finds a fault.", ("memplan", "exec.command", "exec.device", "exec.planning")
+    ),
     Word("well-formedness", "form forms", where=("memplan",)),
     Word("last user", "owner owners", r"\bowners?\b", "The last owner of these bytes.", ("memplan.judge",)),
     Word("reachability", "path paths", where=("memplan.judge",)),
@@ -155,7 +157,7 @@ WORDS: tuple[Word, ...] = (
         "words",
         r"\bwords (?:of|in) (?:the|its) command|\bcommand line's words\b",
         "The command line's words.",
-        ("exec.api", "exec.build", "exec.command", "exec.run"),
+        ("exec.api", "exec.planning", "exec.command", "exec.run"),
     ),
     Word("logits", "answer answers", where=("exec.run",)),
     Word("spinner", "waiting", where=("exec",)),

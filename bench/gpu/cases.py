@@ -20,9 +20,9 @@ from bench.results import ROOT
 from einpage.einsum_front.algebra.expr import Acc, Axis, Letter, Load
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import Box, Contraction, ContractJob, Job, Range, View
-from einpage.exec.build.model import open_model
-from einpage.exec.build.request import PlanRequest
-from einpage.exec.build.task_graph import build_graph
+from einpage.exec.planning.model import open_model
+from einpage.exec.planning.request import PlanRequest
+from einpage.exec.planning.task_graph import build_graph
 from einpage.kernels.instructions.torch_kernel import Operands
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 

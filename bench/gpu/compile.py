@@ -22,10 +22,10 @@ from bench.gpu.report import Report
 from bench.results import ROOT
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import GatherJob, Job
-from einpage.exec.build.model import open_model
-from einpage.exec.build.request import PlanRequest
-from einpage.exec.build.task_graph import build_graph
 from einpage.exec.measure.cpu import cores
+from einpage.exec.planning.model import open_model
+from einpage.exec.planning.request import PlanRequest
+from einpage.exec.planning.task_graph import build_graph
 from einpage.kernels.launch.kernel import TritonKernel, triton_kernel
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.kernels.prepare import Backend, prepare

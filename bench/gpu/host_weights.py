@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from einpage.exec.build.model import Model
 from einpage.exec.load.checkpoint import Checkpoint, WeightRows, rows_and_columns
 from einpage.exec.load.resolve import Resolved
 from einpage.exec.measure.cpu import cores
+from einpage.exec.planning.model import Model
 
 BLOCK_ELEMENTS = 1 << 18
 """As much as RandomWeights makes at once; all of it stays in a cache."""

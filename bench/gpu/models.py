@@ -20,7 +20,7 @@ from bench.gpu.report import Report
 from bench.gpu.runs import WARM_UPS, Runs, Watched, forget_memory, opened, prepared, repeat
 from bench.plan_quality import MODELS
 from einpage.einsum_front.base.units import format_bytes
-from einpage.exec.build.model import Model
+from einpage.exec.planning.model import Model
 from einpage.exec.run.choose import Dispatch
 from einpage.exec.run.prepared import Prepared
 from einpage.memplan.errors import DoesNotFit

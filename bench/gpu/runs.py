@@ -20,10 +20,10 @@ from bench.gpu.machine_facts import device_used_before
 from bench.gpu.report import Setting
 from bench.results import ROOT
 from einpage.einsum_front.base.dtype import DType
-from einpage.exec.build.model import Model, open_model
-from einpage.exec.build.request import PlanRequest
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.load.inputs import TokenLists
+from einpage.exec.planning.model import Model, open_model
+from einpage.exec.planning.request import PlanRequest
 from einpage.exec.run.choose import DeviceKind, Dispatch
 from einpage.exec.run.options import RunOptions
 from einpage.exec.run.prepared import Prepared, prepare_run

@@ -16,8 +16,8 @@ from bench.gpu.links import profile
 from bench.gpu.report import Report, Setting
 from bench.gpu.runs import SPEC, WARM_UPS, forget_memory, prepared, repeat
 from bench.results import ROOT
-from einpage.exec.build.model import open_model
 from einpage.exec.load.inputs import TokenLists
+from einpage.exec.planning.model import open_model
 from einpage.exec.run.choose import Dispatch
 from einpage.exec.run.prepared import Prepared
 from einpage.memplan.problem.places import Queue

@@ -17,12 +17,12 @@ from time import perf_counter
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import format_bytes, parse_bytes
 from einpage.einsum_front.graph.trace_file import read_trace
-from einpage.exec.build.advice import Advice, advice
-from einpage.exec.build.judged_plan import Planned, plan_program, plan_tasks
-from einpage.exec.build.model import open_model
 from einpage.exec.command.machine import machine_facts
 from einpage.exec.command.options import no_fuse_of, request_of, settings_of, write_timeline
 from einpage.exec.load.find_spec import spec_path
+from einpage.exec.planning.advice import Advice, advice
+from einpage.exec.planning.judged_plan import Planned, plan_program, plan_tasks
+from einpage.exec.planning.model import open_model
 from einpage.exec.system.files import refuse_unwritable
 from einpage.exec.system.spinner import planning_text, spinner
 from einpage.memplan.bounds.bounds import Effort

@@ -21,8 +21,6 @@ from safetensors.torch import save_file
 
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import format_bytes, format_seconds, parse_bytes, parse_rate
-from einpage.exec.build.judged_plan import Planned
-from einpage.exec.build.model import open_model
 from einpage.exec.command.options import request_of, settings_of, write_timeline
 from einpage.exec.dispatch.progress import Hooks, QueueHead
 from einpage.exec.dispatch.progress import Progress as RunProgress
@@ -30,6 +28,8 @@ from einpage.exec.load.inputs import TokenLists, encode_prompts, read_input, rea
 from einpage.exec.load.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 from einpage.exec.measure.cpu import cores
 from einpage.exec.picture.chrome_trace import write_trace
+from einpage.exec.planning.judged_plan import Planned
+from einpage.exec.planning.model import open_model
 from einpage.exec.run.choose import DeviceKind, Dispatch, device_for, kernels_for, measured_machine
 from einpage.exec.run.options import RunOptions
 from einpage.exec.run.prepared import RunResult, run_model

@@ -6,9 +6,9 @@ import argparse
 import json
 
 from einpage.einsum_front.base.dtype import DType
-from einpage.exec.build.model import open_model
-from einpage.exec.build.task_graph import split_as_told
 from einpage.exec.command.options import names_of, no_fuse_of, pieces_of, settings_of
+from einpage.exec.planning.model import open_model
+from einpage.exec.planning.task_graph import split_as_told
 
 
 def show_command(a: argparse.Namespace) -> int:

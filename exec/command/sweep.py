@@ -20,9 +20,9 @@ from rich.table import Table
 
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import format_bytes, format_seconds, parse_bytes
-from einpage.exec.build.judged_plan import Planned
 from einpage.exec.command.options import settings_of
 from einpage.exec.picture.curve_svg import render_curve
+from einpage.exec.planning.judged_plan import Planned
 from einpage.exec.system.files import write_atomically
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.report import Report, bottleneck_name

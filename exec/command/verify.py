@@ -19,8 +19,8 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.einsum_front.graph.trace_file import read_trace
-from einpage.exec.build.model import open_model
-from einpage.exec.build.task_graph import split_as_told
+from einpage.exec.planning.model import open_model
+from einpage.exec.planning.task_graph import split_as_told
 from einpage.memplan.graph.planfile import load_plan
 from einpage.memplan.judge.validate import judge
 

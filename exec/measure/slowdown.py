@@ -7,13 +7,13 @@ nothing should beat. Tenths of a second.
 from __future__ import annotations
 
 from einpage.einsum_front.graph.taskgraph import Kind
-from einpage.exec.build.judged_plan import plan_program
-from einpage.exec.build.model import open_model
-from einpage.exec.build.request import PlanRequest
 from einpage.exec.device.arena import HostArena, host_copies
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.dispatch.dynamic import run_dynamic
 from einpage.exec.load.fill import fill
+from einpage.exec.planning.judged_plan import plan_program
+from einpage.exec.planning.model import open_model
+from einpage.exec.planning.request import PlanRequest
 from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.profile import PROFILES
 

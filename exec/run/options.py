@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from einpage.exec.build.request import PlanRequest
+from einpage.exec.planning.request import PlanRequest
 from einpage.exec.run.choose import DeviceKind, Dispatch
 
 

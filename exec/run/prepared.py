@@ -18,8 +18,6 @@ from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import format_bytes
 from einpage.einsum_front.graph.packed import packed
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, TensorId
-from einpage.exec.build.judged_plan import Planned, plan_program
-from einpage.exec.build.model import Model
 from einpage.exec.device.arena import HostArena, bytes_before_outputs, host_copies, outputs
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.device.device import Device
@@ -28,6 +26,8 @@ from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.exec.load.fill import fill
 from einpage.exec.load.inputs import bind_inputs
+from einpage.exec.planning.judged_plan import Planned, plan_program
+from einpage.exec.planning.model import Model
 from einpage.exec.run.choose import DeviceKind, Dispatch, dispatcher, make_device
 from einpage.exec.run.options import RunOptions
 from einpage.exec.run.outputs import text_figures, wanted_outputs

@@ -15,8 +15,8 @@ from time import perf_counter
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.graph.taskgraph import TaskGraph
-from einpage.exec.build.request import PlanRequest
-from einpage.exec.build.task_graph import build_graph
+from einpage.exec.planning.request import PlanRequest
+from einpage.exec.planning.task_graph import build_graph
 from einpage.memplan.bounds.bounds import GOOD_ENOUGH, Bounds, Effort, Reached, bounds
 from einpage.memplan.bounds.steady import steady_bounds
 from einpage.memplan.errors import DoesNotFit

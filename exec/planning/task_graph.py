@@ -22,7 +22,7 @@ from einpage.einsum_front.graph.opgraph import OpGraph
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.einsum_front.tile.split import split
-from einpage.exec.build.request import PlanRequest
+from einpage.exec.planning.request import PlanRequest
 from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.problem.footprint import largest_footprint
 

@@ -13,7 +13,7 @@ from math import ceil, log2
 
 from einpage.einsum_front.base.errors import EinpageError
 from einpage.einsum_front.base.units import format_bytes, format_seconds
-from einpage.exec.build.judged_plan import Planned
+from einpage.exec.planning.judged_plan import Planned
 from einpage.memplan.problem.places import Queue
 
 MOST_NODES = 10_000
