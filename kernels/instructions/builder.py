@@ -31,15 +31,18 @@ class InstructionBuilder:
         self._stores: list[int] = []
 
     def slot(self, letters: frozenset[Letter], kind: ValueKind, initial: object = None, value: float | int = 0) -> Ref:
+        """A new slot, which holds `initial` before the first instruction."""
         ref = Ref(len(self._refs), letters, kind, value)
         self._refs.append(ref)
         self._template.append(initial)
         return ref
 
     def number(self, value: float | int) -> Ref:
+        """A slot that holds a number."""
         return self.slot(frozenset(), ValueKind.NUMBER, value, value)
 
     def source(self, source: SlotSource, letters: frozenset[Letter], kind: ValueKind, args: tuple[int, ...] = ()) -> Ref:
+        """A slot that is filled from the job's buffers; `args` are the slots that its look-ups read."""
         ref = self.slot(letters, kind)
         self._sources[ref.slot] = source
         self._instructions.append(Instruction(None, ref.slot, args))
