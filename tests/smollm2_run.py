@@ -44,7 +44,7 @@ WEIGHT_ELEMENTS = 134_515_008
 """Of all tensors in the file; the embedding, tied to the output, counts once."""
 MACHINE = load_machine("cpu")
 HOST_BYTES = 640 * MIB
-"""Weights in fp32 (513 MiB), outputs, and what any plan here spills. Pages that nobody touches cost nothing."""
+"""Weights in fp32 (513 MiB), outputs, and what any plan here spills. Pages that are never touched cost nothing."""
 
 
 Dispatch = Callable[[MemGraph, CpuDevice], Measured]

@@ -1,4 +1,4 @@
-"""Which device, which kernels, how driven: what the words of the command line mean, with and without a GPU (made up here)."""
+"""Which device, which kernels, which dispatcher: what the options of the command line mean, with and without a GPU (a fake one)."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_device_is_of_the_kind() -> None:
 @pytest.mark.usefixtures("a_gpu")
 @pytest.mark.parametrize("passes", [None, 3])
 def test_a_whole_model_runs_on_streams_as_on_the_cpu(passes: int | None) -> None:
-    """All of `run`, with a driver that takes any order: the same logits bit for bit, the bytes of the plan, in every way of driving."""
+    """All of `run`, with a driver that takes any order: the same logits bit for bit, the bytes of the plan, under every dispatcher."""
     model = open_model(SPECS / "llama.yaml", SIZES, "random:0")
     tokens = {"tokens": np.arange(7, dtype=np.int32)[None], "lengths": np.full(1, 7, np.int32)}
     threads = torch.get_num_threads()

@@ -64,7 +64,7 @@ def test_a_plan_is_saved_and_verified_and_a_damaged_one_rejected(capsys: pytest.
     assert facts(capsys, "verify", str(saved))["verified"] is True
     again = tmp_path / "again.json"
     ran(capsys, "plan", LLAMA, *SMALL_LLAMA, "--budget", "600KiB", "--machine", "h100", "--dtype", "bf16", "--out", str(again))
-    assert saved.read_bytes() == again.read_bytes(), "the same words gave another plan"
+    assert saved.read_bytes() == again.read_bytes(), "the same arguments gave another plan"
     text = saved.read_text()
     saved.write_text(text[: len(text) // 2])
     _, err = ran(capsys, "verify", str(saved), status=2)
@@ -174,7 +174,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "no such weights": (["--budget", "1MiB", "--weights", "nowhere.gguf"], "nowhere.gguf"),
     "cuda": (["--budget", "1MiB", "--device", "cuda"], "cuda"),
     "no such folder": (["--budget", "1MiB", "--logits", "nowhere/x.safetensors"], "nowhere"),
-    "input given to nobody": (["--budget", "1MiB", "--input", "z=x.npy"], "z"),
+    "input of no name": (["--budget", "1MiB", "--input", "z=x.npy"], "z"),
     "triton on a CPU": (["--budget", "1MiB", "--kernels", "triton"], "TRITON_INTERPRET"),
     "more than the device": (["--budget", "1TiB", "--machine", "p100"], "p100"),
 }

@@ -137,7 +137,7 @@ def openmp_threads() -> Callable[[], int]:
 
 @pytest.mark.parametrize("dispatch", [run_serial, run_dynamic, run_static])
 def test_kernels_have_the_threads_they_were_given_on_every_engine(dispatch: Callable[..., Measured]) -> None:
-    """A new thread has as many as the machine has cores until it is told; a team too many spins on the cores that copies need."""
+    """A new thread uses as many as the machine has cores until it is initialised; one team too many spins on the cores that copies need."""
     _, plan, values = made(6)
     before, asked = torch.get_num_threads(), openmp_threads()
     seen: list[int] = []

@@ -137,7 +137,7 @@ def test_frees_that_nothing_precedes_run_first() -> None:
 
 
 def test_dynamic_takes_the_lowest_ready_node_of_an_engine() -> None:
-    """Nodes 0 and 1 wait for nothing: whoever is quicker, the engine takes 0 first."""
+    """Nodes 0 and 1 wait for nothing: whichever is ready sooner, the engine takes 0 first."""
     plan = hand_plan()
     for _ in range(5):
         device = NullDevice(plan)

@@ -1,4 +1,4 @@
-"""Attention left in parts, as a person asks for it: said by `show`, and the answer is the same."""
+"""Attention left unfused with --no-fuse: `show` says so, and the results are the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several passes on real bytes: what stays is found where it was, every pass moves the plan's bytes and gives what one cold pass gives."""
+"""Several passes on real bytes: resident tensors are found where they were, a pass moves the plan's bytes and gives what a cold one gives."""
 
 from __future__ import annotations
 

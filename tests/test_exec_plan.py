@@ -1,4 +1,4 @@
-"""`einpage plan --graph`: a trace in place of a spec, its report and plan file, and every word that would be ignored is refused."""
+"""`einpage plan --graph`: a trace in place of a spec, its report and plan file, and every option that would be ignored is refused."""
 
 from __future__ import annotations
 

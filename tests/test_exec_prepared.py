@@ -1,4 +1,4 @@
-"""A run that is prepared once and run often: whatever dispatches it, and however often, the answer is the same to the bit."""
+"""A run that is prepared once and run often: whatever dispatches it, and however often, the outputs are the same to the bit."""
 
 from __future__ import annotations
 

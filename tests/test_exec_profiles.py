@@ -1,4 +1,4 @@
-"""The measured profile: sane figures, kept where the cache folder is, found again only for the same number of threads."""
+"""The measured profile: sane figures, cached in the cache folder, found again only for the same number of threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees while a plan runs: progress that adds up, and the heads of engines that are stuck."""
+"""What a person sees while a plan runs: progress that adds up, and the queue heads of engines that are stuck."""
 
 from __future__ import annotations
 

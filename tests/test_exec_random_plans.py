@@ -28,7 +28,7 @@ relaxed = partial(settings, deadline=None, suppress_health_check=[HealthCheck.to
 
 
 def check(graph: TaskGraph, machine: Machine, budget: int, seed: int) -> None:
-    """Plan, run in every way, compare."""
+    """Plan, run under every dispatcher, compare."""
     memgraph = plan(graph, machine, budget)
     values = data(graph, seed)
     expected = direct(graph, values)

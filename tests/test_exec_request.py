@@ -1,4 +1,4 @@
-"""What may be asked of a plan together, and what the planner is then told."""
+"""Which options of a plan exclude each other, and the options of the planner that follow from the rest."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_options_that_exclude_each_other(options: dict[str, Any], refusal: str) 
 
 
 @pytest.mark.parametrize(("options", "start"), [({}, Start.COLD), ({"warm": True}, Start.WARM), ({"passes": 1, "effort": 2}, Start.LOOP)])
-def test_the_planner_is_told_what_was_asked(options: dict[str, Any], start: Start) -> None:
+def test_options_of_the_planner_follow(options: dict[str, Any], start: Start) -> None:
     planner = PlanRequest(1 << 20, alignment=1, **options).planner
     assert (planner.start, planner.effort, planner.alignment) == (start, options.get("effort", 0), 1)
     assert PlanRequest(1 << 20, policy=Policy.NEAREST).planner.policy is Policy.NEAREST

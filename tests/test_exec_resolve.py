@@ -1,4 +1,4 @@
-"""Opening checkpoints and resolving a program's weights in them: what is found, and every way in which it can be wrong."""
+"""Opening checkpoints and resolving a program's weights in them: what is found, and everything that can be wrong."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def weight(name: str, shape: tuple[int, ...], *sources: Source, fallback: str | 
 
 
 def program(*weights: Weight, used: tuple[str, ...] | None = None, ignore: tuple[str, ...] = ()) -> Program:
-    """One definition that reads the weights named in `used` (all, unless said), behind one output."""
+    """One definition that reads the weights named in `used` (by default all), behind one output."""
     reads = [w for w in weights if used is None or w.name in used]
     parts = tuple(Part((), Load(w.name, tuple(Axis(c) for c in w.letters))) for w in reads)
     definition = Definition("y.0", "y", (), parts, (), SPAN)

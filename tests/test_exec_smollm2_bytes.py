@@ -51,7 +51,7 @@ def test_ten_steady_passes_of_smollm2_move_the_planned_bytes() -> None:
     _, expected = arena().run(cold, arena().device(model, cold))
     kept = sum(memgraph.graph.tensors[t].nbytes for t in memgraph.resident)
     assert kept > 32 * MIB
-    assert moved(memgraph)[0] == moved(cold)[0] - kept, "each pass moves only what cannot stay"
+    assert moved(memgraph)[0] == moved(cold)[0] - kept, "each pass moves only what is not resident"
     device = arena().device(model, memgraph)
     device.preload()
     for _ in range(10):

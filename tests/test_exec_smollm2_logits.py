@@ -1,4 +1,4 @@
-"""The real model's answers inside small budgets: transformers' figures for other prompts, and mutants of the spec that 1e-5 rejects.
+"""The real model's logits inside small budgets: transformers' figures for other prompts, and mutants of the spec that 1e-5 rejects.
 
 data/smollm2_reference.json holds transformers' figures (LlamaForCausalLM, fp32, the same dequantised weights).
 """

@@ -41,7 +41,7 @@ status = subprocess.run(sys.argv[1:]).returncode
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
 sys.exit(status)
 """
-"""Starts the command and says its peak. It is small: a child that pytest itself started would be said to have had pytest's memory."""
+"""Starts the command and prints its peak. It is small: the peak of a child that pytest itself started would count pytest's memory."""
 
 
 @dataclass(frozen=True, slots=True)

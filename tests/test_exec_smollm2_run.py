@@ -28,8 +28,8 @@ def at_48(model: Model) -> tuple[Pieces, list[torch.Tensor]]:
     plan = planned(model, 48 * MIB, ["all_logits"])
     device = arena().device(model, plan.memgraph)
     orders = [partial(run_serial, order=random_order(plan.memgraph, seed)) for seed in range(10)]
-    ways: list[Dispatch] = [run_dynamic, run_serial, run_static, *orders]
-    return plan.graph.split, [arena().run(plan.memgraph, device, way)[1]["all_logits"] for way in ways]
+    dispatchers: list[Dispatch] = [run_dynamic, run_serial, run_static, *orders]
+    return plan.graph.split, [arena().run(plan.memgraph, device, dispatch)[1]["all_logits"] for dispatch in dispatchers]
 
 
 def test_every_dispatcher_and_order_gives_the_same_bits(at_48: tuple[Pieces, list[torch.Tensor]]) -> None:

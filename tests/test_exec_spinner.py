@@ -1,4 +1,4 @@
-"""The line that says what is waited for: drawn on a terminal when patience has run out, gone when it is over, else nothing at all."""
+"""The spinner: drawn on a terminal after a second, erased when the work is over, and nothing anywhere else."""
 
 from __future__ import annotations
 

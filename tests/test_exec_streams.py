@@ -33,36 +33,36 @@ from real_bytes import Data, differences, direct, filled_host
 from strategies import a_machine, data, random_graph
 from test_exec_cpu import SEEDS, made
 
-WAYS = {"static": run_stream_static, "dynamic": run_stream_dynamic, "serial": run_serial}
-every_way = pytest.mark.parametrize("way", list(WAYS))
+DISPATCHERS = {"static": run_stream_static, "dynamic": run_stream_dynamic, "serial": run_serial}
+every_dispatcher = pytest.mark.parametrize("dispatch", list(DISPATCHERS))
 
 
-def run(plan: MemGraph, values: Data, way: str, driver: FakeDriver) -> tuple[dict[str, Any], WatchedDevice, Any]:
+def run(plan: MemGraph, values: Data, dispatch: str, driver: FakeDriver) -> tuple[dict[str, Any], WatchedDevice, Any]:
     host = filled_host(plan, values)
     device = WatchedDevice(plan, host, driver)
     device.preload()
     device.actions.clear()
-    measured = WAYS[way](plan, device)  # type: ignore[operator]
+    measured = DISPATCHERS[dispatch](plan, device)  # type: ignore[operator]
     return outputs(plan, host), device, measured
 
 
-@every_way
+@every_dispatcher
 @pytest.mark.parametrize("seed", SEEDS)
-def test_whatever_order_streams_take_the_result_is_the_direct_one(seed: int, way: str) -> None:
+def test_whatever_order_streams_take_the_result_is_the_direct_one(seed: int, dispatch: str) -> None:
     graph, plan, values = made(seed)
     expected = direct(graph, values)
     for draw in range(6):
-        found, device, measured = run(plan, values, way, FakeDriver(seed=draw, steps=draw))
+        found, device, measured = run(plan, values, dispatch, FakeDriver(seed=draw, steps=draw))
         assert differences(found, expected) == []
         assert measured.moved_bytes == moved_bytes_by_queue(plan)
         assert device.moved_bytes == moved_bytes_by_queue(plan)
 
 
-@pytest.mark.parametrize("way", ["static", "dynamic"])
-def test_the_judge_of_streams_finds_every_edge_enforced(way: str) -> None:
+@pytest.mark.parametrize("dispatch", ["static", "dynamic"])
+def test_the_judge_of_streams_finds_every_edge_enforced(dispatch: str) -> None:
     for seed in range(40):
         _, plan, values = made(seed)
-        _, device, _ = run(plan, values, way, FakeDriver(seed=seed, steps=seed % 4))
+        _, device, _ = run(plan, values, dispatch, FakeDriver(seed=seed, steps=seed % 4))
         assert unenforced(plan, device.actions) == []
 
 
@@ -103,19 +103,19 @@ def test_a_node_never_put_is_said() -> None:
     assert unenforced(plan, [action for action in device.actions if getattr(action, "node", None) != last]) == [(last, last)]
 
 
-@every_way
-def test_large_copies_and_gathers_go_in_chunks(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@every_dispatcher
+def test_large_copies_and_gathers_go_in_chunks(dispatch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "COPY_BYTES", 100)
     monkeypatch.setattr(streams, "STAGING_BYTES", 64)
     graph, plan, values = next(m for m in map(made, range(100)) if any(isinstance(n, HostGather) for n in m[1].nodes))
     expected = direct(graph, values)
     for draw in range(4):
-        found, device, _ = run(plan, values, way, FakeDriver(seed=draw))
+        found, device, _ = run(plan, values, dispatch, FakeDriver(seed=draw))
         assert differences(found, expected) == []
         assert device.moved_bytes == moved_bytes_by_queue(plan)
         moves = [i for i, n in enumerate(plan.nodes) if isinstance(n, Move)]
         assert max(device.chunks(i) for i in moves) > 1  # type: ignore[arg-type]
-        if way != "serial":
+        if dispatch != "serial":
             assert unenforced(plan, device.actions) == []
 
 
@@ -123,44 +123,44 @@ def test_an_urgent_copy_overtakes_between_two_chunks(monkeypatch: pytest.MonkeyP
     """Under dynamic dispatch; a static stream keeps the plan's order."""
     monkeypatch.setattr(streams, "COPY_BYTES", 16)
     overtaken = {"static": 0, "dynamic": 0}
-    for way in overtaken:
+    for dispatch in overtaken:
         for seed in range(12):
             _, plan, values = made(seed)
-            _, device, _ = run(plan, values, way, FakeDriver(seed=seed, steps=1))
+            _, device, _ = run(plan, values, dispatch, FakeDriver(seed=seed, steps=1))
             enqueued = [(action.stream, action.node) for action in device.actions if isinstance(action, Enqueued)]
             for stream in (1, 2):
                 nodes = [n for s, n in enqueued if s == stream]
                 starts = [n for i, n in enumerate(nodes) if n not in nodes[:i]]
                 runs = [n for i, n in enumerate(nodes) if i == 0 or nodes[i - 1] != n]
-                overtaken[way] += len(runs) - len(starts)
+                overtaken[dispatch] += len(runs) - len(starts)
     assert overtaken["static"] == 0
     assert overtaken["dynamic"] > 0
 
 
 def test_times_are_the_devices_and_keep_the_edges() -> None:
-    for way in ("static", "dynamic"):
+    for dispatch in ("static", "dynamic"):
         _, plan, values = made(6)
-        _, _, measured = run(plan, values, way, FakeDriver(seed=3))
+        _, _, measured = run(plan, values, dispatch, FakeDriver(seed=3))
         assert (measured.finish_s >= measured.start_s).all()
         assert np.isfinite(measured.finish_s).all()
         assert (measured.finish_s[plan.edges.target] >= measured.finish_s[plan.edges.source]).all()
 
 
-@every_way
-def test_a_kernel_that_fails_names_its_node(way: str) -> None:
+@every_dispatcher
+def test_a_kernel_that_fails_names_its_node(dispatch: str) -> None:
     graph, plan, values = next(m for m in map(made, range(100)) if any(isinstance(n, HostGather) for n in m[1].nodes))
     indices = next(v.name for v in graph.values if v.dtype is DType.INT32)
     with pytest.raises(NodeError, match=r"gather .* on the h2d engine: IndexOutOfRange") as caught:
-        run(plan, {**values, indices: values[indices] + 1000}, way, FakeDriver())
+        run(plan, {**values, indices: values[indices] + 1000}, dispatch, FakeDriver())
     assert isinstance(caught.value.__cause__, IndexOutOfRange)
 
 
-@pytest.mark.parametrize("way", ["static", "dynamic"])
-def test_progress_is_told(way: str) -> None:
+@pytest.mark.parametrize("dispatch", ["static", "dynamic"])
+def test_progress_is_told(dispatch: str) -> None:
     _, plan, values = made(1)
     device = WatchedDevice(plan, filled_host(plan, values), FakeDriver())
     told: list[Progress] = []
-    WAYS[way](plan, device, Hooks(progress=told.append))  # type: ignore[operator]
+    DISPATCHERS[dispatch](plan, device, Hooks(progress=told.append))  # type: ignore[operator]
     assert told[-1].tasks_done == told[-1].tasks > 0
     assert told[-1].moved_bytes == told[-1].plan_bytes == moved_bytes_by_queue(plan)
 
@@ -207,20 +207,20 @@ def test_a_second_pass_gives_the_same() -> None:
     graph, plan, values = made(1)
     host = filled_host(plan, values)
     device = WatchedDevice(plan, host, FakeDriver())
-    for way in ("static", "dynamic", "static"):
-        measured = WAYS[way](plan, device)  # type: ignore[operator]
+    for dispatch in ("static", "dynamic", "static"):
+        measured = DISPATCHERS[dispatch](plan, device)  # type: ignore[operator]
         assert differences(outputs(plan, host), direct(graph, values)) == []
         assert measured.moved_bytes == moved_bytes_by_queue(plan)
 
 
-def test_stretches_of_computes_are_recorded_when_met_again() -> None:
+def test_groups_of_computes_are_captured_when_they_come_again() -> None:
     """With room for everything computes need not wait for links: a second pass enqueues them in groups, with the same results and edges."""
     graph = random_graph(3)
     plan, values = make_plan(graph, a_machine(), 1 << 20), data(graph, 3)
     host, driver = filled_host(plan, values), FakeDriver()
     device = WatchedDevice(plan, host, driver)
-    stretches = [group for group in groups(schedule(plan)) if len(group.items) > 1]
-    assert stretches
+    captured = [group for group in groups(schedule(plan)) if len(group.items) > 1]
+    assert captured
     assert sorted(i.node for g in groups(schedule(plan)) for i in g.items) == [
         i for i, n in enumerate(plan.nodes) if not isinstance(n, Free)
     ]
@@ -228,8 +228,8 @@ def test_stretches_of_computes_are_recorded_when_met_again() -> None:
         device.actions.clear()
         driver.actions_at_capture.clear()
         measured = run_stream_static(plan, device)
-        assert driver.captured == (len(stretches) if turn else 0)
-        assert driver.actions_at_capture == ([0] * len(stretches) if turn == 1 else []), "recorded while the run was going on"
+        assert driver.captured == (len(captured) if turn else 0)
+        assert driver.actions_at_capture == ([0] * len(captured) if turn == 1 else []), "captured during the run"
         assert differences(outputs(plan, host), direct(graph, values)) == []
         assert unenforced(plan, device.actions) == []
         assert measured.busy_s[Queue.COMPUTE] <= measured.wall_s

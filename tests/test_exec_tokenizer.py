@@ -1,4 +1,4 @@
-"""Tokenizers: the real model's ids (as transformers gives them), and every way in which a checkpoint can lack one."""
+"""Tokenizers: the real model's ids (as transformers gives them), and every reason why a checkpoint may have none."""
 
 from __future__ import annotations
 
