@@ -1,4 +1,5 @@
-"""Several passes on real bytes: resident tensors are found where they were, a pass moves the plan's bytes and gives what a cold one gives."""
+"""Several passes on real bytes: resident tensors are found where they were, a pass moves the plan's bytes and gives what a cold
+one gives."""
 
 from __future__ import annotations
 
