@@ -1,6 +1,6 @@
 """Offsets for rectangles in an arena of given bytes, such that no two that are alive at once share a byte.
 
-In: rectangles, the arena's bytes. Out: an offset for each, or None where no arrangement that was tried has places for all. Rectangles are
+In: rectangles, the arena's bytes. Out: an offset for each, or None where no arrangement that was tried holds them all. Rectangles are
 placed first fit in a few orders, decreasing size first; what the best order leaves out goes to `repair`, and in the end to exact search.
 Invariant: offsets are multiples of whatever all sizes are multiples of.
 
@@ -31,10 +31,10 @@ SMALL_SHARE = 0.002
 
 
 def place(rectangles: Sequence[Rectangle], capacity: int, effort: float = 1.0, exact: bool = False) -> tuple[int | None, ...]:
-    """[rectangle] the offset of its first byte, within `capacity` bytes; None for those without a place.
+    """[rectangle] the offset of its first byte, within `capacity` bytes; None for those that are left out.
 
-    The bytes of those left out, and a thousandth of the arena for each, are made few, not proven least. Rectangles of one size always find
-    places where those alive at once fit.
+    The bytes of those left out, and a thousandth of the arena for each, are made few, not proven least. Rectangles of one size always fit
+    where those alive at once do.
     Repairs take about `effort` seconds for 5,000 rectangles; with `exact`, what they leave out is searched for, which may take thirty times
     as long. Deterministic.
     """

@@ -1,8 +1,8 @@
-"""Ejection chains: a rectangle without a place takes the one that costs least, and what it evicts looks for another.
+"""Ejection chains: an unplaced rectangle takes the offset that costs least, and what it evicts looks for another.
 
 In: a Layout with some rectangles placed. Out: the same Layout, its loss never larger. A turn takes one unplaced rectangle, evicts the
 cheapest group of rectangles in its way and has these fill holes elsewhere; those for which there is none wait for a turn of their own. A
-rectangle whose place cost others theirs grows more expensive to evict, so that two do not alternate for ever (ejection with penalties,
+rectangle whose offset left others unplaced grows more expensive to evict, so that two do not alternate for ever (ejection with penalties,
 after Nagata and Bräysy 2009).
 """
 

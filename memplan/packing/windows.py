@@ -37,7 +37,7 @@ FRUITLESS = 50
 
 
 def search_windows(layout: Layout, nodes: int) -> None:
-    """Place the rectangles of every window for which places for all are found, and no others. `nodes` is what the searches may take
+    """Place the rectangles of every window for which offsets for all are found, and no others. `nodes` is what the searches may take
     together, about in milliseconds."""
     layout.clear()
     solid = np.flatnonzero(layout.offset == UNPLACED)

@@ -25,7 +25,7 @@ RESERVES = {
     2: (0.0, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.15),
     3: (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2),
 }
-"""By effort: shares of the arena that resident intervals leave free: for loads, and because a full arena may have no places for all."""
+"""By effort: shares of the arena that resident intervals leave free: for loads, and because in a full arena some may find no offset."""
 MOST_LP_SLOTS = {2: 4_000, 3: 15_000}
 """By effort: slots of the largest graph whose slot LP is solved."""
 BYTE_WEIGHTS = {2: (0.02,), 3: (0.02, 0.1, 0.3)}

@@ -2,7 +2,7 @@
 
 In: Slots, LiveRanges, a Placement of them. Out: a Placement in which ranges together lose less of what they have beyond their required
 parts. A range moves to where it loses least while the others stay where they are; or it displaces a few, for whom that is no great loss,
-and these look for other places. Invariant: no two ranges that have their bytes at once share one.
+and these look for other offsets. Invariant: no two ranges that have their bytes at once share one.
 
     offset            b may start at 2 and is required at 4: in c's bytes its lead is denied; above a, which
       |  [     ][..b  ]         ends at 1, it is not
@@ -83,7 +83,7 @@ class _LocalSearch:
             self._set(i, location)
 
     def displace(self, i: int) -> None:
-        """`i` gets all of its full range where those in its way, which look for other places, lose less by that than it gains."""
+        """`i` gets all of its full range where those in its way, which look for other offsets, lose less by that than it gains."""
         now = float(self._lost_s(i, self.start[i], self.end[i]))
         if now <= LEAST:
             return

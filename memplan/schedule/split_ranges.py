@@ -45,8 +45,8 @@ class SplitRanges:
 def split_ranges(
     slots: Slots, ranges: LiveRanges, offsets: Sequence[int | None], resident: ResidentIntervals, evicts: bool = False
 ) -> SplitRanges | None:
-    """Offsets for all; None where none were found. `evicts`: a segment that has no other hole may be evicted too, and look for a place in
-    turn, which finds good places among many small segments and none among few large ones.
+    """Offsets for all; None where none were found. `evicts`: a segment that has no other hole may be evicted too, and look for an offset in
+    turn, which finds good ones among many small segments and none among few large ones.
     """
     allocator = _SplittingAllocator(slots, EVICTION_COST if evicts else FORBIDDEN)
     unplaced = []
@@ -129,7 +129,7 @@ class _SplittingAllocator:
         """How often each segment has been evicted."""
 
     def allocate(self, segment: LiveSegment) -> list[LiveSegment] | None:
-        """Place `segment` in a hole, or where that costs least; answers what has no place then, None where there is no offset for it."""
+        """Place `segment` in a hole, or where that costs least; answers what is unplaced then, None where there is no offset for it."""
         at = self.placed.tightest_hole(segment)
         if at is None:
             return self._resolve(segment)

@@ -1,7 +1,7 @@
 """Static plans by name: what per-layer streaming does, the head of the model pinned, the same share pinned evenly; and Belady's rule.
 
 In: Slots, a Policy. Out: StaticPlan, in which all that is resident by the policy (residency/policies.py) has an offset; or None where it
-has not: no other plan takes its place. Resident intervals leave a reserve free for other tensors: of a few, that with the fastest timetable
+has not: no other plan is made instead. Resident intervals leave a reserve free for other tensors: of a few, that with the fastest timetable
 among those with offsets for all. `most_bytes` says what a policy moves at most.
 """
 
