@@ -35,7 +35,7 @@ lint: $(VENV)/.test  ## the quick half of check: format, lint, types, layering
 	$(BIN)/ruff check $(SOURCE)
 	$(BIN)/mypy
 	$(BIN)/mypy --explicit-package-bases bench
-	$(PYTEST) -q tests/test_layout.py
+	$(PYTEST) -q tests/test_layout.py tests/test_imports.py
 
 format: $(VENV)/.test  ## rewrite the code in the house format
 	$(BIN)/ruff format $(SOURCE)

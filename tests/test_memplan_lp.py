@@ -68,7 +68,7 @@ def test_bytes_of_the_drawing_by_hand() -> None:
         assert bytes_bound(drawing(), capacity).total == pytest.approx(11 + 2 * lost)
         assert all_resident(drawing(), capacity) == (lost == 0)
     cut = bytes_bound(drawing(), 14)
-    assert cut.kept == pytest.approx([1, 0.75]) and cut.written[1] == pytest.approx(0.25)
+    assert cut.resident == pytest.approx([1, 0.75]) and cut.written[1] == pytest.approx(0.25)
     assert bytes_bound(drawing(), 14, omega=3.0).total == pytest.approx(10 + 3 + 1 + 3)
     whole = bytes_bound(drawing(), 14, integer=True)
     assert whole.total == pytest.approx(11 + 8) and (whole.loaded, whole.stored) == pytest.approx((14, 5))

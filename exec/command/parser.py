@@ -20,7 +20,7 @@ from einpage.exec.command.pack import pack_command
 from einpage.exec.command.plan import plan_command
 from einpage.exec.command.show import show_command
 from einpage.exec.command.verify import verify_command
-from einpage.exec.load.find_spec import spec_names
+from einpage.exec.planning.find_spec import spec_names
 from einpage.exec.system.interrupt import exit_on_interrupt
 from einpage.memplan.bounds.bounds import Effort
 from einpage.memplan.problem.profile import machine_names

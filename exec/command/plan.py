@@ -19,8 +19,8 @@ from einpage.einsum_front.base.units import format_bytes, parse_bytes
 from einpage.einsum_front.graph.trace_file import read_trace
 from einpage.exec.command.machine import machine_facts
 from einpage.exec.command.options import no_fuse_of, request_of, settings_of, write_timeline
-from einpage.exec.load.find_spec import spec_path
 from einpage.exec.planning.advice import Advice, advice
+from einpage.exec.planning.find_spec import spec_path
 from einpage.exec.planning.judged_plan import Planned, plan_program, plan_tasks
 from einpage.exec.planning.model import open_model
 from einpage.exec.system.files import refuse_unwritable

@@ -64,9 +64,9 @@ class MappedArena:
 
     def drop(self, extent: Extent) -> None:
         """Give the pages that lie wholly in `extent` back to the system: its bytes are 0 from here on."""
-        first, last = -(-extent.offset // mmap.PAGESIZE), extent.end // mmap.PAGESIZE
-        if first < last and hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE)
+        start, end = -(-extent.offset // mmap.PAGESIZE), extent.end // mmap.PAGESIZE
+        if start < end and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED, start * mmap.PAGESIZE, (end - start) * mmap.PAGESIZE)
 
     def poison(self, extent: Extent | None = None) -> None:
         """Overwrite `extent` (or everything) with POISON."""

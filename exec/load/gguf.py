@@ -21,6 +21,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
+from einpage.einsum_front.base.units import aligned
 from einpage.exec.load.checkpoint import WeightError, WeightRows, cut_off, file_size, read_bytes, rows_and_columns, unreadable
 
 _MAGIC = b"GGUF"
@@ -151,7 +152,7 @@ def _read_header(data: mmap.mmap) -> tuple[dict[str, MetadataValue | list[Metada
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment <= 0:
         raise _Broken(f"corrupt header: general.alignment is {alignment!r}")
-    base = -(-at.offset // alignment) * alignment
+    base = aligned(at.offset, alignment)
     placed = sorted(entries.items(), key=lambda item: item[1].offset)
     return metadata, {name: GgufTensor(e.shape, e.type, base + e.offset) for name, e in placed}
 

@@ -13,7 +13,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as Backend
+from tokenizers import Tokenizer as HubTokenizer
 
 from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.load.checkpoint import WeightError
@@ -48,7 +48,7 @@ _SPLITTERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {"gpt-2": _gp
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    backend: Backend
+    backend: HubTokenizer
     prefix: tuple[int, ...] = ()
     """Ids put in front of every text (a begin-of-text token, where the model wants one)."""
 
@@ -90,7 +90,7 @@ def load_tokenizer(where: str) -> Tokenizer:
 
 def _from_json(path: Path) -> Tokenizer:
     try:
-        return Tokenizer(Backend.from_file(str(path)))
+        return Tokenizer(HubTokenizer.from_file(str(path)))
     except Exception as error:  # the library raises plain Exception for whatever it dislikes
         raise TokenizerError(f"{path}: not a tokenizer: {error}; {_CURE}") from error
 
@@ -111,7 +111,7 @@ def _from_gguf(file: GgufFile) -> Tokenizer:
     if len(merges) != len(pairs):
         raise TokenizerError(f"{file.path}: corrupt tokenizer: a merge that is not a pair; {_CURE}")
     try:
-        backend = Backend(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+        backend = HubTokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
     except Exception as error:  # as above: a merge of tokens that are not in the vocabulary
         raise TokenizerError(f"{file.path}: corrupt tokenizer: {error}; {_CURE}") from error
     backend.pre_tokenizer = _SPLITTERS[pre]()

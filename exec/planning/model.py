@@ -14,10 +14,10 @@ from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.elaborate.tied_weights import with_tied_weights
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.spec.reader import load_document
-from einpage.exec.load.find_spec import spec_path
 from einpage.exec.load.inputs import TokenLists, token_sizes
 from einpage.exec.load.resolve import Resolved, check_assumptions, open_weights, present_names, resolve, spec_settings
 from einpage.exec.load.tokenizer import Tokenizer
+from einpage.exec.planning.find_spec import spec_path
 
 
 @dataclass(frozen=True, slots=True)

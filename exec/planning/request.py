@@ -1,6 +1,6 @@
 """What is asked of a plan: every option that decides one, listed once for the command line, a run and the Python API.
 
-In: options by name. Out: a PlanRequest; options that exclude each other raise UsageError here and nowhere else.
+In: options by name. Out: a PlanRequest; options that exclude each other raise UsageError before anything is read or planned.
 """
 
 from __future__ import annotations

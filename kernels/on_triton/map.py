@@ -15,8 +15,8 @@ from einpage.einsum_front.algebra.expr import Axis, Letter, Num, Reduce, Reducti
 from einpage.einsum_front.graph.job import MapJob, Part
 from einpage.kernels.instructions.value_kind import ValueKind
 from einpage.kernels.on_triton.map_shape import map_shape, memory_order
+from einpage.kernels.on_triton.nested_reduction import JOIN, NAME, NEUTRAL, inline
 from einpage.kernels.writer.launch import Launch
-from einpage.kernels.writer.nested_reduction import JOIN, NAME, NEUTRAL, inline
 from einpage.kernels.writer.values import Val, arithmetic
 from einpage.kernels.writer.writer import Scope, Writer
 

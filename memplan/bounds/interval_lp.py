@@ -1,13 +1,14 @@
 """The fewest bytes over the links that an order of tasks needs in an arena of a given size: the interval LP.
 
-In: Accesses, bytes of the arena. Out: BytesBound, with the share of each interval kept and of each dirty tensor written. Exact where
+In: Accesses, bytes of the arena. Out: BytesBound, with the resident share of each interval, the written one of dirty tensors. Exact where
 tensors may be cut at every byte; for whole tensors a lower bound, exact with `integer`.
 
     minimise   F + sum_j s_j (1 - x_j) + omega (S + sum_t s_t w_t)           x_j, w_t in [0, 1]
     o_k = o_{k-1} + sum_{start_j = k-1} s_j x_j - sum_{end_j = k} s_j x_j    0 <= o_k <= C - footprint_k
     w_t >= 1 - x_j   for every interval j of a dirty t
 
-x_j: share of its tensor kept during interval j. o_k: kept bytes that slot k does not touch. F: first loads. S: outputs, written once each.
+x_j: resident share of its tensor during interval j. o_k: resident bytes that slot k does not touch. F: first loads. S: outputs, written
+once each.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class BytesBound:
     loaded: float
     """Bytes in the solution found (a bound of its own only where omega is 0)."""
     stored: float
-    kept: Floats
-    """[interval] share of the tensor kept in the arena."""
+    resident: Floats
+    """[interval] share of the tensor resident in the arena."""
     written: Floats
     """[tensor] share spilled to the host; 0 for outputs and clean tensors."""
 
@@ -46,23 +47,23 @@ def bytes_bound(
     """
     assert a.slots == 0 or capacity >= int(a.footprint.max()), f"{capacity} bytes are less than the largest footprint"
     sure = a.compulsory_load_bytes + omega * a.compulsory_store_bytes
-    kept, written = np.ones(len(a.tensor)), np.zeros(len(a.nbytes))
+    resident, written = np.ones(len(a.tensor)), np.zeros(len(a.nbytes))
     if all_resident(a, capacity):
-        return BytesBound(float(sure), float(a.compulsory_load_bytes), float(a.compulsory_store_bytes), kept, written)
+        return BytesBound(float(sure), float(a.compulsory_load_bytes), float(a.compulsory_store_bytes), resident, written)
     unit = capacity / UNITS
     size = a.nbytes[a.tensor] / unit
     lp = Lp()
     x = lp.add(np.ones(len(size)), cost=-size)
-    add_kept_bytes(lp, a, x, size, (capacity - a.footprint) / unit)
+    add_resident_bytes(lp, a, x, size, (capacity - a.footprint) / unit)
     tensors, w = add_written(lp, a, x, np.asarray(omega * a.nbytes / unit, np.float64))
     if integer:
         found = lp.solve_integer(x, 60.0 if time_limit_s is None else time_limit_s)
     else:
         found = lp.solve(time_limit_s)
-    kept, written[tensors] = np.clip(found.values[x], 0, 1), np.clip(found.values[w], 0, 1)
-    loaded = a.compulsory_load_bytes + float(a.nbytes[a.tensor] @ (1 - kept))
+    resident, written[tensors] = np.clip(found.values[x], 0, 1), np.clip(found.values[w], 0, 1)
+    loaded = a.compulsory_load_bytes + float(a.nbytes[a.tensor] @ (1 - resident))
     stored = a.compulsory_store_bytes + float(a.nbytes @ written)
-    return BytesBound(max(float(sure), sure + (float(size.sum()) + found.bound) * unit), loaded, stored, kept, written)
+    return BytesBound(max(float(sure), sure + (float(size.sum()) + found.bound) * unit), loaded, stored, resident, written)
 
 
 def all_resident(a: Accesses, capacity: int) -> bool:
@@ -72,8 +73,8 @@ def all_resident(a: Accesses, capacity: int) -> bool:
     return bool(np.all(np.cumsum(change) + a.footprint <= capacity))
 
 
-def add_kept_bytes(lp: Lp, a: Accesses, x: Indices, size: Floats, headroom: Floats) -> Indices:
-    """Columns o [slot]: bytes kept through the slot that it does not touch, at most `headroom`; with the rows that define them."""
+def add_resident_bytes(lp: Lp, a: Accesses, x: Indices, size: Floats, headroom: Floats) -> Indices:
+    """Columns o [slot]: bytes resident through the slot that it does not touch, at most `headroom`; with the rows that define them."""
     o = lp.add(headroom)
     slots = np.arange(a.slots)
     lp.rows_equal(

@@ -25,7 +25,7 @@ class Cause(Enum):
 
     CRITICAL_PATH = "critical path"
     MEMORY = "memory"
-    """The window bound or the slot LP: bytes that come again, or wait for room, because the budget is small."""
+    """The window bound or the slot LP: bytes that come again, or wait for memory, because the budget is small."""
 
 
 Limit: TypeAlias = "Queue | Cause"

@@ -115,16 +115,16 @@ class Lp:
 
         Raises Unsolved; ImportError without scipy.
         """
-        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy import optimize
 
         low, high, cost = np.concatenate(self.low), np.concatenate(self.high), np.concatenate(self.cost)
         a_eq, b_eq = self.equal.matrix(self.columns)
         a_ub, b_ub = self.at_most.matrix(self.columns)
         integrality = np.zeros(self.columns)
         integrality[whole] = 1
-        rows = [LinearConstraint(a_eq, b_eq, b_eq), LinearConstraint(a_ub, -np.inf, b_ub)]
+        rows = [optimize.LinearConstraint(a_eq, b_eq, b_eq), optimize.LinearConstraint(a_ub, -np.inf, b_ub)]
         options = {"time_limit": time_limit_s, "mip_rel_gap": relative_gap}
-        found = milp(cost, integrality=integrality, bounds=Bounds(low, high), constraints=rows, options=options)
+        found = optimize.milp(cost, integrality=integrality, bounds=optimize.Bounds(low, high), constraints=rows, options=options)
         if found.x is None or found.mip_dual_bound is None:
             raise Unsolved(found.message)
         return Solution(found.x, float(found.mip_dual_bound))

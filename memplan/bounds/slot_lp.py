@@ -1,6 +1,6 @@
 """The least time that an order of tasks needs in an arena of a given size, with links of given rates: the slot LP.
 
-In: Accesses, bytes of the arena, bytes/s. Out: TimeBound, with the shares kept and written and the bytes loaded ahead. One slot per task: a
+In: Accesses, bytes of the arena, bytes/s. Out: TimeBound, with resident and written shares and bytes loaded ahead. One slot per task: a
 stall before it, then its own duration. All tensors may be cut at every byte, so a lower bound for whole ones.
 
     slot k    | stall_k | task k |      minimise  sum_k stall_k + tail        (+ sum_k c_k, which is fixed)
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from einpage.einsum_front.base.columns import Floats
-from einpage.memplan.bounds.interval_lp import UNITS, add_kept_bytes, add_written
+from einpage.memplan.bounds.interval_lp import UNITS, add_resident_bytes, add_written
 from einpage.memplan.bounds.lp import Indices, Lp
 from einpage.memplan.problem.accesses import NEVER, Accesses
 from einpage.memplan.problem.places import Link
@@ -36,8 +36,8 @@ from einpage.memplan.problem.places import Link
 class TimeBound:
     seconds: float
     """No plan of these slots takes less. Proved."""
-    kept: Floats
-    """[interval] share of the tensor kept in the arena."""
+    resident: Floats
+    """[interval] share of the tensor resident in the arena."""
     written: Floats
     """[tensor] share spilled to the host; 0 for outputs and clean tensors."""
     ahead: Floats
@@ -50,7 +50,7 @@ def time_bound(a: Accesses, capacity: int, links: Sequence[Link], time_limit_s: 
     """Solve the slot LP. `capacity` is at least every footprint; `links` begins with those of loads and stores, whose latency each copy of
     a whole tensor has. Raises lp.Unsolved; ImportError without scipy.
 
-    Many solutions take the same time. With `byte_weight` a byte that moves costs this share of its time on the link besides, so that those
+    Many solutions take the same time. With `byte_weight` a byte that moves also costs this share of its time on the link, so that those
     that move less come first; `seconds` is then no bound.
     """
     assert a.slots > 0, "an order without tasks takes no time"
@@ -61,7 +61,7 @@ def time_bound(a: Accesses, capacity: int, links: Sequence[Link], time_limit_s: 
     written[p.spillable] = np.clip(found.values[p.w], 0, 1)
     return TimeBound(
         seconds=float(a.seconds.sum()) + found.bound * p.second,
-        kept=np.clip(found.values[p.x], 0, 1),
+        resident=np.clip(found.values[p.x], 0, 1),
         written=written,
         ahead=np.maximum(found.values[p.ahead], 0) * p.unit,
         stall_s=np.maximum(found.values[p.stall], 0) * p.second,
@@ -88,9 +88,9 @@ class _SlotProgram:
         self.stall = self.lp.add(np.full(a.slots, self._one_by_one()), cost=1.0)
         self.tail = self.lp.add(self._one_by_one(), cost=1.0)
         self.ahead = self._loads()
-        kept = add_kept_bytes(self.lp, a, self.x, self.size, self.headroom)
-        resident = [(self.slots, column, 1.0) for column in (kept, self.ahead)]
-        self.lp.rows_at_most(self.headroom, *resident, *self._writes())
+        resident = add_resident_bytes(self.lp, a, self.x, self.size, self.headroom)
+        terms = [(self.slots, column, 1.0) for column in (resident, self.ahead)]
+        self.lp.rows_at_most(self.headroom, *terms, *self._writes())
         self._whole_links()
 
     def _one_by_one(self) -> float:

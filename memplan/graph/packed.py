@@ -66,8 +66,8 @@ class Residencies(Columns[Residency]):
         return there
 
     def entry(self, i: int) -> Residency:
-        first, last = self.extent_row[i : i + 2].tolist()
-        extents = tuple(Extent(self.offset[at].item(), self.nbytes[at].item()) for at in range(first, last))
+        start, end = self.extent_row[i : i + 2].tolist()
+        extents = tuple(Extent(self.offset[at].item(), self.nbytes[at].item()) for at in range(start, end))
         return Residency(self.id[i].item(), self.tensor[i].item(), self.places[self.place[i]], extents)
 
     def entries(self, start: int, end: int) -> Iterator[Residency]:

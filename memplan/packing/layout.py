@@ -111,9 +111,9 @@ class Layout:
         """Rectangles that are not empty, other than `i`, that are alive while it is."""
         found = self._neighbours.get(i)
         if found is None:
-            first, last = self._starts.searchsorted((self.start[i], self.end[i]))
-            stride = first // STRIDE
-            found = np.concatenate((self._alive[stride], self._by_start[stride * STRIDE : last]))
+            start, end = self._starts.searchsorted((self.start[i], self.end[i]))
+            stride = start // STRIDE
+            found = np.concatenate((self._alive[stride], self._by_start[stride * STRIDE : end]))
             found = found[(self.end[found] > self.start[i]) & (self.start[found] < self.end[i]) & (found != i)]
             if len(found) <= self._cacheable:
                 self._cacheable -= len(found)

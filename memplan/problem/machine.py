@@ -82,7 +82,7 @@ def op_seconds(machine: Machine, graph: TaskGraph, op: Op) -> float:
 def links_only(h2d: float | str, d2h: float | str | None, device_bytes: int) -> Machine:
     """A machine of which only the links are known: for tasks that bring their own times.
 
-    Copies have no latency, the host has room for everything, and `d2h` is `h2d` where it is not given. Raises UsageError.
+    Copies have no latency, the host holds everything, and `d2h` is `h2d` where it is not given. Raises UsageError.
     """
     h2d_rate = parse_rate(h2d, "--h2d")
     d2h_rate = h2d_rate if d2h is None else parse_rate(d2h, "--d2h")

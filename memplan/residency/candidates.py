@@ -60,4 +60,4 @@ def candidates(slots: Slots, effort: int) -> Iterator[Candidate]:
             except lp.Unsolved:
                 continue
             for reserve, left in zip(RESERVES[effort], headrooms, strict=True):
-                yield Candidate(reserve, rounded(a, left, found.kept))
+                yield Candidate(reserve, rounded(a, left, found.resident))
