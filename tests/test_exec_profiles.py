@@ -50,7 +50,7 @@ def test_measuring_gives_a_whole_profile() -> None:
         *(machine.flops_of(d) for d in RUN_DTYPES),
     )
     assert all(1e6 < rate < 1e16 for rate in rates), rates
-    assert 0 < machine.link(Queue.H2D).latency_s < machine.launch_latency_s < 1
+    assert 0 < machine.link(Queue.H2D).latency_s <= machine.launch_latency_s < 1  # a launch is a handover and more, and both are rounded
     assert 0 < machine.device_bytes < machine.host_bytes
     assert 1 <= machine.usual_slowdown < 1e4
     assert machine.threads == 1
