@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import aligned, format_bytes, format_rate, format_seconds
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, TaskId, TensorId
 from einpage.memplan.bounds.bounds import Bounds
-from einpage.memplan.bounds.limit import Limit, Method, limit_name
+from einpage.memplan.bounds.limit import Cause, Limit, Method, limit_name
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.packed import COMPUTE, GATHER, MOVE, Nodes, Residencies
 from einpage.memplan.graph.simulate import Timeline, moved_bytes_by_queue
@@ -68,23 +68,6 @@ class TaskOrder(Enum):
 
     AS_WRITTEN = "as_written"
     REORDERED = "reordered"
-
-
-class Shortage(Enum):
-    """What holds a plan up where no engine does."""
-
-    MEMORY = "memory"
-    LATENCY = "latency"
-    """Nothing is busy."""
-
-
-Bottleneck: TypeAlias = "Queue | Shortage"
-"""What would have to be faster or larger to speed a plan up."""
-
-
-def bottleneck_name(limit: Bottleneck) -> str:
-    """As the JSON and tables write it."""
-    return limit.name if isinstance(limit, Queue) else limit.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +140,7 @@ class Report:
     bound_order_by: Method
     bytes_bound_order: int
     bytes_bound_order_by: Method
-    limited_by: Bottleneck
+    limited_by: Limit
     over_device_bytes: int
     """By how much the budget exceeds the machine's device."""
     plan_s: float
@@ -253,7 +236,7 @@ def _ratio(seconds: float, bound: float) -> float | None:
     return seconds / bound if bound > 0 else None
 
 
-def limited_by(timeline: Timeline, moved: int, once: int) -> Bottleneck:
+def limited_by(timeline: Timeline, moved: int, once: int) -> Limit:
     """What would have to be faster or larger.
 
     `moved` and `once` are the bytes over all links, in this plan and if it moved nothing twice. A busy link counts as memory
@@ -262,9 +245,9 @@ def limited_by(timeline: Timeline, moved: int, once: int) -> Bottleneck:
     busiest = max(timeline.busy_s, key=lambda entry: entry[1])
     again = moved > AGAIN_TOO_MUCH * once
     if busiest[0] != Queue.COMPUTE and again:
-        return Shortage.MEMORY
+        return Cause.MEMORY
     if timeline.makespan_s > 0 and busiest[1] < BUSY_ENOUGH * timeline.makespan_s:
-        return Shortage.MEMORY if again else Shortage.LATENCY
+        return Cause.MEMORY if again else Cause.LATENCY
     return busiest[0]
 
 
@@ -273,12 +256,12 @@ _BYTES_BY = {
     Method.COMPULSORY: "each byte once",
     Method.INTERVAL_LP: "in this order and budget; by the interval LP",
 }
-_CURES: dict[Bottleneck, str] = {
+_CURES: dict[Limit, str] = {
     Queue.COMPUTE: "arithmetic; more memory or a faster link would not help",
     Queue.H2D: "the link to the device carries each byte once; more tokens at once, or a faster link",
     Queue.D2H: "the link to the host carries each byte once; fewer or smaller outputs, or a faster link",
-    Shortage.MEMORY: "bytes cross a link more than once, or wait for memory; a larger budget helps",
-    Shortage.LATENCY: "no engine is busy: loads, tasks and stores wait for one another; a coarser split, or more work at once",
+    Cause.MEMORY: "bytes cross a link more than once, or wait for memory; a larger budget helps",
+    Cause.LATENCY: "no engine is busy: loads, tasks and stores wait for one another; a coarser split, or more work at once",
 }
 
 
@@ -314,7 +297,7 @@ def render(r: Report, advice: str | None = None) -> str:
     if r.over_device_bytes:
         rows.append(("warning", f"the budget exceeds the device of {r.machine} by {format_bytes(r.over_device_bytes)}"))
     cure = _CURES.get(r.limited_by, "that link carries each byte once; a faster one would help")
-    rows.append(("limited by", f"{bottleneck_name(r.limited_by)}: {cure}"))
+    rows.append(("limited by", f"{limit_name(r.limited_by)}: {cure}"))
     if advice is not None:
         rows.append(("would help", advice))
     return "\n".join(f"{name:<13} {text}" for name, text in rows)

@@ -9,11 +9,12 @@ import pytest
 
 from einpage.einsum_front.base.dtype import DType
 from einpage.memplan.bounds.bounds import bounds
+from einpage.memplan.bounds.limit import limit_name
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
 from einpage.memplan.graph.simulate import Timeline, moved_bytes, simulate
 from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.places import DEVICE, Queue
-from einpage.memplan.report import PassesReport, Report, bottleneck_name, limited_by, peak_bytes, render, report, tasks_in_order
+from einpage.memplan.report import PassesReport, Report, limited_by, peak_bytes, render, report, tasks_in_order
 from hand_plan import hand_plan
 from strategies import a_machine
 
@@ -99,7 +100,7 @@ def test_peak_counts_the_workspace_and_stays_within_the_budget() -> None:
 def test_what_limits_a_plan(busy: tuple[float, float, float], makespan: float, moved: int, limit: str) -> None:
     plan = simulate(hand_plan(), SECONDS)
     by_queue = tuple(zip((Queue.COMPUTE, Queue.H2D, Queue.D2H), busy, strict=True))
-    assert bottleneck_name(limited_by(Timeline(plan.start_s, plan.finish_s, by_queue, makespan), moved, 100)) == limit
+    assert limit_name(limited_by(Timeline(plan.start_s, plan.finish_s, by_queue, makespan), moved, 100)) == limit
 
 
 def test_the_short_form() -> None:

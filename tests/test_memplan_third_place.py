@@ -24,6 +24,7 @@ from einpage.exec.picture.chrome_trace import chrome_trace
 from einpage.exec.picture.timeline_html import render_html
 from einpage.exec.picture.timeline_svg import render_svg
 from einpage.memplan.bounds.bounds import bounds
+from einpage.memplan.bounds.limit import limit_name
 from einpage.memplan.graph.arena import Arena
 from einpage.memplan.graph.dump import describe, memgraph_text
 from einpage.memplan.graph.memgraph import MemGraph, Move, NodeId
@@ -36,7 +37,7 @@ from einpage.memplan.plan import plan
 from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.places import DEVICE, HOST, Place, PlaceKind, Queue
 from einpage.memplan.problem.profile import load_machine, machine_text
-from einpage.memplan.report import bottleneck_name, render, report
+from einpage.memplan.report import render, report
 from hand_plan import hand_graph
 
 DISK = Place(PlaceKind.DISK)
@@ -164,7 +165,7 @@ def test_it_is_simulated_and_reported(machine: Machine) -> None:
     found = report(made, machine, line, bounds(made.graph, machine), plan_s=0.0, verified=True, spec="hand")
     facts = found.facts()
     assert (facts["disk_to_host_bytes"], facts["host_to_disk_bytes"]) == (768, 512)
-    assert facts["host_to_disk_s"] == pytest.approx(10.24) and facts["limited_by"] == bottleneck_name(found.limited_by)
+    assert facts["host_to_disk_s"] == pytest.approx(10.24) and facts["limited_by"] == limit_name(found.limited_by)
     assert "disk → host" in render(found)
     with pytest.raises(UsageError, match="machine h100 has no link from disk to host"):
         simulate(made, load_machine("h100"))

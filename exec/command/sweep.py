@@ -24,8 +24,9 @@ from einpage.exec.command.options import settings_of
 from einpage.exec.picture.curve_svg import render_curve
 from einpage.exec.planning.judged_plan import Planned
 from einpage.exec.system.files import write_atomically
+from einpage.memplan.bounds.limit import limit_name
 from einpage.memplan.errors import DoesNotFit
-from einpage.memplan.report import Report, bottleneck_name
+from einpage.memplan.report import Report
 
 BUDGET = "budget"
 POINTS, MOST_POINTS = 10, 200
@@ -147,5 +148,5 @@ def _table(sweep: Sweep, points: list[SweepPoint]) -> Table:
         ratio = "-" if found.bound_ratio is None else f"{found.bound_ratio:.3f}"
         bar = "█" * max(1, round(BAR * found.makespan_s / longest)) if longest else ""
         moved = format_bytes(found.h2d_bytes + found.d2h_bytes)
-        table.add_row(name, format_seconds(found.makespan_s), ratio, moved, bottleneck_name(found.limited_by), bar)
+        table.add_row(name, format_seconds(found.makespan_s), ratio, moved, limit_name(found.limited_by), bar)
     return table

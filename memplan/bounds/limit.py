@@ -21,15 +21,18 @@ class Method(Enum):
 
 
 class Cause(Enum):
-    """What makes a bound where no single engine does."""
+    """What makes a bound, or a makespan, where no single engine does."""
 
     CRITICAL_PATH = "critical path"
     MEMORY = "memory"
     """The window bound or the slot LP: bytes that come again, or wait for memory, because the budget is small."""
+    LATENCY = "latency"
+    """Of a plan, never of a bound: nothing is busy."""
 
 
 Limit: TypeAlias = "Queue | Cause"
-"""What a bound is made of: an engine that is always busy, or a cause that holds all of them up."""
+"""What a bound is made of, or what would have to be faster or larger for a plan to be faster: an engine that is always busy, or a cause
+that holds all of them up."""
 
 
 def limit_name(limit: Limit) -> str:
