@@ -39,7 +39,8 @@ class Kernel(Protocol):
     def scratch_bytes(self) -> int:
         """The most it allocates at once, operands, result and workspace not counted."""
 
-    def __call__(self, operands: Operands, result: Tensor, workspace: Tensor | None = None) -> object: ...
+    def __call__(self, operands: Operands, result: Tensor, workspace: Tensor | None = None) -> object:
+        """Fill `result`. `workspace` is the task's own in the arena, as uint8 [nbytes]; None where it has none."""
 
 
 @lru_cache(maxsize=4096)

@@ -27,6 +27,7 @@ class BadNumber(ValueError):
 
 
 def unary(op: str, x: Number) -> Number:
+    """`-x`, or `not x` as 0 or 1: `op` is one of the two."""
     return -x if op == "-" else int(not x)
 
 

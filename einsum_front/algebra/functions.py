@@ -53,6 +53,7 @@ class Function:
 
     @property
     def arity(self) -> int:
+        """How many arguments it takes."""
         return len(self.parameters)
 
 

@@ -56,6 +56,7 @@ def emptied(score: Expr, region: Region) -> bool:
 
 
 def is_minus_infinity(e: Expr) -> bool:
+    """Whether `e` is -inf as a literal: a number, or the negation of inf."""
     return e in (Num(float("-inf")), Unary("-", Num(float("inf"))))
 
 

@@ -20,6 +20,7 @@ class Interval:
 
     @property
     def ends(self) -> tuple[float, float]:
+        """(low, high)"""
         return self.low, self.high
 
 
@@ -35,6 +36,7 @@ def hull(values: Iterable[float]) -> Interval | None:
 
 
 def negated(x: Interval) -> Interval:
+    """The interval of -v for v in `x`."""
     return Interval(-x.high, -x.low)
 
 

@@ -12,6 +12,7 @@ from einpage.memplan.problem.profile import load_machine, machine_names, machine
 
 
 def machine_command(a: argparse.Namespace) -> int:
+    """Print what was asked for, and return the exit status. Raises EinpageError for an unknown profile or device."""
     if a.measure:
         from einpage.exec.run.choose import device_for, measured_machine
 
@@ -43,5 +44,6 @@ def machine_facts(m: Machine) -> dict[str, object]:
 
 
 def machine_line(m: Machine) -> str:
+    """A profile on one line: device memory, host-to-device GB/s, TFLOP/s by dtype."""
     rates = ", ".join(f"{d.value} {rate / 1e12:g}" for d, rate in m.flops_per_s)
     return f"{m.name:<10} {format_bytes(m.device_bytes):>8}  link {m.link(Queue.H2D).bytes_per_s / 1e9:g} GB/s  TFLOP/s {rates}"

@@ -57,6 +57,7 @@ def facts_of(names: Sequence[str], p: Packed) -> dict[str, object]:
 
 
 def rendered(p: Packed) -> str:
+    """A packing's figures for a person: sizes in bytes, time in seconds."""
     height, bound = p.packing.height, p.lower_bound
     ratio = f"{height / bound:.4f}" if bound else "1"
     proof = f"; proven {p.proven_bound:,}" if p.proven_bound > bound else ""

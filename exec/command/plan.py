@@ -37,6 +37,7 @@ OF_A_SPEC = ("set", "weights", "dtype", "outputs", "split", "no_fuse")
 
 
 def plan_command(a: argparse.Namespace) -> int:
+    """Plan, write what --out and --timeline name, print the report; returns the exit status. Raises EinpageError."""
     began = perf_counter()
     refuse_unwritable(a.out, a.timeline)
     if a.effort is None:

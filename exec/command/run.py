@@ -104,6 +104,7 @@ def tokens_of(a: argparse.Namespace) -> tuple[TokenLists | None, Tokenizer | Non
 
 
 def inputs_of(assignments: list[str]) -> Mapping[str, NDArray[np.generic]]:
+    """Arrays by input name, from the `NAME=FILE` of --input. Raises UsageError for a file that cannot be used, or a name given twice."""
     out: dict[str, NDArray[np.generic]] = {}
     for assignment in assignments:
         name, array = read_input(assignment)
@@ -138,6 +139,7 @@ class ProgressBars:
 
     @property
     def hooks(self) -> Hooks:
+        """Callbacks for the run: its progress moves the second bar, a stuck run prints its queue heads."""
         return Hooks(progress=self.running, stuck=stuck)
 
     def planned(self, planned: Planned) -> None:
@@ -150,10 +152,12 @@ class ProgressBars:
         self._load = self._bars.add_task("load weights", total=nbytes)
 
     def loading(self, weight: str, nbytes: int) -> None:
+        """`nbytes` more of `weight` have been loaded."""
         if self._load is not None:
             self._bars.update(self._load, advance=nbytes)
 
     def running(self, p: RunProgress) -> None:
+        """Show the run's bytes moved and tasks done."""
         if self._run is None:
             self._run = self._bars.add_task("run", total=sum(p.plan_bytes.values()))
         self._bars.update(self._run, completed=sum(p.moved_bytes.values()), description=f"run {p.tasks_done}/{p.tasks} tasks")

@@ -44,6 +44,7 @@ class Sweep:
     """Bytes for a budget; ascending."""
 
     def value_text(self, value: int) -> str:
+        """A value for a person: bytes with their unit, or a size's number."""
         return format_bytes(value) if self.name == BUDGET else str(value)
 
 

@@ -20,15 +20,16 @@ Action: TypeAlias = Callable[[NodeId], None]
 
 class Device(Protocol):
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The kind of device: `cpu`, `cuda`, `null`."""
 
     @property
     def arena_bytes(self) -> int:
-        """Device memory under the plan's control."""
+        """Bytes of device memory under the plan's control."""
 
     @property
     def outside_arena_bytes(self) -> int:
-        """The most device memory ever in use beside the arena: temporaries of kernels, the device's own buffers."""
+        """The most bytes of device memory ever in use beside the arena: temporaries of kernels, the device's own buffers."""
 
     @property
     def moved_bytes(self) -> Mapping[Queue, int]:
@@ -74,12 +75,15 @@ class MovedBytes:
         self.clear()
 
     def clear(self) -> None:
+        """Set all counts to 0."""
         self._bytes = [0] * len(self._queues)
 
     def add(self, node: NodeId, nbytes: int) -> None:
+        """Count `nbytes` on the engine of `node`."""
         self._bytes[self._number[node]] += nbytes
 
     def by_link(self) -> Mapping[Queue, int]:
+        """Bytes by link, in the order of queues_of; the compute engine is left out."""
         return {queue: nbytes for queue, nbytes in zip(self._queues, self._bytes, strict=True) if queue != Queue.COMPUTE}
 
 

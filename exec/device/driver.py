@@ -24,7 +24,7 @@ class Driver(Protocol):
         """What the device is, for people: `NVIDIA H100`."""
 
     def allocate(self, nbytes: int) -> Tensor:
-        """Device memory, as uint8. Raises UsageError where the device has too little."""
+        """`nbytes` of device memory, as uint8 [nbytes]. Raises UsageError where the device has too little."""
 
     def pin(self, memory: Tensor) -> None:
         """Let the copy engines reach this host memory. Raises UsageError where the system does not allow it."""
@@ -54,7 +54,7 @@ class Driver(Protocol):
         """Block the host until `event` has passed. Raises RuntimeError where work before it failed."""
 
     def seconds(self, first: Event, last: Event) -> float:
-        """Between two passed events, by the device's clock."""
+        """Seconds between two passed events, by the device's clock."""
 
     def used_bytes(self) -> int:
-        """Device memory in use, by whomever, as the driver counts it."""
+        """Bytes of device memory in use, by whomever, as the driver counts it."""

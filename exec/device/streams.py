@@ -107,6 +107,7 @@ class StreamDevice:
 
     @property
     def moved_bytes(self) -> Mapping[Queue, int]:
+        """By link, in the order of queues_of: bytes whose copies were enqueued since `start_run`."""
         return self._counted.by_link()
 
     def start_run(self) -> None:
@@ -119,9 +120,10 @@ class StreamDevice:
                 raise NodeError(node, describe(self.memgraph, node), Queue.COMPUTE, error) from error
 
     def init_thread(self) -> None:
-        pass
+        """Nothing: no setting holds for one thread only."""
 
     def preload(self) -> None:
+        """Copy the tensors that are resident at the start to their offsets, and wait for the copies. Not counted."""
         for r in (self.memgraph.residencies[r] for r in self.memgraph.start):
             if r.place.kind is PlaceKind.DEVICE:
                 self.driver.copy(H2D, self._bytes(r), self._bytes(self.memgraph.residencies[self._host_copies[r.tensor]]))
@@ -155,16 +157,19 @@ class StreamDevice:
         self.driver.launch(COMPUTE, self._captured[nodes[0]])
 
     def compute(self, node: NodeId) -> None:
+        """Enqueue a Compute and wait for it."""
         self._run(node)
 
     def copy(self, node: NodeId) -> None:
+        """Enqueue a Move and wait for it."""
         self._run(node)
 
     def gather(self, node: NodeId) -> None:
+        """Enqueue a HostGather and wait for it. Raises IndexOutOfRange where its indices are wrong."""
         self._run(node)
 
     def free(self, node: NodeId) -> None:
-        pass
+        """Nothing: a Free has no stream, and the arena is one allocation."""
 
     def _run(self, node: NodeId) -> None:
         stream = self._streams[node]

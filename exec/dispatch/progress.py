@@ -44,6 +44,7 @@ class QueueHead:
     """Unfinished predecessors, lowest first."""
 
     def text(self) -> str:
+        """One line for a person: the engine, its node, and whether it runs or what it waits for."""
         if self.running:
             state = "running"
         elif self.waits_for:
@@ -99,6 +100,7 @@ class Monitor:
         """When the number of finished nodes last changed, or the queue heads were last reported."""
 
     def update(self, seconds: float) -> None:
+        """Call the progress hook, and the stuck hook where no node has finished for `hooks.stuck_after_s`."""
         self.progress(seconds)
         done = len(self._finished) - int(np.isnan(self._finished).sum())
         if done != self._done:

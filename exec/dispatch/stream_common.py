@@ -30,6 +30,7 @@ class DeviceClock:
         self._offset = perf_counter() - run.origin
 
     def at(self, event: Event) -> float:
+        """When `event`, which has passed, did so: seconds since the start of the run."""
         return self._offset + self._driver.seconds(self._first, event)
 
 

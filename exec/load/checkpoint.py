@@ -42,7 +42,7 @@ class Checkpoint(Protocol):
         """Why the rows of this tensor cannot be read (its element type, in words), or None."""
 
     def read_rows(self, name: str, start: int, end: int) -> WeightRows:
-        """Rows [start, end) of a tensor, read anew. Raises WeightError where the file fails."""
+        """Rows [start, end) of a tensor, read anew: [end - start, columns]. Raises WeightError where the file fails."""
 
 
 def rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -80,6 +80,7 @@ def file_size(path: Path) -> int:
 
 
 def unreadable(path: Path, error: OSError) -> WeightError:
+    """The error to raise for a file that the system refuses to read."""
     return WeightError(f"{path}: cannot be read: {error.strerror or error}")
 
 

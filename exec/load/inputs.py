@@ -44,6 +44,7 @@ class TokenLists:
 
     @property
     def longest(self) -> int:
+        """Tokens of the longest sequence."""
         return max(map(len, self.lists))
 
 

@@ -36,10 +36,12 @@ class NodeTimes(Protocol):
     """When each node of a MemGraph starts and finishes, in seconds from the start of the run; NaN where that is not known."""
 
     @property
-    def start_s(self) -> ArrayLike: ...
+    def start_s(self) -> ArrayLike:
+        """[node] when it starts."""
 
     @property
-    def finish_s(self) -> ArrayLike: ...
+    def finish_s(self) -> ArrayLike:
+        """[node] when it finishes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,12 +47,15 @@ class PixelScale:
     budget_bytes: int
 
     def x(self, seconds: float) -> float:
+        """Pixels from the left edge of the picture."""
         return LEFT + seconds / self.horizon_s * (self.width - LEFT - 8)
 
     def y(self, offset: float) -> float:
+        """Pixels from the top of the picture to a byte offset: higher offsets lie above."""
         return TOP + self.map_height * (1 - offset / self.budget_bytes)
 
     def box(self, start_s: float, end_s: float, offset: int, nbytes: int) -> Quad:
+        """The rectangle of `nbytes` at `offset` over a time interval."""
         return self.x(start_s), self.y(offset + nbytes), self.x(end_s) - self.x(start_s), self.y(offset) - self.y(offset + nbytes)
 
 

@@ -69,6 +69,7 @@ class Knob:
     times: float = 1.0
 
     def advice(self, before_s: float, after_s: float) -> Advice:
+        """The advice to turn it: makespans in seconds, without and with the change; the gain is per token where `times` is not 1."""
         gain = 1 - after_s / (before_s * self.times)
         per, more = (" a token", f" for {self.times:g} x the tokens") if self.times > 1 else ("", "")
         turned = f"{self.name} {self.value_text(self.before)} -> {self.value_text(self.after)}: -{100 * gain:.0f} %{per}"
@@ -76,6 +77,7 @@ class Knob:
         return Advice(self.name, self.before, self.after, gain, after_s, "plan", text)
 
     def value_text(self, value: int) -> str:
+        """A value for a person: bytes with their unit, or a size's number."""
         return format_bytes(value) if self.name == "budget" else str(value)
 
 

@@ -18,26 +18,32 @@ from einpage.einsum_front.algebra.functions import FUNCTIONS
 
 
 def copy(target: Tensor, value: Tensor) -> Tensor:
+    """`target`, overwritten with `value`, which is broadcast and converted to its dtype."""
     return target.copy_(value)
 
 
 def fill(target: Tensor, value: float) -> Tensor:
+    """`target`, every element set to `value`."""
     return target.fill_(value)
 
 
 def to_float(x: Tensor) -> Tensor:
+    """`x` as fp32; itself if it is already."""
     return x.to(torch.float32)
 
 
 def to_int(x: Tensor) -> Tensor:
+    """`x` as int64, rounded towards zero; itself if it is already."""
     return x.to(torch.int64)
 
 
 def to_int_tensor(x: float) -> Tensor:
+    """A number as an int64 tensor of no dimensions, rounded towards zero."""
     return torch.tensor(int(x), dtype=torch.int64)
 
 
 def is_true(x: Tensor | float) -> Tensor:
+    """`x != 0` as a bool tensor: elementwise for a tensor, of no dimensions for a number."""
     return x != 0 if isinstance(x, Tensor) else torch.tensor(bool(x))
 
 
@@ -49,6 +55,7 @@ class RowReduction:
     dims: tuple[int, ...]
 
     def __call__(self, x: Tensor) -> Tensor:
+        """The shape of `x`, with size 1 along `dims`."""
         return self.fn(x, dim=self.dims, keepdim=True)
 
 
@@ -68,6 +75,7 @@ class RowSoftmax:
     """How many equal rows lie along letters that the value lacks."""
 
     def __call__(self, x: Tensor) -> Tensor:
+        """The shape of `x`; sums to 1 / `absent` over `dims`, or is 0 where the row is all -inf."""
         if not self.dims:
             return torch.where(x == -math.inf, 0.0, 1.0 / self.absent)
         found, total = exponentials(x, self.dims)

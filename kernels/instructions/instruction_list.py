@@ -35,6 +35,7 @@ class Ref:
 
     @property
     def is_number(self) -> bool:
+        """Whether its value is a Python number, known now."""
         return self.kind is ValueKind.NUMBER
 
 

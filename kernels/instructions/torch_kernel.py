@@ -25,9 +25,11 @@ class TorchKernel:
 
     @property
     def scratch_bytes(self) -> int:
+        """The most it allocates at once: scratch buffers in fp32, and the steps' temporaries."""
         return 4 * sum(self.scratch) + self.temporary_bytes
 
     def __call__(self, operands: Operands, result: Tensor, workspace: Tensor | None = None) -> None:
+        """Fill `result` from `operands`; both as in prepare.Kernel. `workspace` is not used: scratch is allocated anew."""
         buffers = (*operands, (result,), [torch.empty(n) for n in self.scratch])
         for step in self.steps:
             step(buffers)

@@ -91,6 +91,7 @@ class Compiler:
         return found
 
     def close(self) -> None:
+        """End the process, if it was started; of no use afterwards."""
         self._end()
         self._errors.close()
 

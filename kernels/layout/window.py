@@ -39,6 +39,7 @@ class Window:
     """Elements from the tensor's own start."""
 
     def of(self, buffers: JobBuffers) -> Tensor:
+        """The strided view of its tensor, in the shape `size`; shares the tensor's memory."""
         t = buffers[self.operand][self.tile]
         return t.as_strided(self.size, self.stride, t.storage_offset() + self.offset)
 

@@ -35,11 +35,13 @@ class Scratch:
         return list(self.elements).index(name)
 
     def tile(self, name: str, letters: Letters, region: Region) -> StridedTile:
+        """Buffer `name` as a packed tile of `region`, row-major in the order of `letters`; the buffer grows where it is too small."""
         size = prod(region[x][1] - region[x][0] for x in letters)
         return scratch_tile(self.operand, self.buffer(name, size), letters, region)
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all buffers: 4 an element."""
         return 4 * sum(self.elements.values())
 
 

@@ -38,18 +38,22 @@ class Roles:
 
     @property
     def out(self) -> Letters:
+        """All letters of the product, in its order."""
         return self.batch + self.rows + self.columns
 
     @property
     def of_x(self) -> tuple[Letters, Letters, Letters]:
+        """The groups of x as a matrix: (batch, rows, columns)."""
         return self.batch, self.rows, self.inner
 
     @property
     def of_y(self) -> tuple[Letters, Letters, Letters]:
+        """The groups of y as a matrix: (batch, rows, columns)."""
         return self.batch, self.inner, self.columns
 
     @property
     def of_out(self) -> tuple[Letters, Letters, Letters]:
+        """The groups of the product as a matrix: (batch, rows, columns)."""
         return self.batch, self.rows, self.columns
 
 
@@ -63,6 +67,7 @@ class Factor:
     name: str
 
     def at(self, region: Region) -> list[StridedTile]:
+        """The tiles that have elements in `region`."""
         return [t for t in self.tiles if t.intersects(region)]
 
 

@@ -41,6 +41,7 @@ class Loop:
 
     @property
     def extents(self) -> list[int]:
+        """[run] how many values its index takes: the product of the extents of its letters."""
         extent = {r.letter: r.extent for r in self.ranges}
         return [prod(extent[x] for x in run) for run in self.runs]
 

@@ -57,6 +57,7 @@ class KernelText:
         return "tl.program_id(0).to(tl.int64)" if self.wide else "tl.program_id(0)"
 
     def line(self, text: str) -> None:
+        """Append a line at the present depth of loops."""
         self.lines.append("    " * self._depth + text)
 
     def assign(self, hint: str, text: str) -> str:

@@ -24,6 +24,7 @@ class Val:
 
     @property
     def is_number(self) -> bool:
+        """Whether its value is a Python number, known now."""
         return self.kind is ValueKind.NUMBER
 
 

@@ -45,15 +45,18 @@ class FitPolicy(Enum):
 
 
 def best_fit(holes: Sequence[Hole], nbytes: int) -> int | None:
+    """The start of the smallest hole of at least `nbytes`; of equal ones, that at the lowest offset. None where there is none."""
     i = bisect_left(holes, (nbytes, -1))
     return holes[i][1] if i < len(holes) else None
 
 
 def first_fit(holes: Sequence[Hole], nbytes: int) -> int | None:
+    """The start of the hole of at least `nbytes` at the lowest offset. None where there is none."""
     return min((start for _, start in holes[bisect_left(holes, (nbytes, -1)) :]), default=None)
 
 
 def worst_fit(holes: Sequence[Hole], nbytes: int) -> int | None:
+    """The start of the largest hole; of equal ones, that at the highest offset. None where it has fewer than `nbytes`."""
     return holes[-1][1] if holes and holes[-1][0] >= nbytes else None
 
 
@@ -146,6 +149,7 @@ class Arena:
         return self.bounds[i]
 
     def largest_hole(self) -> int:
+        """Bytes of the largest hole; 0 where there is none."""
         return self._holes[-1][0] if self._holes else 0
 
     def segments(self) -> Iterator[Segment]:

@@ -41,6 +41,7 @@ class Extent:
 
     @property
     def end(self) -> int:
+        """The offset after its last byte."""
         return self.offset + self.nbytes
 
 

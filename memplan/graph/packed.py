@@ -66,11 +66,13 @@ class Residencies(Columns[Residency]):
         return there
 
     def entry(self, i: int) -> Residency:
+        """Residency i, where 0 ≤ i < len(self)."""
         start, end = self.extent_row[i : i + 2].tolist()
         extents = tuple(Extent(self.offset[at].item(), self.nbytes[at].item()) for at in range(start, end))
         return Residency(self.id[i].item(), self.tensor[i].item(), self.places[self.place[i]], extents)
 
     def entries(self, start: int, end: int) -> Iterator[Residency]:
+        """Residencies start ≤ i < end, decoded together."""
         rows: list[int] = self.extent_row[start : end + 1].tolist()
         first, last = rows[0], rows[-1]
         extents = tuple(map(Extent, self.offset[first:last].tolist(), self.nbytes[first:last].tolist()))
@@ -95,6 +97,7 @@ class ResidencyList:
         return len(self._id)
 
     def append(self, number: int, tensor: int, place: Place, extents: Iterable[Extent]) -> None:
+        """One more residency. `number` is the id it claims, which is not checked."""
         for extent in extents:
             self._offset.append(extent.offset)
             self._nbytes.append(extent.nbytes)
@@ -117,6 +120,7 @@ class ResidencyList:
         self._extent_row.append(len(self._offset))
 
     def finish(self) -> Residencies:
+        """The residencies so far, as immutable columns."""
         id_, tensor, place, row, offset, nbytes = map(
             frozen, (self._id, self.tensor, self._place, self._extent_row, self._offset, self._nbytes)
         )
@@ -166,6 +170,7 @@ class Nodes(Columns[Node]):
         return len(self.kind)
 
     def entry(self, i: int) -> Node:
+        """Node i, where 0 ≤ i < len(self)."""
         if self.kind[i] == FREE:
             return Free(self.subject[i].item())
         if self.kind[i] == MOVE:
@@ -173,6 +178,7 @@ class Nodes(Columns[Node]):
         return next(self.entries(i, i + 1))
 
     def entries(self, start: int, end: int) -> Iterator[Node]:
+        """Nodes start ≤ i < end, decoded together."""
         kinds, subjects, results = (column[start:end].tolist() for column in (self.kind, self.subject, self.result))
         rows: list[int] = self.operand_row[start : end + 1].tolist()
         each: list[tuple[ResidencyId, ...]] = ragged(self.tile_row, self.reads, rows[0], rows[-1])
@@ -214,13 +220,16 @@ class NodeList:
         self._add(COMPUTE, task, creates)
 
     def gather(self, task: TaskId, operands: Iterable[Iterable[ResidencyId]], creates: ResidencyId) -> None:
+        """Append a HostGather: `operands` are the residencies of each operand's tiles."""
         self._read(operands)
         self._add(GATHER, task, creates)
 
     def move(self, source: ResidencyId, target: ResidencyId) -> None:
+        """Append a Move."""
         self._add(MOVE, source, target)
 
     def free(self, residency: ResidencyId) -> None:
+        """Append a Free."""
         self._add(FREE, residency, NOTHING)
 
     def _read(self, operands: Iterable[Iterable[ResidencyId]]) -> None:
@@ -235,5 +244,6 @@ class NodeList:
         self._operand_row.append(len(self._tile_row) - 1)
 
     def finish(self) -> Nodes:
+        """The nodes so far, as immutable columns."""
         columns = (self._kind, self._subject, self._result, self._operand_row, self._tile_row, self._reads, *self._scratch)
         return Nodes(*map(frozen, columns))

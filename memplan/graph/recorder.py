@@ -127,14 +127,17 @@ class EdgeList:
         """(target, source, kind) packed, most significant first."""
 
     def data(self, source: int, target: int) -> None:
+        """An edge from a producer to its consumer, or from the last reader of a residency to its Free."""
         if source >= 0:
             self._key.append(((target << _NODE_BITS) | source) << 1 | _DATA)
 
     def memory(self, source: int, target: int) -> None:
+        """An edge from the Free (or other last user) of some bytes to the node that writes them next."""
         if source >= 0:
             self._key.append(((target << _NODE_BITS) | source) << 1 | _MEMORY)
 
     def finish(self) -> Edges:
+        """The edges so far, sorted by target, then source. A pair with both kinds has one edge, DATA."""
         key = np.sort(np.frombuffer(self._key, np.int64)) if self._key else np.empty(0, np.int64)
         pair = key >> 1
         first = np.ones(len(key), bool)

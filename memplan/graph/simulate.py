@@ -36,6 +36,7 @@ class Timeline:
     """When the last node finishes."""
 
     def busy(self, queue: Queue) -> float:
+        """Seconds for which `queue` works. Raises KeyError for one that the plan does not have."""
         return dict(self.busy_s)[queue]
 
 

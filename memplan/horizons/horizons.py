@@ -93,6 +93,7 @@ class Horizons:
         self.prefetch_target = problem.budget_bytes // 16 if options.prefetch_bytes is None else options.prefetch_bytes
 
     def run(self) -> None:
+        """Plan all tasks: the nodes are in `recorder` afterwards. Raises DoesNotFit where the host is full."""
         for step, task in enumerate(self.order):
             self.allocate(Step(step), task)
             if self.in_flight[-1].runs_at_once or not self.options.prefetch:

@@ -48,6 +48,7 @@ class Reuse:
         return self._steps[self._end[t] - 1] <= step
 
     def is_dead(self, t: TensorId) -> bool:
+        """Whether no step that is not yet executed reads `t`."""
         return self._cursor[t] == self._end[t]
 
     def execute(self, t: TensorId) -> None:

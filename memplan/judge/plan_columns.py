@@ -76,6 +76,7 @@ class PlanColumns:
         return None if node == ALWAYS else node
 
     def named(self, residency: int) -> str:
+        """A residency for an error message: its tensor's name, number, place and byte offset."""
         place = self.residencies.places[self.place[residency]]
         return f"{self.memgraph.graph.tensors[self.tensor[residency]].name} (residency {residency}, {place} {self.offset[residency]})"
 

@@ -44,6 +44,7 @@ def first_fit(rectangles: Sequence[Rectangle], neighbours: Sequence[Sequence[int
 
 
 def height_of(rectangles: Sequence[Rectangle], offsets: Sequence[int]) -> int:
+    """Where the highest of the rectangles ends, in bytes, at these offsets; 0 for none."""
     return max((at + nbytes for (_, _, nbytes), at in zip(rectangles, offsets, strict=True)), default=0)
 
 

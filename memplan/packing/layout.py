@@ -53,9 +53,11 @@ class Layout:
         return Layout(np.stack((self.start, self.end, self.nbytes), axis=1)[some], capacity, self.weight[some])
 
     def snapshot(self) -> Snapshot:
+        """The offsets as they are now, and the weight of what is not placed."""
         return Snapshot(int(self.weight[self.offset == UNPLACED].sum()), self.offset.tolist())
 
     def restore(self, snapshot: Snapshot) -> None:
+        """Place everything as it was at `snapshot`, which is of this layout."""
         self.offset[:] = snapshot.offsets
 
     def clear(self) -> None:

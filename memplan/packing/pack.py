@@ -45,6 +45,7 @@ class Packed:
 
     @property
     def fits(self) -> bool:
+        """Whether the packing's height is within the capacity."""
         return self.packing.height <= self.capacity
 
 

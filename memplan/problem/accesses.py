@@ -61,6 +61,7 @@ class Accesses:
 
     @property
     def slots(self) -> int:
+        """The number of slots: tasks in order."""
         return len(self.seconds)
 
     @property

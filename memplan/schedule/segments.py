@@ -97,6 +97,7 @@ class PlacedSegments:
         self._empty: list[int] = []
 
     def offset_by_key(self) -> dict[Key, int]:
+        """The byte offset of every placed segment."""
         return {self.segments[row].key: int(self.low[row]) for row in self._rows()}
 
     def _rows(self) -> Iterator[int]:
@@ -104,6 +105,7 @@ class PlacedSegments:
         return (row for row in range(len(self.segments)) if row not in empty)
 
     def place(self, segment: LiveSegment, at: int) -> None:
+        """Add `segment` at the byte offset `at`. That the bytes are free is not checked."""
         if self._empty:
             row = self._empty.pop()
             self.segments[row] = segment
@@ -117,6 +119,7 @@ class PlacedSegments:
         self.start[row], self.end[row], self.low[row], self.high[row] = segment.start, segment.end, at, at + segment.nbytes
 
     def remove(self, row: int) -> None:
+        """Remove the segment of `row`, which may be used again."""
         self.start[row] = self.end[row] = 0
         self._empty.append(row)
 
