@@ -14,13 +14,13 @@ from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import RUN_DTYPES
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import parse_bytes
-from einpage.exec.load.inputs import TokenLists, encode_prompts
+from einpage.exec.load.inputs import encode_prompts, token_lists
 from einpage.exec.load.tokenizer import load_tokenizer
 from einpage.exec.planning.judged_plan import Planned, plan_program
 from einpage.exec.planning.model import Model, open_model
@@ -29,6 +29,8 @@ from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.profile import load_machine
 
 if TYPE_CHECKING:
+    import torch
+
     from einpage.exec.run.prepared import RunResult
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -41,14 +43,15 @@ def load_spec(
     set: Mapping[str, str | int | float] | None = None,
     weights: str | Path | None = None,
     prompt: str | Sequence[str] | None = None,
-    tokens: Sequence[Sequence[int]] | None = None,
+    tokens: Sequence[Sequence[int]] | Sequence[int] | NDArray[np.integer] | None = None,
 ) -> Model:
     """Open a spec, a YAML file or the name of one that ships, with every size known: ready to be planned and, with `weights`, to be run.
 
     A size comes from `set`, else from the text at hand (`batch` sequences, `seq` of the longest), else from the checkpoint's metadata,
     else from the spec. `set` holds sizes and scalars by name; text is an expression of other sizes. `weights` is a .gguf or
     .safetensors file, an index or folder of shards, or `random:SEED`; only headers are read. The text is `prompt`, one or a batch, for
-    the checkpoint's own tokenizer, or `tokens`, ids [batch][seq]; shorter sequences are padded on the right.
+    the checkpoint's own tokenizer, or `tokens`, ids [batch][seq] (or of one sequence, [seq]) in lists, an array or a tensor; shorter
+    sequences are padded on the right.
 
     Raises SpecError for the spec (with file, line and column), WeightError for a checkpoint that cannot be read or does not fit the
     spec, InputError for tokens that do not fit `set`, UsageError for arguments that exclude each other. torch is not imported.
@@ -59,9 +62,10 @@ def load_spec(
     if prompt is not None:
         if where is None:
             raise UsageError("a prompt needs weights: the tokenizer is theirs")
+        prompts = _texts(prompt)
         tokenizer = load_tokenizer(where)
-        return open_model(spec, set, where, encode_prompts(tokenizer, [prompt] if isinstance(prompt, str) else prompt), tokenizer)
-    lists = None if tokens is None else TokenLists(tuple(tuple(row) for row in tokens), "tokens")
+        return open_model(spec, set, where, encode_prompts(tokenizer, prompts), tokenizer)
+    lists = None if tokens is None else token_lists(_plain(tokens), "tokens")
     return open_model(spec, set, where, lists)
 
 
@@ -115,7 +119,7 @@ def run(
     no_fuse: Sequence[str] = (),
     device: str = "auto",
     dispatch: str = "dynamic",
-    inputs: Mapping[str, NDArray[np.generic]] | None = None,
+    inputs: Mapping[str, ArrayLike | torch.Tensor] | None = None,
     perplexity: bool = False,
     effort: int = 0,
     passes: int | None = None,
@@ -123,15 +127,16 @@ def run(
     """Plan `model` as `plan` does, load its weights, and run it once, or `passes` times.
 
     Without `machine` the plan is for the machine at hand, which is measured once (two seconds) and its profile cached. `device` is
-    auto, cpu or cuda; `dispatch` dynamic, static or serial, with the same bits. `inputs` are arrays by name in the declared shapes, for
-    all but the tokens that the model was opened with. `perplexity` adds the output that has logits for every position [batch, seq,
-    vocab].
+    auto, cpu or cuda; `dispatch` dynamic, static or serial, with the same bits. `inputs` are arrays by name in the declared shapes (of
+    numpy, tensors of torch on any device, or nested lists), for all but the tokens that the model was opened with. `perplexity` adds
+    the output that has logits for every position [batch, seq, vocab].
 
     In the result `outputs` are CPU tensors by name in the declared shapes and the run's dtype, `report` what was predicted, counted and
     timed, `facts` the same as `run --json` prints it. Raises what `plan` raises; InputError for an input that is missing, unknown or of
     another shape; UsageError for a model without weights, or where the device is not available or smaller than the budget; DoesNotFit
     where the host has too little memory; NodeError where a node fails.
     """
+    from einpage.exec.run.arrays import arrays
     from einpage.exec.run.choose import Dispatch, device_for, kernels_for, measured_machine
     from einpage.exec.run.options import RunOptions
     from einpage.exec.run.prepared import run_model
@@ -151,8 +156,26 @@ def run(
         passes=passes,
     )
     options = RunOptions(request, perplexity, _choice(Dispatch, dispatch, "dispatch"), kind, kernels_for("auto", kind))
+    given = None if inputs is None else arrays(inputs)
     profile = measured_machine(kind) if machine is None else _machine_named(machine)
-    return run_model(model, profile, options, inputs)
+    return run_model(model, profile, options, given)
+
+
+def _texts(prompt: object) -> list[str]:
+    """One prompt, or several, as a list. Raises UsageError for anything but text."""
+    texts: list[str] = []
+    for text in prompt if isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes) else [prompt]:
+        if not isinstance(text, str):
+            raise UsageError(f"a prompt is text, found one of type {type(text).__name__}; token ids go to tokens")
+        texts.append(text)
+    return texts
+
+
+def _plain(ids: object) -> object:
+    """Arrays, tensors, tuples and numpy's numbers as lists and numbers; anything else as it is."""
+    if hasattr(ids, "tolist"):
+        return ids.tolist()
+    return [_plain(x) for x in ids] if isinstance(ids, list | tuple | range) else ids
 
 
 def _choice(members: Iterable[Member], value: str, name: str) -> Member:

@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import einpage
 from command_line import LLAMA, facts
 from einpage.einsum_front.base.errors import UsageError
+from einpage.exec.load.inputs import InputError
 from einpage.exec.planning.model import Model
 
 SIZES = {"batch": 2, "model": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 64, "vocab": 320}
@@ -107,3 +110,108 @@ def test_text_is_given_once() -> None:
 def test_a_name_that_is_not_there() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'plam'"):
         einpage.plam  # noqa: B018
+
+
+TINY = """einpage: 1
+name: tiny
+sizes: {batch: 3, seq: 4}
+axes: {b: batch, s: seq}
+inputs: {x: {axes: b s}, lengths: {axes: b, dtype: int32}}
+body:
+  - y[b,s] = where(s < lengths[b], x[b,s], 0)
+outputs: {y: {axes: b s}}
+"""
+X, LENGTHS = np.arange(1.0, 13.0).reshape(3, 4), [2, 4, 1]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    path = tmp_path_factory.mktemp("tiny") / "tiny.yaml"
+    path.write_text(TINY)
+    return einpage.load_spec(path, weights="random:1")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"lengths": LENGTHS},
+        {"lengths": tuple(LENGTHS), "x": X.tolist()},
+        {"lengths": [np.int64(2), np.int32(4), 1]},
+        {"lengths": torch.tensor(LENGTHS), "x": torch.tensor(X, requires_grad=True)},
+        {"lengths": torch.tensor(LENGTHS, dtype=torch.uint8), "x": torch.tensor(X).bfloat16()},
+        {"lengths": np.array(LENGTHS, np.uint64), "x": torch.tensor(X).half()},
+        {"lengths": torch.tensor(LENGTHS).to_sparse(), "x": torch.tensor(X).T.contiguous().T},
+        {"lengths": np.ma.array(LENGTHS, mask=False), "x": X.astype(np.int8)},
+    ],
+)
+def test_what_holds_numbers_is_an_input(given: dict[str, Any], tiny: Model) -> None:
+    found = einpage.run(tiny, budget="1MiB", machine="cpu", inputs={"x": X, **given})
+    assert (found.outputs["y"].numpy() == np.where(np.arange(4) < np.array(LENGTHS)[:, None], X, 0)).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_tensor_on_a_gpu_is_an_input(tiny: Model) -> None:
+    found = einpage.run(tiny, budget="1MiB", machine="cpu", device="cpu", inputs={"x": torch.tensor(X).cuda(), "lengths": LENGTHS})
+    assert found.outputs["y"][1].tolist() == X[1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "says"),
+    [
+        ("abc", "input lengths is of type str, expected an array"),
+        ({"a": 1}, "input lengths is of type dict"),
+        (None, "input lengths is None"),
+        ({1, 2}, "input lengths is of type set"),
+        (b"abc", "input lengths is of type bytes"),
+        (object(), "input lengths is of type object"),
+        ([[1], [2, 3]], "input lengths: rows of different lengths"),
+        (["2", "4"], "input lengths holds values of type <U1"),
+        ([2**70, 1, 1], "input lengths holds numbers beyond 64 bits"),
+        ([1j, 1, 1], "input lengths holds values of type complex128"),
+        ([2.0, 4.0, 1.0], "input lengths is float64, expected whole numbers"),
+        ([True, False, True], "input lengths is bool, expected whole numbers"),
+        (torch.tensor([2.5, 4, 1]).bfloat16(), "input lengths is float32, expected whole numbers"),
+        ([2, 4], r"input lengths\[b\] has shape \[2\], expected \[3\]"),
+        (3, r"input lengths\[b\] has shape \[\], expected \[3\]"),
+        (torch.empty(3, device="meta"), "input lengths is a tensor on the device meta"),
+        (np.ma.array([2, 4, 1], mask=[0, 1, 0]), "input lengths has masked elements"),
+    ],
+)
+def test_what_holds_no_numbers_is_refused_in_one_line(lengths: Any, says: str, tiny: Model) -> None:
+    with pytest.raises(InputError, match=says) as e:
+        einpage.run(tiny, budget="1MiB", machine="cpu", inputs={"x": X, "lengths": lengths})
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("inputs", [[("x", X)], "x", 5, {3: X}])
+def test_inputs_that_have_no_names_are_refused(inputs: Any, tiny: Model) -> None:
+    with pytest.raises(InputError, match=r"expected (arrays by name|names of inputs)"):
+        einpage.run(tiny, budget="1MiB", machine="cpu", inputs=inputs)
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [[[1, 2], [3, 4]], ((1, 2), (3, 4)), np.array([[1, 2], [3, 4]]), torch.tensor([[1, 2], [3, 4]]), [np.array([1, 2]), [np.int8(3), 4]]],
+)
+def test_token_ids_in_any_container(tokens: Any) -> None:
+    model = einpage.load_spec("llama", set=SIZES, weights="random:1", tokens=tokens)
+    assert model.tokens is not None and model.tokens.lists == ((1, 2), (3, 4))
+
+
+@pytest.mark.parametrize("tokens", [[1, 2], np.array([1, 2]), range(1, 3)])
+def test_token_ids_of_one_sequence(tokens: Any) -> None:
+    model = einpage.load_spec("llama", set={**SIZES, "batch": 1}, weights="random:1", tokens=tokens)
+    assert model.tokens is not None and model.tokens.lists == ((1, 2),)
+
+
+@pytest.mark.parametrize("tokens", ["hello", [[1.5, 2.0]], [[-1]], [None], [], [[]], [[[1]]], [["a"]], {"a": [1]}, 5, [[True]]])
+def test_what_are_no_token_ids(tokens: Any) -> None:
+    with pytest.raises(InputError, match=r"^tokens: "):
+        einpage.load_spec("llama", set=SIZES, weights="random:1", tokens=tokens)
+
+
+@pytest.mark.parametrize("prompt", [5, b"text", ["text", None], [["text"]]])
+def test_a_prompt_that_is_no_text(prompt: Any) -> None:
+    with pytest.raises(UsageError, match=r"a prompt is text, found one of type (int|bytes|NoneType|list)"):
+        einpage.load_spec("llama", weights="random:1", prompt=prompt)

@@ -51,7 +51,11 @@ class TokenLists:
 def read_tokens(path: str) -> TokenLists:
     """A JSON list of ids, or a list of such lists. Raises InputError."""
     origin = f"--tokens {path}"
-    found = _read_json(Path(path), origin)
+    return token_lists(_read_json(Path(path), origin), origin)
+
+
+def token_lists(found: object, origin: str) -> TokenLists:
+    """`found` as token lists: a list of ids, or a list of such lists. Raises InputError, which begins with `origin`."""
     if not isinstance(found, list) or not found:
         raise InputError(f"{origin}: expected a list of token ids, or a list of such lists")
     lists = found if all(isinstance(row, list) for row in found) else [found]
