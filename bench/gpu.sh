@@ -8,11 +8,12 @@
 #   bench/gpu.sh --commit ID        what the results call the commit, where the tree that runs is no git checkout
 #   bench/gpu.sh --model FILE       SmolLM2's GGUF file
 #
-# PYTHON names the interpreter; it must have torch and triton.
+# PYTHON names the interpreter, which must have torch and triton; without it, the checkout's .venv where there is one, else python3.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python=${PYTHON:-python3}
+[[ -z ${PYTHON:-} && -x .venv/bin/python ]] && python=.venv/bin/python
 wheels=bench/wheels
 words=()
 while (($#)); do
