@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import struct
 from pathlib import Path
 
@@ -23,7 +22,8 @@ from einpage.einsum_front.elaborate.tied_weights import with_tied_weights
 from einpage.einsum_front.graph.job import Part
 from einpage.einsum_front.graph.program import Definition, Output, Program, Source, Weight
 from einpage.exec.load.checkpoint import WeightError
-from einpage.exec.load.resolve import check_assumptions, open_weights, present_names, resolve, spec_settings
+from einpage.exec.load.resolve import open_weights, present_names, resolve
+from einpage.exec.planning.metadata import spec_settings
 from einpage.exec.planning.model import open_model
 
 SPAN = Span(1, 1)
@@ -343,33 +343,6 @@ def test_settings_come_from_the_first_key_present(tmp_path: Path) -> None:
     with pytest.raises(WeightError, match="`tie` is True; the spec's `x`"):
         spec_settings({"x": ("tie",)}, checkpoint)
     assert spec_settings(keys, open_weights("random:0")) == {}
-
-
-ASSUME = {"act": ("silu", "swish"), "rope.type": ("default",), "factor": ("1",), "tied": ("true",), "window": (), "absent": ("1",)}
-
-
-@pytest.mark.parametrize(
-    ("config", "fault"),
-    [
-        ({"act": "swish", "rope": {"type": "default"}, "factor": 1.0, "tied": True, "window": None}, None),
-        ({}, None),
-        ({"act": "gelu"}, "`act` is 'gelu'; the spec is right for silu or swish"),
-        ({"rope": {"type": "llama3"}}, "`rope.type` is 'llama3'; the spec is right for default"),
-        ({"factor": 8}, "`factor` is 8; the spec is right for 1"),
-        ({"tied": False}, "`tied` is False; the spec is right for true"),
-        ({"window": 4096}, "`window` is 4096; the spec is right only without it"),
-        ({"window": {"size": 4096}}, "`window` is 4096; the spec is right only without it"),
-    ],
-)
-def test_metadata_that_ask_for_other_math_are_refused(tmp_path: Path, config: dict[str, object], fault: str | None) -> None:
-    save_file({"a": array(4)}, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    checkpoint = open_weights(str(tmp_path))
-    if fault is None:
-        check_assumptions(ASSUME, checkpoint)
-    else:
-        with pytest.raises(WeightError, match=re.escape(fault)):
-            check_assumptions(ASSUME, checkpoint)
 
 
 def test_a_llama_with_stretched_positions_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.program import Source, Weight
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, Tensor, TensorId, Value
 from einpage.exec.load.fill import fill, read_weight
-from einpage.exec.load.resolve import Resolved, open_weights, spec_settings
+from einpage.exec.load.resolve import Resolved, open_weights
+from einpage.exec.planning.metadata import spec_settings
 from smollm2 import smollm2_path
 
 GGUF_QK = ((0, 1, 3, 2), (4,))

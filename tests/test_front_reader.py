@@ -172,7 +172,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 def test_a_document_keeps_what_was_written() -> None:
     document = load_document(SPECS / "llama.yaml")
     assert document.name == "llama"
-    assert document.config["theta"] == ("rope_theta", "rope_parameters.rope_theta", "llama.rope.freq_base")
+    assert document.config["theta"] == ("rope_parameters.rope_theta", "rope_theta", "llama.rope.freq_base")
     first, layers = document.body[0], document.body[1]
     assert isinstance(first, Statement) and isinstance(first.expr, Load)
     assert document.source.lines[first.span.line - 1].lstrip(" -").startswith("x[b,s,m] =")

@@ -11,7 +11,7 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import Span
 from einpage.einsum_front.spec.parse import AxesGroup, Statement
 from einpage.einsum_front.spec.sizes import Entry
-from einpage.einsum_front.spec.source import SourceFile
+from einpage.einsum_front.spec.source import Snippet, SourceFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,8 @@ class Document:
     axes: tuple[Entry, ...]
     config: Mapping[str, tuple[str, ...]]
     """Size or scalar → the keys of a checkpoint's metadata that may hold it, in the order to try."""
-    assume: Mapping[str, tuple[str, ...]]
-    """A key of a checkpoint's metadata → the values, as written, under which the spec is right."""
+    assume: Mapping[str, tuple[Snippet, ...]]
+    """A key of a checkpoint's metadata → the values under which the spec is right: words, or numbers over sizes and scalars."""
     inputs: tuple[InputEntry, ...]
     weights: tuple[WeightEntry, ...]
     body: tuple[BodyItem, ...]

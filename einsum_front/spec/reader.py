@@ -66,7 +66,7 @@ class _Reader:
             scalars=scalars,
             axes=self._entries(root.items.get("axes"), whole=True),
             config=config,
-            assume={key: _texts(value) for key, value in _items(root.items.get("assume"))},
+            assume={key: _snippets(value) for key, value in _items(root.items.get("assume"))},
             inputs=tuple(self._input(root.items["inputs"], key) for key, _ in _items(root.items.get("inputs"))),
             weights=self._weights(root.items.get("weights")),
             body=self._body(root.items["body"]),
@@ -200,4 +200,11 @@ def _text(node: YamlNode) -> str:
 
 
 def _texts(node: YamlNode) -> tuple[str, ...]:
-    return tuple(map(_text, node.items)) if isinstance(node, YamlSequence) else (_text(node),)
+    return tuple(snippet.text for snippet in _snippets(node))
+
+
+def _snippets(node: YamlNode) -> tuple[Snippet, ...]:
+    """A word, or each word of a list."""
+    nodes = node.items if isinstance(node, YamlSequence) else (node,)
+    assert all(isinstance(n, YamlScalar) for n in nodes)
+    return tuple(n.snippet for n in nodes if isinstance(n, YamlScalar))

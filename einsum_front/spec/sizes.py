@@ -56,6 +56,10 @@ class Evaluator:
         self._known = frozenset(self._value_by_name)
         self._in_progress: list[str] = []
 
+    def knows(self, name: str) -> bool:
+        """Whether `name` is one of the entries, of the known or of the constants."""
+        return name in self._entries or name in self._value_by_name or name in arithmetic.CONSTANTS
+
     def value(self, name: str) -> arithmetic.Number:
         """The number called `name`, one of the entries or of the known. Raises SpecError."""
         if name in self._value_by_name:

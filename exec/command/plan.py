@@ -53,7 +53,7 @@ def plan_command(a: argparse.Namespace) -> int:
         planned = planned_for(a, budget, began)
         helps = advice_for(a, planned)
     machine = planned.machine
-    warnings = []
+    warnings = [*planned.warnings]
     if budget > machine.device_bytes:
         warnings.append(f"budget {format_bytes(budget)} is more than the {format_bytes(machine.device_bytes)} of {machine.name}")
     if a.out:
@@ -99,7 +99,7 @@ def planned_spec(a: argparse.Namespace, budget: int, began: float) -> Planned:
         raise UsageError("nothing to plan: give a SPEC, as specs/llama.yaml, or --graph FILE.json, an access trace")
     machine = load_machine(a.machine or "cpu", h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes)
     model = open_model(a.spec, settings_of(a.set), a.weights)
-    return plan_program(model.program, machine, request_of(a, budget), began)
+    return replace(plan_program(model.program, machine, request_of(a, budget), began), warnings=model.warnings)
 
 
 def planned_trace(a: argparse.Namespace, budget: int, began: float) -> Planned:

@@ -1,17 +1,16 @@
 """From a place on disk to a checkpoint that is known to fit a spec, before anything runs.
 
-In: what `--weights` says. Out: a Checkpoint, the settings its metadata give, and, for a Program, which tensor each
-weight is read from. All that is wrong (missing, surplus, mis-shaped, unreadable, cut off) comes in one error. The
-reading itself is fill.py's; nothing here imports torch.
+In: what `--weights` says. Out: a Checkpoint, and, for a Program, which tensor each weight is read from. All that is wrong (missing,
+surplus, mis-shaped, unreadable, cut off) comes in one error. The reading itself is fill.py's; nothing here imports torch.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from math import isfinite, prod
+from math import prod
 from pathlib import Path
 
 from einpage.einsum_front.algebra.expr import loads
@@ -80,56 +79,6 @@ def _open_folder(folder: Path) -> Checkpoint:
     if indices:
         return open_index(indices[0])
     return open_gguf(ggufs[0]) if candidates is ggufs else open_safetensors(tuple(candidates))
-
-
-def spec_settings(
-    document_config: Mapping[str, tuple[str, ...]], checkpoint: Checkpoint, sizes: Collection[str] = ()
-) -> dict[str, int | float]:
-    """Sizes and scalars that a spec's `config:` takes from a checkpoint: for each name, the first of its keys that the metadata has.
-
-    A name none of whose keys is there keeps the spec's own value. Raises WeightError where a key holds no finite number, or for a name in
-    `sizes` none that is whole and at least 1.
-    """
-    metadata = checkpoint.config()
-    settings: dict[str, int | float] = {}
-    for name, keys in document_config.items():
-        for key in keys:
-            value = metadata.get(key)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-                raise WeightError(f"the checkpoint's `{key}` is {value!r}; the spec's `{name}` is taken from it and needs a number")
-            if name in sizes and (value < 1 or value != int(value)):
-                need = "a whole number, at least 1"
-                raise WeightError(f"the checkpoint's `{key}` is {value!r}; the spec's size `{name}` is taken from it and needs {need}")
-            settings[name] = value
-            break
-    return settings
-
-
-def check_assumptions(assume: Mapping[str, tuple[str, ...]], checkpoint: Checkpoint) -> None:
-    """Raises WeightError where the metadata say what the spec's `assume:` rules out: the weights would fit, and the results be wrong."""
-    metadata = checkpoint.config()
-    faults = [
-        f"`{key}` is {value!r}; the spec is right {'for ' + ' or '.join(allowed) if allowed else 'only without it'}"
-        for key, allowed in assume.items()
-        for found, value in metadata.items()
-        if (found == key or found.startswith(f"{key}.")) and value is not None and not any(_says(value, word) for word in allowed)
-    ]
-    if faults:
-        raise WeightError("\n  ".join(["this checkpoint's metadata ask for other math than the spec's (see `assume:` there)", *faults]))
-
-
-def _says(value: object, word: str) -> bool:
-    """Whether a checkpoint's `value` is what `word` says in a spec: a truth, a number or text."""
-    if isinstance(value, bool):
-        return word.lower() == str(value).lower()
-    if isinstance(value, int | float):
-        try:
-            return float(word) == value
-        except ValueError:
-            return False
-    return str(value) == word
 
 
 def present_names(program: Program, checkpoint: Checkpoint) -> frozenset[str]:

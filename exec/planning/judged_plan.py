@@ -42,6 +42,8 @@ class Planned:
     report: Report
     sizes: Mapping[str, int] = field(default_factory=dict)
     """The spec's, by name, where they are known."""
+    warnings: tuple[str, ...] = ()
+    """About the checkpoint that the sizes were taken from."""
 
     @property
     def facts(self) -> dict[str, object]:

@@ -15,9 +15,10 @@ from einpage.einsum_front.elaborate.tied_weights import with_tied_weights
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.spec.reader import load_document
 from einpage.exec.load.inputs import TokenLists, token_sizes
-from einpage.exec.load.resolve import Resolved, check_assumptions, open_weights, present_names, resolve, spec_settings
+from einpage.exec.load.resolve import Resolved, open_weights, present_names, resolve
 from einpage.exec.load.tokenizer import Tokenizer
 from einpage.exec.planning.find_spec import spec_path
+from einpage.exec.planning.metadata import check_metadata, spec_settings, tied_weights_warnings
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class Model:
     """The token lists at hand, which gave `batch` and `seq` where nothing else did."""
     tokenizer: Tokenizer | None = None
     """Turns token ids into text, where the checkpoint has one."""
+    warnings: tuple[str, ...] = ()
+    """What may be wrong with the checkpoint for this spec, and cannot be known here."""
 
 
 def open_model(
@@ -47,19 +50,21 @@ def open_model(
     document = load_document(spec_path(spec))
     settings = dict(settings or {})
     checkpoint = open_weights(weights) if weights is not None else None
-    if checkpoint is not None:
-        check_assumptions(document.assume, checkpoint)
     sizes = {entry.name for entry in document.sizes}
     found = spec_settings(document.config, checkpoint, sizes) if checkpoint is not None else {}
     implied = token_sizes(tokens, _whole_numbers(settings)) if tokens is not None else {}
     implied = {name: n for name, n in implied.items() if name in sizes}
-    program = elaborate(document, {**found, **implied, **settings})
+    settings_by_name = {**found, **implied, **settings}
+    warnings = check_metadata(document, checkpoint, settings_by_name) if checkpoint is not None else ()
+    program = elaborate(document, settings_by_name)
     if tokens is not None:  # again, for settings that are expressions
         token_sizes(tokens, {name: program.sizes[name] for name in ("batch", "seq") if name in settings and name in sizes})
     if checkpoint is None:
         return Model(program, None, tokens, tokenizer)
-    program = with_tied_weights(program, present_names(program, checkpoint))
-    return Model(program, resolve(program, checkpoint), tokens, tokenizer)
+    present = present_names(program, checkpoint)
+    warnings = (*warnings, *tied_weights_warnings(program, present, checkpoint))
+    program = with_tied_weights(program, present)
+    return Model(program, resolve(program, checkpoint), tokens, tokenizer, warnings)
 
 
 def _whole_numbers(settings: Mapping[str, str | int | float]) -> dict[str, int]:

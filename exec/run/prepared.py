@@ -150,7 +150,7 @@ def run_model(
         text=text_figures(found, model.tokens, model.tokenizer, options.perplexity),
         warnings=(),
     )
-    warnings = tuple(profile_warnings(machine, options.device, report.wall_s, planned.report))
+    warnings = (*model.warnings, *profile_warnings(machine, options.device, report.wall_s, planned.report))
     return RunResult(planned, found, replace(report, warnings=warnings))
 
 

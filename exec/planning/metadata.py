@@ -1,0 +1,196 @@
+"""A checkpoint's own metadata against a spec: the sizes and scalars they give, and whether their math is the spec's.
+
+In: a Document and an opened Checkpoint. Out: settings for `elaborate`, and warnings; or one WeightError with all that asks for other math.
+Every key of the metadata is accounted for by the spec's `config:` or `assume:`, or has a row in metadata_keys.yaml, or is said to be
+unknown: weights that fit a spec say nothing of activations, scales and positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from math import isclose, isfinite
+
+from einpage.einsum_front.algebra.expr import Name
+from einpage.einsum_front.base.errors import SpecError, listing
+from einpage.einsum_front.graph.program import Program
+from einpage.einsum_front.spec.document import Document
+from einpage.einsum_front.spec.parse import parse_expression
+from einpage.einsum_front.spec.sizes import Evaluator, override
+from einpage.einsum_front.spec.source import Snippet
+from einpage.exec.load.checkpoint import Checkpoint, WeightError
+from einpage.exec.load.random import RandomWeights
+from einpage.exec.planning.metadata_keys import MathKey, general_key, row_of
+
+_CLOSE = 1e-6
+"""Relative: metadata are float32 in GGUF, and 1 / sqrt(head) is written with as many digits as someone liked."""
+
+
+def spec_settings(
+    document_config: Mapping[str, tuple[str, ...]], checkpoint: Checkpoint, sizes: Collection[str] = ()
+) -> dict[str, int | float]:
+    """Sizes and scalars that a spec's `config:` takes from a checkpoint: for each name, the first of its keys that the metadata has.
+
+    A name none of whose keys is there keeps the spec's own value. Raises WeightError where a key holds no finite number, or for a name in
+    `sizes` none that is whole and at least 1.
+    """
+    metadata = checkpoint.config()
+    settings: dict[str, int | float] = {}
+    for name, keys in document_config.items():
+        for key in keys:
+            value = metadata.get(key)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+                raise WeightError(f"the checkpoint's `{key}` is {value!r}; the spec's `{name}` is taken from it and needs a number")
+            if name in sizes and (value < 1 or value != int(value)):
+                need = "a whole number, at least 1"
+                raise WeightError(f"the checkpoint's `{key}` is {value!r}; the spec's size `{name}` is taken from it and needs {need}")
+            settings[name] = value
+            break
+    return settings
+
+
+def check_metadata(document: Document, checkpoint: Checkpoint, settings: Mapping[str, int | float | str]) -> tuple[str, ...]:
+    """Warnings about metadata that nobody here knows; `settings` give sizes and scalars as they will be.
+
+    Raises WeightError where the metadata say what the spec's `assume:` rules out, or hold a key that is known to change the math and that
+    no line of the spec accounts for: the weights would fit, and the results be wrong.
+    """
+    metadata = checkpoint.config()
+    evaluator = Evaluator(override((*document.sizes, *document.scalars), settings))
+    accounted = {key for keys in document.config.values() for key in keys}
+    refused: list[str] = []
+    left: dict[str, object] = {}
+    for key, value in metadata.items():
+        if _is_empty(value):
+            continue
+        allowed = next((allowed for under, allowed in document.assume.items() if key == under or key.startswith(f"{under}.")), None)
+        if allowed is not None:
+            if not _is_allowed(value, allowed, evaluator):
+                only = f"for {' or '.join(word.text for word in allowed)}" if allowed else "only without it"
+                refused.append(f"`{key}` is {_shown(value)}; the spec is right {only}")
+        elif key not in accounted:
+            left[key] = value
+    unaccounted, unknown = _judged(left, metadata)
+    refused += [
+        f"`{key}` is {_shown(left[key])}, and changes {row.changes}; no line of the spec accounts for it" for key, row in unaccounted
+    ]
+    if refused:
+        said = ", ".join(f"{key}: {_written(left[key])}" for key, _ in unaccounted)
+        cure = (
+            [f"where the spec's math is right for these values, it says so: `assume: {{{said}}}`"]
+            if len(refused) == len(unaccounted)
+            else []
+        )
+        opening = "this checkpoint's metadata ask for other math than the spec's (see `assume:` there)"
+        raise WeightError("\n  ".join([opening, *refused, *cure]))
+    return (*_about_unknown(unknown, left), *_about_no_metadata(document, checkpoint, metadata))
+
+
+def tied_weights_warnings(program: Program, present: Collection[str], checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Warnings where the metadata say that weights are tied and the tensors `present` say that they are not, or the other way round."""
+    tied = checkpoint.config().get("tie_word_embeddings")
+    if not isinstance(tied, bool):
+        return ()
+    found: list[str] = []
+    for weight in program.weights:
+        own = next((source.name for source in weight.sources if source.name in present), None)
+        if weight.fallback is not None and tied and own is not None:
+            found.append(
+                f"`tie_word_embeddings` is true, but the checkpoint holds {own}: that is what the spec's `{weight.base}` is read from"
+            )
+        if weight.fallback is not None and not tied and own is None:
+            found.append(
+                f"`tie_word_embeddings` is false, but the checkpoint has no {weight.sources[0].name}: {weight.fallback} stands in for it"
+            )
+    return tuple(found)
+
+
+def _about_unknown(unknown: list[str], left: Mapping[str, object]) -> Iterator[str]:
+    if unknown:
+        said = listing(f"`{key}` is {_shown(left[key])}" for key in unknown)
+        yield f"the checkpoint says what neither the spec nor einpage knows, and what may ask for other math: {said}; see `assume:`"
+
+
+def _about_no_metadata(document: Document, checkpoint: Checkpoint, metadata: Mapping[str, object]) -> Iterator[str]:
+    if not metadata and document.config and not isinstance(checkpoint, RandomWeights):
+        yield "the checkpoint has no metadata (no config.json beside it): sizes and scalars are the spec's own, and so may its math be"
+
+
+def _judged(left: Mapping[str, object], metadata: Mapping[str, object]) -> tuple[list[tuple[str, MathKey]], list[str]]:
+    """Of keys that no line of the spec accounts for: those that change the math here, each with its row, and those that are unknown."""
+    architecture = metadata.get("general.architecture")
+    unaccounted: list[tuple[str, MathKey]] = []
+    unknown: list[str] = []
+    for key, value in left.items():
+        general = general_key(key, architecture)
+        found = row_of(general)
+        if found is None:
+            unknown.append(key)
+        elif isinstance(found, MathKey) and not _is_neutral(value, found) and not _is_unread(key, general, found, metadata):
+            unaccounted.append((key, found))
+    return unaccounted, unknown
+
+
+def _is_neutral(value: object, row: MathKey) -> bool:
+    """Whether a value, or every element of a list, is one under which the key changes nothing."""
+    return all(_is_neutral(item, row) for item in value) if isinstance(value, list) else value in row.neutral
+
+
+def _is_unread(key: str, general: str, row: MathKey, metadata: Mapping[str, object]) -> bool:
+    """Whether another key of the same mapping switches this one off."""
+    if row.unless is None:
+        return False
+    other, off = row.unless
+    start = key[: -len(general.removeprefix("{arch}"))]
+    return metadata.get(start + other.removeprefix("{arch}")) == off
+
+
+def _is_empty(value: object) -> bool:
+    """Whether a key holds nothing: null, or no element."""
+    return value is None or value == []
+
+
+def _is_allowed(value: object, allowed: tuple[Snippet, ...], evaluator: Evaluator) -> bool:
+    """Whether a value, or every element of a list, is one of those that `assume:` allows. Raises SpecError."""
+    if isinstance(value, list):
+        return all(_is_allowed(item, allowed, evaluator) for item in value)
+    return any(_says(value, word, evaluator) for word in allowed)
+
+
+def _says(value: object, word: Snippet, evaluator: Evaluator) -> bool:
+    """Whether `value` is what `word` says in a spec: text, a truth, or a number over sizes and scalars.
+
+    Raises SpecError for an expression that has no value.
+    """
+    if isinstance(value, bool):
+        return word.text.lower() in (str(value).lower(), str(int(value)))
+    if isinstance(value, int | float):
+        number = _number(word, evaluator)
+        return number is not None and isclose(number, value, rel_tol=_CLOSE)
+    return str(value) == word.text
+
+
+def _number(word: Snippet, evaluator: Evaluator) -> float | None:
+    """The number that a word stands for; None where it is a word like any other, as `silu`."""
+    try:
+        expr = parse_expression(word)
+    except SpecError:
+        return None
+    if isinstance(expr, Name) and not evaluator.knows(expr.word):
+        return None
+    return evaluator.number(expr, word.source)
+
+
+def _shown(value: object) -> str:
+    """A value for a message: a long list is cut."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def _written(value: object) -> str:
+    """A value as YAML has it; of a list that is one value again and again, that value."""
+    if isinstance(value, list):
+        distinct = list(dict.fromkeys(map(str, value)))
+        return distinct[0] if len(distinct) == 1 else f"[{', '.join(distinct)}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,391 @@
+"""A checkpoint's metadata against a spec: right, or refused with the key's name, never silently wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf.constants
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+import einpage
+from command_line import facts
+from einpage.einsum_front.base.errors import SpecError
+from einpage.einsum_front.spec.document import Document
+from einpage.einsum_front.spec.reader import load_document, read_document
+from einpage.exec.cli import main
+from einpage.exec.load.checkpoint import WeightError
+from einpage.exec.load.resolve import open_weights
+from einpage.exec.planning.metadata import check_metadata, spec_settings
+from einpage.exec.planning.metadata_keys import general_key, metadata_keys, row_of
+
+SPECS = Path(__file__).parents[1] / "specs"
+TINY = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4}
+TINY |= {"num_key_value_heads": 2, "max_position_embeddings": 128, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+TOKENS = [[5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43]]
+
+
+@dataclass(frozen=True)
+class Said:
+    """A checkpoint of which there is nothing but metadata."""
+
+    metadata: Mapping[str, object]
+    tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    damage: tuple[str, ...] = ()
+
+    def config(self) -> Mapping[str, object]:
+        return self.metadata
+
+    def fault(self, name: str) -> str | None:
+        raise AssertionError(name)
+
+    def read_rows(self, name: str, start: int, end: int) -> Any:
+        raise AssertionError(name)
+
+
+def warnings_about(document: Document, metadata: Mapping[str, object]) -> tuple[str, ...]:
+    checkpoint = Said(metadata)
+    return check_metadata(document, checkpoint, spec_settings(document.config, checkpoint))
+
+
+def assuming(name: str, assume: str) -> Document:
+    """A shipped spec with an `assume:` of its own."""
+    return read_document(re.sub(r"(?ms)^assume:.*?\n(?=\S)", f"assume: {assume}\n", (SPECS / f"{name}.yaml").read_text()), name)
+
+
+def saved(folder: Path, model_type: str, **overrides: object) -> Any:
+    """A model of transformers with random weights, written to `folder`."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **overrides)).eval().float()
+    for parameter in model.parameters():
+        mean = 0.0 if parameter.dim() > 1 else float(parameter.mean())
+        torch.nn.init.normal_(parameter, mean=mean, std=0.15 if parameter.dim() > 1 else 0.1)
+    model.save_pretrained(folder)
+    return model
+
+
+def logits_of(spec: str | Path, folder: Path) -> torch.Tensor:
+    model = einpage.load_spec(spec, weights=folder, tokens=TOKENS)
+    assert model.warnings == ()
+    return einpage.run(model, budget="64MiB", outputs=["all_logits"], machine="cpu", device="cpu").outputs["all_logits"].float()
+
+
+GPT2 = {"vocab_size": 96, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128}
+
+
+@pytest.mark.parametrize(
+    ("spec", "model_type", "config"),
+    [
+        ("llama", "llama", {**TINY, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rms_norm_eps": 1e-3}),
+        ("llama", "llama", {**TINY, "head_dim": 32, "tie_word_embeddings": True}),
+        ("llama", "mistral", {**TINY, "sliding_window": None}),
+        ("gpt2", "gpt2", GPT2),
+    ],
+)
+def test_what_runs_is_right(tmp_path: Path, spec: str, model_type: str, config: dict[str, object]) -> None:
+    with torch.no_grad():
+        wanted = saved(tmp_path, model_type, **config)(torch.tensor(TOKENS)).logits
+    assert (logits_of(spec, tmp_path) - wanted).abs().max() < 2e-4 * wanted.abs().max()
+
+
+REFUSED = [
+    ("granite", {}, "model_type", "attention_multiplier"),
+    ("granite", {"attention_multiplier": 0.25, "residual_multiplier": 0.22}, "model_type", "residual_multiplier"),
+    ("granite", {"embedding_multiplier": 12.0}, "model_type", "embedding_multiplier"),
+    ("granite", {"logits_scaling": 8.0}, "model_type", "logits_scaling"),
+    ("helium", {}, "model_type", None),
+    ("ernie4_5", {}, "model_type", None),
+    ("smollm3", {}, "model_type", "no_rope_layers"),
+    ("cohere", {}, "model_type", "logit_scale"),
+    ("cohere2", {}, "model_type", "layer_types"),
+    ("olmo2", {}, "model_type", None),
+    ("gemma", {}, "hidden_act", "hidden_act"),
+    ("gemma2", {}, "model_type", "final_logit_softcapping"),
+    ("gemma3_text", {}, "model_type", "query_pre_attn_scalar"),
+    ("qwen2", {}, "model_type", None),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2}, "model_type", "sliding_window"),
+    ("qwen3", {}, "model_type", None),
+    ("phi", {}, "model_type", "partial_rotary_factor"),
+    ("phi3", {}, "model_type", None),
+    ("stablelm", {}, "model_type", "partial_rotary_factor"),
+    ("minicpm3", {}, "model_type", "scale_emb"),
+    ("apertus", {}, "model_type", "hidden_act"),
+    ("mixtral", {}, "model_type", "num_experts_per_tok"),
+    ("llama4_text", {}, "model_type", "attn_temperature_tuning"),
+    ("llama4", {}, "model_type", "text_config.attn_temperature_tuning"),
+    ("mistral", {"sliding_window": 8}, "sliding_window", "sliding_window"),
+    (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+        "rope_parameters.rope_type",
+        "rope_parameters.factor",
+    ),
+    ("llama", {"hidden_act": "gelu"}, "hidden_act", "hidden_act"),
+    ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor", "partial_rotary_factor"),
+]
+
+
+@pytest.mark.parametrize(("model_type", "overrides", "assumed", "known"), REFUSED)
+def test_other_math_is_refused_by_its_key(
+    tmp_path: Path, model_type: str, overrides: dict[str, object], assumed: str, known: str | None
+) -> None:
+    """With llama.yaml, and with the spec of an author who assumed nothing: there a model's name alone is a warning."""
+    from transformers import AutoConfig
+
+    sizes = {} if model_type in ("gemma3_text", "llama4", "llama4_text") else TINY
+    AutoConfig.for_model(model_type, **{**sizes, **overrides}).save_pretrained(tmp_path)
+    save_file({"model.norm.weight": np.ones(64, np.float32)}, tmp_path / "model.safetensors")
+    with pytest.raises(WeightError, match=f"`{assumed}` is .*; the spec is right"):
+        einpage.load_spec("llama", weights=tmp_path)
+    metadata, bare = open_weights(str(tmp_path)).config(), assuming("llama", "{hidden_act: silu}")
+    if known is None:
+        assert [f"`model_type` is '{model_type}'" in warning for warning in check_metadata(bare, Said(metadata), {})] == [True]
+    else:
+        with pytest.raises(
+            WeightError, match=f"`{re.escape(known)}` is .*(, and changes .*; no line of the spec|; the spec is right for silu)"
+        ):
+            check_metadata(bare, Said(metadata), {})
+
+
+COMMON = {"bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "initializer_range": 0.02, "use_cache": True, "vocab_size": 32000}
+SILENT = {
+    "LLaMA": COMMON
+    | {
+        "architectures": ["LLaMAForCausalLM"],
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "max_sequence_length": 2048,
+        "model_type": "llama",
+    }
+    | {"num_attention_heads": 32, "num_hidden_layers": 32, "pad_token_id": -1, "rms_norm_eps": 1e-06, "torch_dtype": "float16"}
+    | {"transformers_version": "4.27.0.dev0"},
+    "LLaMA-2": COMMON
+    | {"_name_or_path": "Llama-2-7b-hf", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 11008}
+    | {
+        "max_position_embeddings": 4096,
+        "model_type": "llama",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 32,
+    }
+    | {"pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": None, "tie_word_embeddings": False, "torch_dtype": "float16"},
+    "TinyLlama": COMMON
+    | {
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "model_type": "llama",
+    }
+    | {"max_position_embeddings": 2048, "num_attention_heads": 32, "num_hidden_layers": 22, "num_key_value_heads": 4, "pretraining_tp": 1}
+    | {"rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000.0, "tie_word_embeddings": False, "transformers_version": "4.35.0"},
+    "SmolLM2": COMMON
+    | {
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+    }
+    | {"is_llama_config": True, "max_position_embeddings": 8192, "mlp_bias": False, "model_type": "llama", "num_attention_heads": 9}
+    | {"num_hidden_layers": 30, "num_key_value_heads": 3, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_interleaved": False}
+    | {"rope_scaling": None, "rope_theta": 100000, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "vocab_size": 49152}
+    | {"transformers.js_config": None, "head_dim": 64},
+    "Mistral": COMMON
+    | {"architectures": ["MistralForCausalLM"], "attention_dropout": 0.0, "hidden_size": 4096, "intermediate_size": 14336, "head_dim": None}
+    | {"max_position_embeddings": 32768, "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 32}
+    | {"num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "sliding_window": None, "tie_word_embeddings": False},
+    "GGUF": {"general.architecture": "llama", "general.name": "x", "general.file_type": 3, "general.quantization_version": 2}
+    | {"llama.block_count": 22, "llama.context_length": 2048, "llama.embedding_length": 2048, "llama.feed_forward_length": 5632}
+    | {"llama.attention.head_count": 32, "llama.attention.head_count_kv": 4, "llama.rope.dimension_count": 64, "llama.vocab_size": 32000}
+    | {"llama.attention.layer_norm_rms_epsilon": 1e-5, "llama.rope.freq_base": 1e4, "tokenizer.ggml.model": "llama"}
+    | {"tokenizer.chat_template": "…", "llama.attention.key_length": 64, "llama.attention.value_length": 64, "llama.expert_count": 0},
+}
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_true_checkpoints_run_without_a_word(name: str) -> None:
+    assert warnings_about(load_document(SPECS / "llama.yaml"), SILENT[name]) == ()
+
+
+def test_gpt2_configurations() -> None:
+    document = load_document(SPECS / "gpt2.yaml")
+    whole = {
+        "model_type": "gpt2",
+        "activation_function": "gelu_new",
+        "n_embd": 768,
+        "n_head": 12,
+        "n_layer": 12,
+        "n_positions": 1024,
+        "n_ctx": 1024,
+    }
+    whole |= {
+        "attn_pdrop": 0.1,
+        "embd_pdrop": 0.1,
+        "resid_pdrop": 0.1,
+        "layer_norm_epsilon": 1e-5,
+        "vocab_size": 50257,
+        "summary_type": "cls_index",
+    }
+    whole |= {"task_specific_params.text-generation.do_sample": True, "reorder_and_upcast_attn": False, "n_inner": None}
+    assert warnings_about(document, whole) == ()
+    with pytest.raises(WeightError, match=r"`scale_attn_by_inverse_layer_idx` is True; the spec is right for false"):
+        warnings_about(document, {**whole, "scale_attn_by_inverse_layer_idx": True})
+    with pytest.raises(WeightError, match=r"`model_type` is 'gpt_bigcode'"):
+        warnings_about(document, {**whole, "model_type": "gpt_bigcode"})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("llama.expert_count", 8, "`llama.expert_count` is 8; the spec is right for 0"),
+        ("llama.expert_used_count", 2, "`llama.expert_used_count` is 2, and changes experts"),
+        ("llama.rope.dimension_count", 32, "`llama.rope.dimension_count` is 32; the spec is right for head"),
+        ("llama.rope.scaling.type", "yarn", "`llama.rope.scaling.type` is 'yarn'; the spec is right for none"),
+        ("llama.rope.scale_linear", 4.0, "`llama.rope.scale_linear` is 4.0, and changes how positions are scaled"),
+        ("llama.attention.sliding_window", 4096, "`llama.attention.sliding_window` is 4096"),
+        ("llama.attention.scale", 0.1, "`llama.attention.scale` is 0.1, and changes the scale of the scores"),
+        ("llama.logit_scale", 0.1, "`llama.logit_scale` is 0.1, and changes a scale"),
+        ("general.architecture", "granite", "`general.architecture` is 'granite'; the spec is right for llama"),
+    ],
+)
+def test_gguf_keys_that_change_the_math(key: str, value: object, said: str) -> None:
+    with pytest.raises(WeightError, match=re.escape(said)):
+        warnings_about(load_document(SPECS / "llama.yaml"), {**SILENT["GGUF"], key: value})
+
+
+def test_all_faults_come_in_one_message_with_the_line_to_write() -> None:
+    metadata = {
+        "hidden_act": "silu",
+        "residual_multiplier": 0.22,
+        "mlp_multipliers": [0.5, 0.5],
+        "logits_scaling": 1,
+        "attention_bias": True,
+    }
+    with pytest.raises(WeightError) as caught:
+        warnings_about(assuming("llama", "{}"), metadata)
+    assert str(caught.value).splitlines()[1:] == [
+        "  `hidden_act` is 'silu', and changes the activation; no line of the spec accounts for it",
+        "  `residual_multiplier` is 0.22, and changes a scale; no line of the spec accounts for it",
+        "  `mlp_multipliers` is [0.5, 0.5], and changes a scale; no line of the spec accounts for it",
+        "  where the spec's math is right for these values, it says so: "
+        "`assume: {hidden_act: silu, residual_multiplier: 0.22, mlp_multipliers: 0.5}`",
+    ]
+
+
+def test_an_assumed_value_is_a_number_over_sizes_and_scalars(tmp_path: Path) -> None:
+    text = (SPECS / "llama.yaml").read_text()
+    document = read_document(text.replace("partial_rotary_factor: 1", "partial_rotary_factor: [half / head, 1]"), "llama")
+    llama = SILENT["LLaMA-2"]
+    assert warnings_about(document, {**llama, "partial_rotary_factor": 0.5}) == ()
+    assert warnings_about(document, {**llama, "attention_multiplier": 0.08838834764831845}) == ()
+    with pytest.raises(WeightError, match=r"`partial_rotary_factor` is 0.25; the spec is right for half / head or 1"):
+        warnings_about(document, {**llama, "partial_rotary_factor": 0.25})
+    with pytest.raises(WeightError, match=r"`attention_multiplier` is 0.25; the spec is right for head \*\* -0.5"):
+        warnings_about(document, {**llama, "attention_multiplier": 0.25})
+    with pytest.raises(WeightError, match=r"`hidden_act` is 3; the spec is right for silu"):
+        warnings_about(document, {**llama, "hidden_act": 3})
+    wrong = read_document(text.replace("partial_rotary_factor: 1", "partial_rotary_factor: half / haed"), "llama")
+    with pytest.raises(SpecError, match=r"unknown name `haed`") as caught:
+        warnings_about(wrong, {**llama, "partial_rotary_factor": 0.5})
+    assert caught.value.source_line == "  partial_rotary_factor: half / haed"
+
+
+def test_a_mixed_list_is_allowed_element_by_element() -> None:
+    document = read_document((SPECS / "mlp.yaml").read_text() + "assume: {layer_types: [full_attention, chunked]}\n", "mlp")
+    assert warnings_about(document, {"layer_types": ["chunked", "full_attention"]}) == ()
+    with pytest.raises(WeightError, match="`layer_types` is"):
+        warnings_about(document, {"layer_types": ["chunked", "sliding_attention"]})
+
+
+def small_checkpoint(folder: Path, config: dict[str, object] | None, **arrays: Any) -> Path:
+    """A checkpoint of the spec `linear`."""
+    (folder / "spec.yaml").write_text(
+        "einpage: 1\nname: linear\nsizes: {batch: 2, inner: 4, outer: 3}\n"
+        "axes: {b: batch, i: inner, o: outer}\nconfig: {inner: hidden_size}\n"
+        "inputs:\n  x: {axes: b i, default: 1}\nweights:\n  w: {axes: o i, from: fc.weight}\n  h: {axes: o i, from: head.weight, or: w}\n"
+        "body:\n  - y[b,o] = x[b,i] * w[o,i] * h[o,i]\noutputs:\n  y: {axes: b o}\n"
+    )
+    save_file({"fc.weight": np.ones((3, 4), np.float32), **arrays}, folder / "model.safetensors")
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config))
+    return folder / "spec.yaml"
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"hidden_size": 4, "dropout": 0.1}, None),
+        ({"hidden_size": 4, "frobnicate": 2, "model_type": "linear"}, "`frobnicate` is 2, `model_type` is 'linear'"),
+        ({"hidden_size": 4, "frobnicate": None, "gates": []}, None),
+        ({"tie_word_embeddings": True}, None),
+        ({"tie_word_embeddings": False}, "`tie_word_embeddings` is false, but the checkpoint has no head.weight: w stands in for it"),
+        (None, "the checkpoint has no metadata (no config.json beside it)"),
+    ],
+)
+def test_what_cannot_be_known_is_one_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], config: dict[str, object] | None, said: str | None
+) -> None:
+    spec = small_checkpoint(tmp_path, config)
+    words = [str(spec), "--weights", str(tmp_path)]
+    for command in (["run", "--device", "cpu"], ["plan"]):
+        found = facts(capsys, command[0], *words, *command[1:], "--budget", "1MiB", "--machine", "cpu")["warnings"]
+        assert len(found) == (said is not None) and all(said in warning for warning in found if said)
+    assert main(["show", *words]) == 0
+    assert capsys.readouterr().err == (f"warning: {found[0]}\n" if found else "")
+
+
+def test_a_head_beside_tied_embeddings_is_said(tmp_path: Path) -> None:
+    spec = small_checkpoint(tmp_path, {"tie_word_embeddings": True}, **{"head.weight": np.ones((3, 4), np.float32)})
+    assert einpage.load_spec(spec, weights=tmp_path).warnings == (
+        "`tie_word_embeddings` is true, but the checkpoint holds head.weight: that is what the spec's `h` is read from",
+    )
+
+
+def gguf_keys(group: type) -> Iterator[str]:
+    for name, value in vars(group).items():
+        if isinstance(value, type):
+            yield from gguf_keys(value)
+        elif isinstance(value, str) and not name.startswith("_"):
+            yield value
+
+
+NO_LANGUAGE_MODELS = ("{arch}.posnet.", "{arch}.convnext.", "{arch}.{dense}_feat_")
+
+
+def test_every_key_that_llama_cpp_writes_has_a_row() -> None:
+    keys = [key for key in gguf_keys(gguf.constants.Keys) if not key.startswith(NO_LANGUAGE_MODELS)]
+    assert len(keys) > 200
+    assert [key for key in keys if row_of(general_key(key.replace("{arch}", "x"), "x")) is None] == ["general.architecture"]
+
+
+def test_each_key_has_one_row() -> None:
+    globs = [*(row.glob for row in metadata_keys().math), *(glob for glob, _ in metadata_keys().harmless), *metadata_keys().names]
+    assert sorted({glob for glob in globs if globs.count(glob) > 1}) == []
+
+
+@pytest.mark.slow
+def test_keys_of_many_language_models_are_known() -> None:
+    """Every key that five or more of transformers' causal language models have."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    count: dict[str, int] = {}
+    for model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        try:
+            config = AutoConfig.for_model(model_type).to_dict()
+        except (ImportError, ValueError, TypeError, AttributeError, StrictDataclassError):  # a model that wants a package or a setting
+            continue
+        for key in (key for key, value in config.items() if not isinstance(value, dict)):  # what is nested has rows of its own
+            count[key] = count.get(key, 0) + 1
+    assert sorted(key for key, n in count.items() if n >= 5 and row_of(key) is None) == ["model_type"]
