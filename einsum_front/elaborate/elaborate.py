@@ -17,8 +17,7 @@ from collections.abc import Iterator, Mapping
 from einpage.einsum_front.algebra import arithmetic
 from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Load, Num, rebuild
 from einpage.einsum_front.base.errors import Span, listing
-from einpage.einsum_front.elaborate.declare import Declarations
-from einpage.einsum_front.elaborate.outputs import bind_output
+from einpage.einsum_front.elaborate.declare import Declarations, bind_output
 from einpage.einsum_front.elaborate.partial_definitions import PartialDefinitions
 from einpage.einsum_front.elaborate.resolve import Symbol, SymbolTable
 from einpage.einsum_front.elaborate.statement import StatementResolver

@@ -1,8 +1,8 @@
-"""Names become numbers, axes and loads; every index is checked against its dimension.
+"""Names become numbers, axes and loads, each load with as many indices as dimensions.
 
 In: a parsed expression and the names in scope. Out: an expression in which no `Name` is left, arithmetic on known numbers is
-done, every bare letter has its dimension's extent, and every other index is proven to lie in its dimension from the sizes or
-depends on data. Loads have the spec's names; the caller renames them to single-assignment names.
+done, and every index is made of whole numbers; whether it lies in its dimension is for safe_indices.py. Loads have the spec's names; the
+caller renames them to single-assignment names.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 
 from einpage.einsum_front.algebra import arithmetic
 from einpage.einsum_front.algebra.expr import COMPARISONS, Axis, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Unary, text, walk
-from einpage.einsum_front.algebra.intervals import interval, not_whole
+from einpage.einsum_front.algebra.intervals import not_whole
 from einpage.einsum_front.base.errors import Span, SpecError, did_you_mean, listing
-from einpage.einsum_front.base.interval import UNBOUNDED, Interval
 from einpage.einsum_front.spec.source import SourceFile
 
 _TRUTH = (*COMPARISONS, "and", "or")
@@ -51,7 +50,7 @@ class SymbolTable:
 
 
 def resolve(e: Expr, table: SymbolTable, source: SourceFile) -> Expr:
-    """`e` with its names resolved and its indices checked. Raises SpecError."""
+    """`e` with its names resolved. Raises SpecError."""
     return _Resolver(table, source).expr(e)
 
 
@@ -160,35 +159,11 @@ class _Resolver:
             usage = f"`{word}[{', '.join(symbol.dims)}]`" if symbol.shape else f"`{word}`"
             raise self._source.error(e.span, message, expected=usage)
         indices = tuple(self.expr(i) for i in e.indices)
-        for position, index in enumerate(indices):
-            self._check_index(e.indices[position].span, index, symbol, word, position)
+        for written, index in zip(e.indices, indices, strict=True):
+            bad = not_whole(index, self._table.is_integer)
+            if bad is not None:
+                raise self._not_whole(bad, written.span)
         return replace(e, indices=indices)
-
-    def _check_index(self, span: Span, index: Expr, symbol: Symbol, word: str, position: int) -> None:
-        extent, dim = symbol.shape[position], symbol.dims[position]
-        where = f"dimension {position + 1} (`{dim}`) of the {symbol.what} `{word}`, which has extent {extent}"
-        if isinstance(index, Axis):
-            own = self._table.extents[index.letter]
-            if own != extent:
-                cure = f"use a letter of extent {extent}" + (f", or an index such as `{index.letter} + 0`" if own < extent else "")
-                raise self._source.error(span, f"`{index.letter}` has extent {own}, but stands in {where}", cure=cure)
-            return
-        bad = not_whole(index, self._table.is_integer)
-        if bad is not None:
-            raise self._not_whole(bad, span)
-        region = {letter: (0, n) for letter, n in self._table.extents.items()}
-        self._check_range(span, index, interval(index, region, self._table.is_integer) or UNBOUNDED, extent, where)
-
-    def _check_range(self, span: Span, index: Expr, found: Interval, extent: int, where: str) -> None:
-        depends_on_data = any(isinstance(n, Load) for n in walk(index))
-        inside = found.low >= 0 and found.high < extent
-        if inside or (depends_on_data and found.high >= 0 and found.low < extent):
-            return
-        if isinstance(index, Num):
-            cure = f"count from 0; the last is {extent - 1}"
-            raise self._source.error(span, f"the index {index.value} is outside {where}", expected=f"0 … {extent - 1}", cure=cure)
-        message = f"`{text(index)}` takes values {found.low:g} … {found.high:g}, outside {where}"
-        raise self._source.error(span, message, expected=f"0 … {extent - 1}")
 
     def _not_whole(self, node: Expr, span: Span) -> SpecError:
         span = node.span if node.span.line else span

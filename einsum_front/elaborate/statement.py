@@ -1,4 +1,4 @@
-"""A statement to its meaning where it is elaborated: names resolved, sums written out, the target's indices as axes and numbers.
+"""A statement to its meaning where it is elaborated: names resolved, sums written out, indices safe, the target's as axes and numbers.
 
 In: a statement and the names in scope. Out: a ResolvedStatement, made once for each different meaning that the scope gives the statement:
 iterations of a repeat that agree in numbers and shapes share it.
@@ -12,6 +12,7 @@ from einpage.einsum_front.algebra.expr import Axis, Binary, Expr, Letter, Load, 
 from einpage.einsum_front.base.errors import Span
 from einpage.einsum_front.elaborate.implicit_sums import with_sums
 from einpage.einsum_front.elaborate.resolve import SymbolTable, resolve
+from einpage.einsum_front.elaborate.safe_indices import refuse_unsafe_indices, with_safe_indices
 from einpage.einsum_front.spec.parse import Statement
 from einpage.einsum_front.spec.source import SourceFile
 
@@ -64,7 +65,9 @@ class StatementResolver:
         written = statement.expr
         if statement.adds:
             written = Binary("+", Load(statement.name, statement.indices, statement.span), written, statement.span)
-        expr = with_sums(resolve(written, self._table, self._source), letters, self._source)
+        found = resolve(written, self._table, self._source)
+        refuse_unsafe_indices(found, self._table, self._source)
+        expr = with_safe_indices(with_sums(found, letters, self._source), self._table, self._source)
         return ResolvedStatement(target, expr, tuple(dict.fromkeys(n.name for n in walk(expr) if isinstance(n, Load))))
 
     def _target(self, statement: Statement) -> tuple[Expr, ...]:
