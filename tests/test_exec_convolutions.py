@@ -160,12 +160,14 @@ body:
   - y[b,h,s,d] = a[b,h,s,t] * v[b,t,h,d]
 outputs: {y: {axes: b h s d}}
 """,
-        lambda v: F.scaled_dot_product_attention(
-            *(v[x].transpose(1, 2) for x in "qpv"), v["far"][:, (torch.arange(130)[:, None] - torch.arange(130)).clamp(0)] + causal_mask(130)
-        ),
+        lambda v: F.scaled_dot_product_attention(*(v[x].transpose(1, 2) for x in "qpv"), v["far"][:, distance(130)] + causal_mask(130)),
         {"s": 2},
     ),
 }
+
+
+def distance(n: int) -> Tensor:
+    return (torch.arange(n)[:, None] - torch.arange(n)).clamp(0)
 
 
 def causal_mask(n: int) -> Tensor:

@@ -4,114 +4,18 @@ refused has indices that leave the tensor, which the message names. The oracle i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import example, given
-from hypothesis import strategies as st
 
 from einpage.einsum_front.algebra.expr import Letter, Load, text, walk
 from einpage.einsum_front.algebra.intervals import interval
 from einpage.einsum_front.base.errors import SpecError
-from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.elaborate.reference import evaluate
 from einpage.einsum_front.graph.program import Program
-from einpage.einsum_front.spec.reader import read_document
-
-S, T = 9, 5
-"""Extents of the letters s and t."""
-SPEC = """\
-einpage: 1
-name: guarded
-sizes: {{seq: 9, taps: 5, model: 4, rows: {rows}}}
-axes: {{b: 2, s: seq, t: taps, i: model, u: 3, r: rows}}
-inputs:
-  x: {{axes: r}}
-  p: {{axes: b s i}}
-  bias: {{axes: s}}
-  g: {{axes: i}}
-  pad: {{axes: b, dtype: int32}}
-body:
-  - {statement}
-outputs: {{y: {{axes: {axes}}}}}
-"""
-
-
-def guarded(statement: str, axes: str, rows: int = S) -> Program:
-    return elaborate(read_document(SPEC.format(statement=statement, axes=axes, rows=rows), "guarded.yaml"))
-
-
-def points() -> Iterator[dict[str, int]]:
-    return ({"s": s, "t": t} for s, t in product(range(S), range(T)))
-
-
-@dataclass(frozen=True)
-class Guarded:
-    """`where(condition, x[index], other)`, or its arms exchanged."""
-
-    condition: str
-    index: str
-    rows: int
-    exchanged: bool = False
-
-    @property
-    def statement(self) -> str:
-        arms = f"0.5, x[{self.index}]" if self.exchanged else f"x[{self.index}], 0.5"
-        return f"y[s,t] = where({self.condition}, {arms})"
-
-    def reads(self, at: dict[str, int]) -> bool:
-        """Whether the element counts. Conditions and indices are Python as well."""
-        return bool(eval(self.condition, {}, at)) != self.exchanged
-
-    def at(self, at: dict[str, int]) -> int:
-        return int(eval(self.index, {}, at))
-
-
-def forms() -> st.SearchStrategy[str]:
-    """`2*s + t - 1`, sometimes divided. Coefficients of both signs, and 0."""
-
-    def form(a: int, b: int, c: int, more: str) -> str:
-        return f"({a}*s + {b}*t + {c}){more}"
-
-    small = st.integers(-2, 2)
-    return st.builds(form, small, small, st.integers(-6, 6), st.sampled_from(["", "", "", "", " // 2", " % 3", " // 3 - 1"]))
-
-
-def conditions() -> st.SearchStrategy[str]:
-    """Comparisons of forms and numbers, joined and negated."""
-    leaf = st.builds(
-        lambda x, op, y: f"{x} {op} {y}",
-        forms(),
-        st.sampled_from(["<", "<=", ">", ">=", ">=", "<=", "==", "!="]),
-        st.one_of(st.integers(-4, 8).map(str), forms()),
-    )
-    return st.recursive(
-        leaf,
-        lambda inner: st.one_of(
-            st.builds(lambda x, y: f"({x}) and ({y})", inner, inner),
-            st.builds(lambda x, y: f"({x}) or ({y})", inner, inner),
-            inner.map(lambda x: f"not ({x})"),
-        ),
-        max_leaves=4,
-    )
-
-
-@st.composite
-def near_misses(draw: st.DrawFn) -> Guarded:
-    """The bounds of the index itself, each perhaps off by one: as often provable as not."""
-    index, rows = draw(forms()), draw(st.integers(1, 14))
-    low, high = draw(st.sampled_from([0, 0, 0, 1, -1])), rows + draw(st.sampled_from([0, 0, 0, 1, -1]))
-    below, above = f"{index} >= {low}", f"{index} < {high}"
-    if draw(st.booleans()):
-        return Guarded(f"not ({below}) or not ({above})", index, rows, True)
-    return Guarded(f"{above} and {below}", index, rows)
-
-
-ANY = st.one_of(near_misses(), st.builds(Guarded, conditions(), forms(), st.integers(1, 20), st.booleans()))
+from guarded_indices import ANY, Guarded, S, T, program_of
 
 
 @given(ANY)
@@ -123,9 +27,9 @@ ANY = st.one_of(near_misses(), st.builds(Guarded, conditions(), forms(), st.inte
 @example(Guarded("s >= t and t >= 2", "s - 2", 7))
 @example(Guarded("s + t >= 6 and s - t >= 4", "s - 5", 4))
 @example(Guarded("s + 1 >= 12", "s - 30", 1))
+@example(Guarded("not ((t + 1) % 3 < 1)", "0*s + 1", 1, True))
 def test_what_is_accepted_is_right_and_what_is_refused_is_outside(case: Guarded) -> None:
-    counted = [at for at in points() if case.reads(at)]
-    outside = [at for at in counted if not 0 <= case.at(at) < case.rows]
+    outside = case.outside()
     found = accepted_or_refused(case)
     if isinstance(found, SpecError):
         check_refusal(case, found, outside)
@@ -136,7 +40,7 @@ def test_what_is_accepted_is_right_and_what_is_refused_is_outside(case: Guarded)
 
 def accepted_or_refused(case: Guarded) -> Program | SpecError:
     try:
-        return guarded(case.statement, "s t", case.rows)
+        return case.program()
     except SpecError as e:
         return e
 
@@ -152,14 +56,8 @@ def check_refusal(case: Guarded, e: SpecError, outside: list[dict[str, int]]) ->
 
 def check_values(case: Guarded, program: Program) -> None:
     """The reference, with NaN in all that no element may read, against the loop; what is read lies inside for every block of letters."""
-    x = np.full(case.rows, np.nan)
-    for at in points():
-        if case.reads(at):
-            x[case.at(at)] = 1.0 + case.at(at)
-    want = [1.0 + case.at(at) if case.reads(at) else 0.5 for at in points()]
-    data = {i.name: torch.zeros(i.shape) for i in program.inputs} | {"x": torch.from_numpy(x)}
-    got = evaluate(program, data, {}, torch.float64)["y"]
-    assert got.flatten().tolist() == want
+    data = {name: torch.from_numpy(array) for name, array in case.data(program).items()}
+    assert evaluate(program, data, {}, torch.float64)["y"].flatten().tolist() == case.want()
     (part,) = program.definitions[-1].parts
     for load in (n for n in walk(part.expr) if isinstance(n, Load)):
         for s, t in product(((0, S), (0, 4), (4, S), (8, S)), ((0, T), (3, T))):
@@ -171,9 +69,9 @@ def test_most_of_what_is_inside_is_proven() -> None:
     """Of the bounds of an index itself, all; a proof by rounding is not complete for others."""
     for a, b, c, rows in product((-2, -1, 1, 2), (-1, 0, 1, 3), (-3, 0, 2), (2, 7)):
         index = f"{a}*s + {b}*t + {c}"
-        guarded(f"y[s,t] = where({index} >= 0 and {index} < {rows}, x[{index}], 0)", "s t", rows)
-        guarded(f"y[s,t] = where({index} < 0 or {index} >= {rows}, 0, x[{index}])", "s t", rows)
-        guarded(f"y[s,t] = where(({index}) // 2 >= 0 and ({index}) // 2 < {rows}, x[({index}) // 2], 0)", "s t", rows)
+        program_of(f"y[s,t] = where({index} >= 0 and {index} < {rows}, x[{index}], 0)", axes="s t", rows=rows)
+        program_of(f"y[s,t] = where({index} < 0 or {index} >= {rows}, 0, x[{index}])", axes="s t", rows=rows)
+        program_of(f"y[s,t] = where(({index}) // 2 >= 0 and ({index}) // 2 < {rows}, x[({index}) // 2], 0)", axes="s t", rows=rows)
 
 
 @pytest.mark.parametrize(
@@ -210,16 +108,16 @@ def test_most_of_what_is_inside_is_proven() -> None:
 def test_an_index_under_a_condition(statement: str, axes: str, index: str | None) -> None:
     if index is None:
         with pytest.raises(SpecError, match=r"takes values|stands in"):
-            guarded(statement, axes)
+            program_of(statement, axes=axes)
         return
-    (part,) = guarded(statement, axes).definitions[-1].parts
+    (part,) = program_of(statement, axes=axes).definitions[-1].parts
     assert index in text(part.expr)
 
 
 def test_a_condition_that_fp32_may_get_wrong_proves_nothing() -> None:
     """33,554,433 - 33,554,432 is 0 in fp32: the condition would hold where the index is -1."""
     with pytest.raises(SpecError, match="takes values -1"):
-        guarded("y[s] = where(33554432 * s - 33554433 * s + s >= 1, bias[s - 1], 0)", "s")
+        program_of("y[s] = where(33554432 * s - 33554433 * s + s >= 1, bias[s - 1], 0)", axes="s")
 
 
 @pytest.mark.parametrize(
@@ -261,7 +159,7 @@ def test_a_condition_that_fp32_may_get_wrong_proves_nothing() -> None:
 )
 def test_what_the_error_says(statement: str, lines: list[str]) -> None:
     with pytest.raises(SpecError) as e:
-        guarded(statement, "s" if "y[s]" in statement else "s t")
+        program_of(statement, axes="s" if "y[s]" in statement else "s t")
     said = str(e.value).splitlines()
     assert [said[0].split(": ", 1)[1], *said[3:]] == lines
 
@@ -269,6 +167,6 @@ def test_what_the_error_says(statement: str, lines: list[str]) -> None:
 def test_a_condition_of_many_alternatives_is_read_in_no_time() -> None:
     """64 alternatives are followed; more, and this clause says nothing, which another may make good."""
     many = " and ".join(f"(s != {n} or t != {n % 5})" for n in range(1, 9)) + " and " + " and ".join(f"s + {n}*t != 3" for n in range(20))
-    guarded(f"y[s,t] = where(s >= 1 and {many}, bias[s - 1], 0)", "s t")
+    program_of(f"y[s,t] = where(s >= 1 and {many}, bias[s - 1], 0)", axes="s t")
     with pytest.raises(SpecError, match="takes values -1"):
-        guarded(f"y[s,t] = where({many}, bias[s - 1], 0)", "s t")
+        program_of(f"y[s,t] = where({many}, bias[s - 1], 0)", axes="s t")

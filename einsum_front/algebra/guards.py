@@ -78,20 +78,20 @@ def _each(e: Expr, f: Callable[[Load, Guards], Expr], guards: Guards) -> Expr:
 
 def values_under(index: Expr, guards: Guards, region: Region, is_integer: Callable[[str], bool]) -> Interval | None:
     """An interval that holds `index` wherever all of `guards` hold; None where they surely hold nowhere."""
-    reader = _Reader(region, is_integer)
+    reader = _CaseReader(region, is_integer)
     found = [known for case in reader.cases_of(guards) if (known := reader.system(case).values(index)) is not None]
     return Interval(min(i.low for i in found), max(i.high for i in found)) if found else None
 
 
 def counterexample(index: Expr, guards: Guards, region: Region, is_integer: Callable[[str], bool], extent: int) -> dict[Letter, int] | None:
     """Letters for which the guards hold and `index` is not in 0 … extent - 1; None where none is found."""
-    reader = _Reader(region, is_integer)
+    reader = _CaseReader(region, is_integer)
     letters = sorted(free_letters(index).union(*(free_letters(g.condition) for g in guards)))
     for case in reader.cases_of(guards):
         for beyond in (("<", index, Num(0)), (">=", index, Num(extent))):
-            point = reader.system((*case, beyond)).a_point(letters)
-            if point is not None and _holds(guards, point) and _is_outside(_value(index, point), extent):
-                return point
+            for point in reader.system((*case, beyond)).points(letters):
+                if _holds(guards, point) and _is_outside(_value(index, point), extent):
+                    return point
     return None
 
 
@@ -107,7 +107,7 @@ def _holds(guards: Guards, point: Mapping[Letter, int]) -> bool:
     return all(truth(_value(g.condition, point)) == (TRUE if g.holds else FALSE) for g in guards)
 
 
-class _Reader:
+class _CaseReader:
     """Guards as cases of comparisons."""
 
     def __init__(self, region: Region, is_integer: Callable[[str], bool]) -> None:

@@ -9,7 +9,7 @@ interval holds every solution and may hold more: rounding is not complete, and p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, inf, isfinite
 from typing import NewType, TypeAlias
@@ -26,6 +26,8 @@ _Terms: TypeAlias = "tuple[tuple[Variable, int], ...]"
 
 MOST_ROWS = 400
 """Inequalities of a system while variables are eliminated."""
+MOST_STEPS = 200
+"""Numbers that are tried for letters in search of a point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,17 +139,26 @@ class System:
             return None
         return Interval(max(exact.low, rough.low), min(exact.high, rough.high))
 
-    def a_point(self, letters: Sequence[Letter]) -> dict[Letter, int] | None:
-        """The least numbers of the letters, one after the other, that the inequalities leave; None where they leave none."""
-        point: dict[Letter, int] = {}
-        for letter in letters:
-            variable = self._variable(Axis(letter))
-            known = bounds(variable, self._rows)
-            if known is None:
-                return None
-            point[letter] = int(known.low)
-            self._rows += _comparison("==", _Form({variable: 1}, 0), _Form({}, point[letter]))
-        return point
+    def points(self, letters: Sequence[Letter]) -> Iterator[dict[Letter, int]]:
+        """Numbers of the letters that the inequalities seem to leave, the least first, as far as MOST_STEPS lead."""
+        steps = [MOST_STEPS]
+        return self._points({}, [(letter, self._variable(Axis(letter))) for letter in letters], self._rows, steps)
+
+    def _points(
+        self, point: dict[Letter, int], letters: Sequence[tuple[Letter, Variable]], rows: list[Inequality], steps: list[int]
+    ) -> Iterator[dict[Letter, int]]:
+        if not letters:
+            yield point
+            return
+        (letter, variable), *others = letters
+        known = bounds(variable, rows)
+        at = known.low if known is not None else inf
+        while known is not None and at <= known.high and steps[0] > 0:
+            steps[0] -= 1
+            n = int(at)
+            fixed = [*rows, *_comparison("==", _Form({variable: 1}, 0), _Form({}, n))]
+            yield from self._points({**point, letter: n}, others, fixed, steps)
+            at += 1
 
     def _fresh(self) -> Variable:
         return Variable(len(self._variable_by_expr))
