@@ -10,17 +10,19 @@ import sys
 from collections.abc import Sequence
 
 from einpage.exec.system.interrupt import INTERRUPTED, exit_on_interrupt
+from einpage.exec.system.standard_streams import standard_streams
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    try:
-        with exit_on_interrupt():
-            from einpage.exec.command.parser import execute
-        return execute(argv)
-    except KeyboardInterrupt:
-        print("einpage: interrupted", file=sys.stderr)
-        return INTERRUPTED
+    with standard_streams():
+        try:
+            with exit_on_interrupt():
+                from einpage.exec.command.parser import execute
+            return execute(argv)
+        except KeyboardInterrupt:
+            print("einpage: interrupted", file=sys.stderr)
+            return INTERRUPTED
 
 
 if __name__ == "__main__":

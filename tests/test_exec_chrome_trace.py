@@ -12,10 +12,10 @@ import pytest
 from numpy.typing import NDArray
 
 from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.base.files import write_atomically
 from einpage.exec.device.null import NullDevice
 from einpage.exec.dispatch.static import run_static
 from einpage.exec.picture.chrome_trace import chrome_trace, write_trace
-from einpage.exec.system.files import write_atomically
 from hand_plan import hand_plan
 
 

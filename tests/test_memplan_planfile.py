@@ -72,9 +72,9 @@ def test_writing_is_all_or_nothing(tmp_path: Path) -> None:
         save_plan(path, hand_plan(), {"not JSON": object()})
     assert path.read_bytes() == before
     (tmp_path / "folder").mkdir()
-    with pytest.raises(UsageError, match="cannot be written"):
+    with pytest.raises(UsageError, match="cannot write"):
         save_plan(tmp_path / "folder", hand_plan(), RECIPE)
-    with pytest.raises(UsageError, match="cannot be written"):
+    with pytest.raises(UsageError, match="cannot write"):
         save_plan(tmp_path / "none" / "plan.json", hand_plan(), RECIPE)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "plan.json"]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.base.files import write_atomically
 from einpage.exec.picture.timeline import NodeTimes
 from einpage.exec.picture.timeline_html import render_html
 from einpage.exec.picture.timeline_svg import render_svg
 from einpage.exec.planning.judged_plan import Planned
 from einpage.exec.planning.request import PlanRequest
-from einpage.exec.system.files import write_atomically
 from einpage.memplan.bounds.bounds import Effort
 from einpage.memplan.schedule.static_plans import Policy
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.base.files import refuse_unwritable, write_atomically
 from einpage.einsum_front.base.units import format_bytes, format_seconds, parse_bytes
-from einpage.exec.system.files import refuse_unwritable, write_atomically
 from einpage.exec.system.spinner import spinner
 from einpage.memplan.errors import PackingDoesNotFit
 from einpage.memplan.packing.csv_file import packing_text, read_buffers

@@ -1,19 +1,20 @@
 """The command line: `einpage show | plan | run | verify | pack | machine`. Arguments in, exit status out.
 
-0 done, 1 our bug, 2 the user's mistake, 3 does not fit, 130 interrupted. With `--json` stdout holds one JSON object and nothing else;
-what is for a person's eyes while waiting goes to stderr. `show`, `plan`, `verify` and `pack` never import torch.
+0 done, 1 our bug, 2 the user's mistake or a full disk, 3 does not fit, 130 interrupted. With `--json` stdout holds one JSON object and
+nothing else; what is for a person's eyes while waiting goes to stderr. `show`, `plan`, `verify` and `pack` never import torch.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 import traceback
 from collections.abc import Sequence
 from typing import TypeAlias
 
 from einpage.einsum_front.base.dtype import RUN_DTYPES
-from einpage.einsum_front.base.errors import EinpageError
+from einpage.einsum_front.base.errors import EinpageError, UsageError
 from einpage.exec.command.machine import machine_command
 from einpage.exec.command.options import DTYPE
 from einpage.exec.command.pack import pack_command
@@ -22,6 +23,7 @@ from einpage.exec.command.show import show_command
 from einpage.exec.command.verify import verify_command
 from einpage.exec.planning.find_spec import spec_names
 from einpage.exec.system.interrupt import exit_on_interrupt
+from einpage.exec.system.standard_streams import flush_stdout
 from einpage.memplan.bounds.bounds import Effort
 from einpage.memplan.problem.profile import machine_names
 from einpage.memplan.schedule.static_plans import Policy
@@ -29,19 +31,44 @@ from einpage.memplan.schedule.static_plans import Policy
 
 def execute(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; every error is one message on stderr. Interrupts pass."""
-    arguments = parser().parse_args(argv)
+    if sys.stdout is None:
+        return _refused("stdout is closed, so nobody would see the result; send it to a file, or to /dev/null", 2)
     try:
-        command = arguments.command_function
-        return int(command(arguments))
+        try:
+            arguments = parser().parse_args(argv)
+            return int(arguments.command_function(arguments))
+        finally:
+            if lost := flush_stdout():
+                raise UsageError(lost)
     except EinpageError as error:
-        print(f"einpage: {error}", file=sys.stderr)
-        return error.exit_status
+        return _refused(str(error), error.exit_status)
     except BrokenPipeError:
         return 0
+    except MemoryError as error:
+        return _refused(f"the host's memory is full: {error or 'no more can be had'}; free some, or give a smaller problem", 3)
+    except OSError as error:
+        if error.filename is None and error.errno not in DISK:
+            return _bug()
+        where = "" if error.filename is None else f"{str(error.filename)[:MOST_NAME]}: "
+        return _refused(f"{where}{error.strerror or error}", 2)
     except Exception:
-        traceback.print_exc()
-        print("einpage: this is a bug of ours; the lines above say where", file=sys.stderr)
-        return 1
+        return _bug()
+
+
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+"""What a disk says that no more can be written to."""
+MOST_NAME = 300
+"""Characters of a file's name in a message."""
+
+
+def _refused(message: str, status: int) -> int:
+    print(f"einpage: {message}", file=sys.stderr)
+    return status
+
+
+def _bug() -> int:
+    traceback.print_exc()
+    return _refused("this is a bug of ours; the lines above say where", 1)
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"

@@ -15,6 +15,7 @@ from pathlib import Path
 from time import perf_counter
 
 from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.base.files import refuse_unwritable, write_each
 from einpage.einsum_front.base.units import format_bytes, parse_bytes
 from einpage.einsum_front.graph.trace_file import read_trace
 from einpage.exec.command.machine import machine_facts
@@ -23,7 +24,6 @@ from einpage.exec.planning.advice import Advice, advice
 from einpage.exec.planning.find_spec import spec_path
 from einpage.exec.planning.judged_plan import Planned, plan_program, plan_tasks
 from einpage.exec.planning.model import open_model
-from einpage.exec.system.files import refuse_unwritable
 from einpage.exec.system.spinner import planning_text, spinner
 from einpage.memplan.bounds.bounds import Effort
 from einpage.memplan.graph.planfile import save_plan
@@ -56,10 +56,12 @@ def plan_command(a: argparse.Namespace) -> int:
     warnings = [*planned.warnings]
     if budget > machine.device_bytes:
         warnings.append(f"budget {format_bytes(budget)} is more than the {format_bytes(machine.device_bytes)} of {machine.name}")
-    if a.out:
-        save_plan(Path(a.out), planned.memgraph, recipe_of(a, planned))
-    if a.timeline:
-        write_timeline(Path(a.timeline), planned, planned.facts)
+    write_each(
+        (
+            (a.out, lambda path: save_plan(path, planned.memgraph, recipe_of(a, planned))),
+            (a.timeline, lambda path: write_timeline(path, planned, planned.facts)),
+        )
+    )
     if a.json:
         print(json.dumps({**planned.facts, "advice": None if helps is None else helps.facts(), "warnings": warnings}))
         return 0

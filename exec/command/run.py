@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from safetensors.torch import save_file
 
 from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.base.files import refuse_full, refuse_unwritable, write_each, write_through
 from einpage.einsum_front.base.units import format_bytes, format_seconds, parse_bytes, parse_rate
+from einpage.einsum_front.graph.taskgraph import Kind
 from einpage.exec.command.options import request_of, settings_of, write_timeline
 from einpage.exec.dispatch.progress import Hooks, QueueHead
 from einpage.exec.dispatch.progress import Progress as RunProgress
@@ -33,7 +34,6 @@ from einpage.exec.planning.model import open_model
 from einpage.exec.run.choose import DeviceKind, Dispatch, device_for, kernels_for, measured_machine
 from einpage.exec.run.options import RunOptions
 from einpage.exec.run.prepared import RunResult, run_model
-from einpage.exec.system.files import refuse_unwritable, write_through
 from einpage.exec.system.spinner import planning_text, spinner
 from einpage.memplan.bounds.limit import limit_name
 from einpage.memplan.problem.machine import Machine
@@ -63,15 +63,21 @@ def run_command(a: argparse.Namespace) -> int:
     model = open_model(a.spec, settings_of(a.set), a.weights, tokens, tokenizer)
     machine = machine_of(a, chosen.kind)
     with progress_bars(chosen.why, planning_text(a.effort), quiet=a.json) as shown:
-        result = run_model(model, machine, options, named, hooks=shown.hooks, loading=shown.loading, planned_hook=shown.planned)
+
+        def planned(found: Planned) -> None:
+            refuse_full(a.logits, sum(t.nbytes for t in found.graph.tensors if t.kind is Kind.OUTPUT))
+            shown.planned(found)
+
+        result = run_model(model, machine, options, named, hooks=shown.hooks, loading=shown.loading, planned_hook=planned)
     report = replace(result.report, warnings=(*warnings, *result.report.warnings))
-    if a.logits:
-        tensors = {name: t.contiguous() for name, t in result.outputs.items()}
-        write_through(Path(a.logits), lambda part: save_file(tensors, part))
-    if a.trace:
-        write_trace(Path(a.trace), result.planned.memgraph, result.measured, result.planned.timeline)
-    if a.timeline:
-        write_timeline(Path(a.timeline), result.planned, result.facts, result.measured)
+    tensors = {name: t.contiguous() for name, t in result.outputs.items()}
+    write_each(
+        (
+            (a.logits, lambda path: write_through(path, lambda part: save_file(tensors, part))),
+            (a.trace, lambda path: write_trace(path, result.planned.memgraph, result.measured, result.planned.timeline)),
+            (a.timeline, lambda path: write_timeline(path, result.planned, result.facts, result.measured)),
+        )
+    )
     if a.json:
         print(json.dumps(report.facts()))
         return 0

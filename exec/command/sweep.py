@@ -19,11 +19,11 @@ from rich.progress import track
 from rich.table import Table
 
 from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.base.files import write_atomically
 from einpage.einsum_front.base.units import format_bytes, format_seconds, parse_bytes
 from einpage.exec.command.options import settings_of
 from einpage.exec.picture.curve_svg import render_curve
 from einpage.exec.planning.judged_plan import Planned
-from einpage.exec.system.files import write_atomically
 from einpage.memplan.bounds.limit import limit_name
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.report import Report
@@ -111,7 +111,10 @@ def sweep_command(a: argparse.Namespace, planned_for: PlannedFor) -> int:
     if a.json:
         print(json.dumps([point.facts(sweep.name) for point in points]))
     else:
-        Console().print(_table(sweep, points))
+        table = Console()
+        with table.capture() as drawn:  # printed as everything is: a reader that has gone would be an error to Console
+            table.print(_table(sweep, points))
+        print(drawn.get(), end="")
     return 0
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from einpage.einsum_front.base.errors import UsageError
-from einpage.exec.system.files import write_atomically
+from einpage.einsum_front.base.files import write_atomically
 from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.profile import load_machine, machine_text
 

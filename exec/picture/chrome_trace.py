@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from einpage.einsum_front.base.files import write_atomically
 from einpage.exec.picture.timeline import NodeTimes
-from einpage.exec.system.files import write_atomically
 from einpage.memplan.graph.dump import describe
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
 from einpage.memplan.graph.simulate import NO_QUEUE, queue_numbers, queues_of

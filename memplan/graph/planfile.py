@@ -8,7 +8,6 @@ checks types and references and refuses what is not a plan; whether the plan is 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import numpy as np
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.base.files import write_atomically
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.program import Source
@@ -76,7 +76,7 @@ def save_plan(path: str | Path, memgraph: MemGraph, recipe: Mapping[str, Any]) -
         "end": memgraph.end,
     }
     lines = (f"{json.dumps(name)}: {json.dumps(section, separators=(',', ':'))}" for name, section in sections.items())
-    _write(Path(path), "{\n" + ",\n".join(lines) + "\n}\n")
+    write_atomically(Path(path), "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def load_plan(path: str | Path) -> SavedPlan:
@@ -94,23 +94,11 @@ def load_plan(path: str | Path) -> SavedPlan:
     return SavedPlan(memgraph, recipe)
 
 
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        try:
-            partial.write_text(text, encoding="utf-8")
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
-    except OSError as error:
-        raise UsageError(f"plan file {path} cannot be written: {error}") from error
-
-
 def _read(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"plan file {path} cannot be read: {error}") from error
+        raise UsageError(f"plan file {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     try:
         raw = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,0 +1,31 @@
+"""Two specs that are planned and run in a hundredth of a second: a product, and a model of language of one matrix."""
+
+from __future__ import annotations
+
+SPEC = b"""einpage: 1
+name: small
+sizes: {rows: 3, width: 4}
+axes: {r: rows, i: width, o: width}
+inputs:
+  x: {axes: r i}
+  n: {axes: r, dtype: int32, default: 1}
+weights:
+  w: {axes: o i, from: w.weight}
+body:
+  - y[r,o] = x[r,i] * w[o,i] + n[r]
+outputs:
+  y: {axes: r o}
+"""
+LANGUAGE = b"""einpage: 1
+name: language
+sizes: {batch: 1, seq: 4, vocab: 300, width: 8}
+axes: {b: batch, s: seq, v: vocab, i: width}
+inputs:
+  tokens: {axes: b s, dtype: int32}
+weights:
+  embed: {axes: v i, from: [embed.weight, token_embd.weight]}
+body:
+  - logits[b,v] = embed[tokens[b,seq-1], i] * embed[v,i]
+outputs:
+  logits: {axes: b v}
+"""
