@@ -81,4 +81,4 @@ $(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@ $(VENV)/.test $(VENV)/.base
 
 $(MODEL): | $(VENV)/.base
-	$(PY) -m einpage.exec.load.fetch_model --to $(dir $(MODEL))
+	$(PY) -m einpage.exec.system.fetch_model --to $(dir $(MODEL))

@@ -14,7 +14,7 @@ def smollm2_path() -> Path:
     """The GGUF file. Skips the calling test where it is absent, unless EINPAGE_REQUIRE_MODEL is set: then it fails."""
     path = Path(os.environ.get("EINPAGE_SMOLLM2", _CACHED))
     if not path.is_file():
-        message = f"{path} is not there: run `python -m einpage.exec.load.fetch_model`, or set EINPAGE_SMOLLM2"
+        message = f"{path} is not there: run `python -m einpage.exec.system.fetch_model`, or set EINPAGE_SMOLLM2"
         assert "EINPAGE_REQUIRE_MODEL" not in os.environ, message
         pytest.skip(message)
     return path

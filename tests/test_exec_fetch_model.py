@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from einpage.exec.load import fetch_model as fetch_module
-from einpage.exec.load.fetch_model import MODEL, FetchError, fetch, main
+from einpage.exec.system import fetch_model as fetch_module
+from einpage.exec.system.fetch_model import MODEL, FetchError, fetch, main
 
 CONTENT = b"GGUF and so on"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
@@ -88,13 +89,13 @@ def test_smollm_cuts_numbers_into_digits_before_merging(tmp_path: Path) -> None:
 
 def test_unknown_kinds_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
-    with pytest.raises(TokenizerError, match="tokenizer model 'llama' is not supported"):
-        load_tokenizer(write_gguf(path, model="llama"))
-    with pytest.raises(TokenizerError, match="pre-tokenizer 'qwen2' is not supported, only 'gpt-2', 'smollm' are"):
-        load_tokenizer(write_gguf(path, pre="qwen2"))
+    with pytest.raises(TokenizerError, match="tokenizer model 'bert' is not supported"):
+        load_tokenizer(write_gguf(path, model="bert"))
+    with pytest.raises(TokenizerError, match="pre-tokenizer 'tekken' is not supported, only 'gpt-2', 'smollm', 'llama-bpe', 'qwen2' are"):
+        load_tokenizer(write_gguf(path, pre="tekken"))
     with pytest.raises(TokenizerError, match="pre-tokenizer None is not supported"):
         load_tokenizer(write_gguf(path, pre=None))
-    with pytest.raises(TokenizerError, match="has no tokenizer in its metadata"):
+    with pytest.raises(TokenizerError, match="no tokenizer in its metadata; give token ids"):
         load_tokenizer(write_gguf(path, model=None, pre=None))
     with pytest.raises(TokenizerError, match="a merge that is not a pair"):
         load_tokenizer(write_gguf(path, merges=("ab",)))
@@ -116,6 +117,36 @@ def test_tokenizer_json_beside_safetensors(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(TokenizerError, match="not a tokenizer"):
         load_tokenizer(str(tmp_path))
+
+
+def saved(folder: Path, change: Callable[[Backend], None]) -> Tokenizer:
+    """The tokenizer of a folder whose tokenizer.json is `change`d before it is saved."""
+    backend = Backend(models.WordLevel({"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[UNK]": 3, "the": 4, "cat": 5}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)])
+    change(backend)
+    backend.save(str(folder / "tokenizer.json"))
+    return load_tokenizer(str(folder))
+
+
+def test_padding_and_truncation_are_for_training(tmp_path: Path) -> None:
+    """Both stand in the tokenizer.json of sentence encoders: pads would count as text, and long texts lose their end."""
+
+    def bounded(backend: Backend) -> None:
+        backend.enable_padding(length=16)
+        backend.enable_truncation(max_length=16)
+
+    padded = saved(tmp_path, bounded)
+    assert padded.encode("the cat") == [1, 4, 5, 2], "and what the model wants around a text stays"
+    assert padded.encode("the cat " * 400) == [1, *[4, 5] * 400, 2]
+
+
+def test_a_text_that_the_tokenizer_refuses_is_one_error(tmp_path: Path) -> None:
+    def without_unknown(backend: Backend) -> None:
+        backend.model = models.WordLevel({"[CLS]": 1, "[SEP]": 2, "the": 4}, unk_token="absent")
+
+    with pytest.raises(TokenizerError, match=r"cannot encode the text: .*UNK.*; give token ids with --tokens"):
+        saved(tmp_path, without_unknown).encode("the dog")
 
 
 def test_no_checkpoint_no_tokenizer(tmp_path: Path) -> None:

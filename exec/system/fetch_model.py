@@ -88,9 +88,9 @@ def _digest(path: Path) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """`python -m einpage.exec.load.fetch_model [--to FOLDER]`: prints where the model is. 0, or 2 with one line on stderr."""
+    """`python -m einpage.exec.system.fetch_model [--to FOLDER]`: prints where the model is. 0, or 2 with one line on stderr."""
     parser = argparse.ArgumentParser(
-        prog="python -m einpage.exec.load.fetch_model", description="Fetch SmolLM2-135M-Instruct (GGUF, 98 MB)."
+        prog="python -m einpage.exec.system.fetch_model", description="Fetch SmolLM2-135M-Instruct (GGUF, 98 MB)."
     )
     parser.add_argument("--to", type=Path, default=Path(".cache"), metavar="FOLDER", help="where to put it (default: .cache)")
     folder: Path = parser.parse_args(argv).to
