@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.elaborate.tied_weights import with_tied_weights
 from einpage.einsum_front.graph.program import Program
@@ -19,6 +20,7 @@ from einpage.exec.load.resolve import Resolved, open_weights, present_names, res
 from einpage.exec.load.tokenizer import Tokenizer
 from einpage.exec.planning.find_spec import spec_path
 from einpage.exec.planning.metadata import check_metadata, spec_settings, tied_weights_warnings
+from einpage.exec.planning.vocabulary import vocabulary_letters
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class Model:
     """Turns token ids into text, where the checkpoint has one."""
     warnings: tuple[str, ...] = ()
     """What may be wrong with the checkpoint for this spec, and cannot be known here."""
+    vocabulary: frozenset[Letter] = frozenset()
+    """With token lists, the letters over the vocabulary: an output over one of them is logits."""
 
 
 def open_model(
@@ -59,12 +63,13 @@ def open_model(
     program = elaborate(document, settings_by_name)
     if tokens is not None:  # again, for settings that are expressions
         token_sizes(tokens, {name: program.sizes[name] for name in ("batch", "seq") if name in settings and name in sizes})
+    vocabulary = vocabulary_letters(document, program) if tokens is not None else frozenset()
     if checkpoint is None:
-        return Model(program, None, tokens, tokenizer)
+        return Model(program, None, tokens, tokenizer, vocabulary=vocabulary)
     present = present_names(program, checkpoint)
     warnings = (*warnings, *tied_weights_warnings(program, present, checkpoint))
     program = with_tied_weights(program, present)
-    return Model(program, resolve(program, checkpoint), tokens, tokenizer, warnings)
+    return Model(program, resolve(program, checkpoint), tokens, tokenizer, warnings, vocabulary)
 
 
 def _whole_numbers(settings: Mapping[str, str | int | float]) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """Which outputs a run computes, and what those that are logits say about the run's text.
 
-In: a Program and the token lists at hand before the run; the output tensors after it. Out: names of outputs; TextFigures.
+In: a Model with its token lists before the run; the output tensors after it. Out: names of outputs; TextFigures.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.graph.program import Program
-from einpage.exec.load.inputs import TokenLists
-from einpage.exec.load.tokenizer import Tokenizer
+from einpage.exec.load.inputs import TOKENS
+from einpage.exec.planning.model import Model
 from einpage.exec.run.logits import TopToken, last_logits, mean_nll, top_tokens
 from einpage.exec.run.options import RunOptions
 
@@ -41,8 +40,21 @@ class TextFigures:
     perplexity: Perplexity | None = None
 
 
-def wanted_outputs(program: Program, options: RunOptions, tokens: TokenLists | None) -> tuple[str, ...]:
+def logits_axes(model: Model) -> dict[str, int]:
+    """The outputs that are logits of the model's token lists, by name: 3 for those of every position [b, s, v], 2 for those of one [b, v].
+
+    `b` and `s` are the letters of the input `tokens`, `v` is a letter over the vocabulary.
+    """
+    positions = next((i.letters for i in model.program.inputs if i.name == TOKENS and len(i.letters) == 2), None)
+    if positions is None:
+        return {}
+    over = {o.name: o.letters[:-1] for o in model.program.outputs if o.letters and o.letters[-1] in model.vocabulary}
+    return {name: len(before) + 1 for name, before in over.items() if before in (positions, positions[:1])}
+
+
+def wanted_outputs(model: Model, options: RunOptions) -> tuple[str, ...]:
     """The outputs to compute: those asked for, or the first; and for a perplexity the one with logits at every position."""
+    program, tokens = model.program, model.tokens
     names = options.plan.outputs or (program.outputs[0].name,)
     if not options.perplexity:
         return names
@@ -50,39 +62,31 @@ def wanted_outputs(program: Program, options: RunOptions, tokens: TokenLists | N
         raise UsageError("--perplexity needs a text: give --prompt or --tokens")
     if min(map(len, tokens.lists)) < 2:
         raise UsageError(f"--perplexity needs at least two tokens in {tokens.origin}")
-    batch, seq = _token_shape(program)
-    every = [o.name for o in program.outputs if _is_logits(o.shape, (batch, seq), tokens)]
+    axes, largest = logits_axes(model), max(map(max, tokens.lists))
+    every = [o.name for o in program.outputs if axes.get(o.name) == 3 and o.shape[2] > largest]
     if not every:
-        raise UsageError(f"--perplexity: {program.path} declares no output of three axes (batch, sequence, vocabulary)")
+        over = f"the one by which `{TOKENS}` index a weight, or that of the size `vocab`"
+        raise UsageError(
+            f"--perplexity: {program.path} declares no output of three axes (batch, sequence, vocabulary); the vocabulary's axis is {over}"
+        )
     could = [name for name in options.plan.outputs if name in every] or every
     if len(could) > 1:
         raise UsageError(f"--perplexity: {' and '.join(could)} could each be the logits; say which with --outputs NAME")
     return names if could[0] in names else (*names, could[0])
 
 
-def _is_logits(shape: tuple[int, ...], token_shape: tuple[int, ...], tokens: TokenLists) -> bool:
-    """Whether an output of `shape` may be logits at every position: it has an entry for each token met."""
-    return len(shape) == 3 and shape[:2] == token_shape and shape[2] > max(map(max, tokens.lists))
-
-
-def _token_shape(program: Program) -> tuple[int, ...]:
-    return next((i.shape for i in program.inputs if i.name == "tokens" and len(i.shape) == 2), (-1, -1))
-
-
-def text_figures(
-    found: Mapping[str, torch.Tensor], tokens: TokenLists | None, tokenizer: Tokenizer | None, perplexity: bool
-) -> TextFigures:
+def text_figures(found: Mapping[str, torch.Tensor], model: Model, perplexity: bool) -> TextFigures:
     """The best next tokens where some output is logits of the token lists, and the perplexity where asked for."""
+    tokens = model.tokens
     if tokens is None:
         return TextFigures()
+    axes = logits_axes(model)
     lengths = [len(row) for row in tokens.lists]
-    top = None
-    logits = next((t for t in found.values() if t.dim() in (2, 3) and t.shape[0] == len(lengths)), None)
-    if logits is not None and logits.is_floating_point():
-        top = [top_tokens(row, TOP, tokenizer) for row in last_logits(logits, lengths)]
+    logits = next((t for name, t in found.items() if name in axes), None)
+    top = None if logits is None else [top_tokens(row, TOP, model.tokenizer) for row in last_logits(logits, lengths)]
     if not perplexity:
         return TextFigures(top)
-    every = next(t for t in found.values() if t.dim() == 3 and _is_logits(tuple(t.shape), tuple(t.shape[:2]), tokens))
+    every = next(t for name, t in found.items() if axes.get(name) == 3)
     losses = [mean_nll(every[b], row) for b, row in enumerate(tokens.lists)]
     weights = [n - 1 for n in lengths]
     mean = sum(loss * w for loss, w in zip(losses, weights, strict=True)) / sum(weights)

@@ -94,7 +94,7 @@ def prepare_run(
     began = perf_counter()
     program = model.program
     arrays = bind_inputs(program, model.tokens, named or {})
-    wanted = wanted_outputs(program, options, model.tokens)
+    wanted = wanted_outputs(model, options)
     refuse_above_device(machine, options.plan.budget_bytes)
     request = replace(options.plan, outputs=wanted)
     planned = rebuilt(lambda: compacted(plan_program(program, machine, request, began)))
@@ -147,7 +147,7 @@ def run_model(
         threads=torch.get_num_threads(),
         passes=tuple(passes),
         peak_rss_bytes=peak_resident_bytes(),
-        text=text_figures(found, model.tokens, model.tokenizer, options.perplexity),
+        text=text_figures(found, model, options.perplexity),
         warnings=(),
     )
     warnings = (*model.warnings, *profile_warnings(machine, options.device, report.wall_s, planned.report))
