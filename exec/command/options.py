@@ -1,9 +1,11 @@
-"""Options that several commands share, from their text to values: `--set`, `--outputs`, `--split`, `--no-fuse`, the request of a plan."""
+"""Options from their text to values: `--set`, `--outputs`, `--split`, `--no-fuse`, the request of a plan, prompts."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from einpage.einsum_front.algebra.expr import Letter
@@ -20,6 +22,17 @@ from einpage.memplan.schedule.static_plans import Policy
 
 DTYPE = DType.FP32.value
 """Of a plan or run of a spec, by default."""
+LONGEST_PROMPT_BYTES = 16 << 20
+"""Of a file or stdin: beyond any model's context, and no file that never ends fills the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptArgument:
+    """What `--prompt` or `--prompt-text` was given."""
+
+    text: str
+    literal: bool
+    """True: the text is the prompt. False: `@FILE` and `-` say where the prompt is, `@@` begins a prompt with one @."""
 
 
 def settings_of(texts: Sequence[str]) -> dict[str, str]:
@@ -78,6 +91,55 @@ def request_of(a: argparse.Namespace, budget_bytes: int) -> PlanRequest:
         free_order=a.free_order,
         bound_effort=Effort(a.bounds),
     )
+
+
+def prompt_texts(given: Sequence[PromptArgument]) -> list[str]:
+    """The prompts themselves: files and stdin are read.
+
+    Raises UsageError for what cannot be read, is no UTF-8 or empty, and for a second `-`: there is one stdin.
+    """
+    if sum(prompt.text == "-" and not prompt.literal for prompt in given) > 1:
+        raise UsageError("--prompt - is given twice, and there is one stdin; use --prompt @FILE for the other")
+    return [_prompt_text(prompt) for prompt in given]
+
+
+def _prompt_text(prompt: PromptArgument) -> str:
+    if prompt.literal or not (prompt.text == "-" or prompt.text.startswith("@")):
+        return prompt.text
+    if prompt.text.startswith("@@"):
+        return prompt.text[1:]
+    origin = f"--prompt {prompt.text}"
+    if prompt.text == "@":
+        raise UsageError(f"{origin}: write a file's name after the @, or --prompt-text @ for the text itself")
+    try:
+        raw = _stdin_bytes() if prompt.text == "-" else _file_bytes(prompt.text[1:])
+    except OSError as error:
+        cure = "" if prompt.text == "-" else f"; for the text itself write --prompt @{prompt.text}"
+        raise UsageError(f"{origin}: cannot be read: {error.strerror or error}{cure}") from error
+    if len(raw) > LONGEST_PROMPT_BYTES:
+        raise UsageError(f"{origin}: longer than {LONGEST_PROMPT_BYTES} bytes, more than a model takes; give a part of it")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        where = f"byte {raw[error.start]:#04x} at offset {error.start}"
+        raise UsageError(f"{origin}: not UTF-8: {where}; convert it, as with iconv") from error
+    text = text.removesuffix("\r\n") if text.endswith("\r\n") else text.removesuffix("\n")
+    if not text:
+        raise UsageError(f"{origin}: empty; a model needs at least one token")
+    return text
+
+
+def _file_bytes(path: str) -> bytes:
+    with Path(path).open("rb") as file:
+        return file.read(LONGEST_PROMPT_BYTES + 1)
+
+
+def _stdin_bytes() -> bytes:
+    if sys.stdin is None:
+        raise OSError("stdin is closed")
+    if sys.stdin.isatty():
+        print("einpage: reading the prompt from this terminal; end it with Ctrl-D", file=sys.stderr)
+    return sys.stdin.buffer.read(LONGEST_PROMPT_BYTES + 1)
 
 
 def write_timeline(path: Path, planned: Planned, figures: Mapping[str, object], measured: NodeTimes | None = None) -> None:

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from einpage.einsum_front.base.dtype import RUN_DTYPES
 from einpage.einsum_front.base.errors import EinpageError, UsageError
 from einpage.exec.command.machine import machine_command
-from einpage.exec.command.options import DTYPE
+from einpage.exec.command.options import DTYPE, PromptArgument
 from einpage.exec.command.pack import pack_command
 from einpage.exec.command.plan import plan_command
 from einpage.exec.command.show import show_command
@@ -116,7 +116,12 @@ def _add_run(commands: Commands) -> None:
     p.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     p.add_argument("--dispatch", choices=("dynamic", "static", "serial"), default="dynamic")
     p.add_argument("--kernels", choices=("auto", "torch", "triton"), default="auto")
-    p.add_argument("--prompt", action="append", metavar="TEXT", help="repeat for a batch")
+    prompts = "a text, or that of a file or stdin (UTF-8, less one final newline); @@… for a text that begins with @; repeat for a batch"
+    p.add_argument("--prompt", action="append", type=lambda text: PromptArgument(text, False), metavar="TEXT|@FILE|-", help=prompts)
+    literal = "a prompt as it is, whatever it begins with; --prompt-text=-… for one that begins with a dash"
+    p.add_argument(
+        "--prompt-text", action="append", dest="prompt", type=lambda text: PromptArgument(text, True), metavar="TEXT", help=literal
+    )
     p.add_argument("--tokens", metavar="FILE", help="JSON: a list of token ids, or a list of such lists")
     p.add_argument("--input", action="append", default=[], metavar="NAME=FILE", help="a .json, .npy or .safetensors array")
     p.add_argument("--perplexity", action="store_true", help="of the prompt or tokens")

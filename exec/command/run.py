@@ -22,7 +22,7 @@ from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.files import refuse_full, refuse_unwritable, write_each, write_through
 from einpage.einsum_front.base.units import format_bytes, format_seconds, parse_bytes, parse_rate
 from einpage.einsum_front.graph.taskgraph import Kind
-from einpage.exec.command.options import request_of, settings_of, write_timeline
+from einpage.exec.command.options import prompt_texts, request_of, settings_of, write_timeline
 from einpage.exec.dispatch.progress import Hooks, QueueHead
 from einpage.exec.dispatch.progress import Progress as RunProgress
 from einpage.exec.load.inputs import TokenLists, encode_prompts, read_input, read_tokens
@@ -100,7 +100,7 @@ def tokens_of(a: argparse.Namespace) -> tuple[TokenLists | None, Tokenizer | Non
         raise UsageError("--prompt and --tokens both give the text; use one")
     if a.prompt:
         tokenizer = load_tokenizer(a.weights)
-        return encode_prompts(tokenizer, a.prompt), tokenizer
+        return encode_prompts(tokenizer, prompt_texts(a.prompt)), tokenizer
     if a.tokens:
         try:
             return read_tokens(a.tokens), load_tokenizer(a.weights)
@@ -197,6 +197,8 @@ def rendered(result: RunResult, timeline: str | None) -> str:
     """The best next tokens, then what the run took: bytes counted, plan ÷ bound, predicted and measured time."""
     r, plan, text = result.report, result.report.plan, result.report.text
     lines = list(_tops(text.top or []))
+    if text.top is None:
+        lines += [f"output      {name} {list(t.shape)}" for name, t in result.outputs.items()]
     if (of := text.perplexity) is not None:
         lines.append(f"perplexity  {of.perplexity:.4f} over {of.tokens} tokens (mean NLL {of.mean_nll:.6f})")
     split = " ".join(f"{letter}={n}" for letter, n in plan.split) or "none"

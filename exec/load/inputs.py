@@ -69,12 +69,25 @@ def token_lists(found: object, origin: str) -> TokenLists:
 
 
 def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[str]) -> TokenLists:
-    """The ids of one or several prompts. Raises InputError for a prompt without a token."""
-    lists = tuple(tuple(tokenizer.encode(prompt)) for prompt in prompts)
+    """The ids of one or several prompts. Raises InputError for a prompt without a token, and for one that is no Unicode text."""
     origin = "the prompt" if len(prompts) == 1 else "the prompts"
+    for prompt in prompts:
+        _refuse_surrogates(prompt, origin)
+    lists = tuple(tuple(tokenizer.encode(prompt)) for prompt in prompts)
     if not lists or not all(lists):
         raise InputError(f"{origin}: empty; a model needs at least one token")
     return TokenLists(lists, origin)
+
+
+def _refuse_surrogates(text: str, origin: str) -> None:
+    """Raises InputError for lone surrogates: those that stand for bytes of the command line that are no UTF-8, and any other."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        if 0xDC80 <= code <= 0xDCFF:
+            raise InputError(f"{origin}: not UTF-8: byte {code - 0xDC00:#04x} after {error.start} characters; convert the text") from error
+        raise InputError(f"{origin}: U+{code:04X} after {error.start} characters is half of a surrogate pair, no character") from error
 
 
 def token_sizes(tokens: TokenLists, fixed: Mapping[str, int | float]) -> dict[str, int]:
