@@ -13,7 +13,7 @@ SOURCE := __init__.py einpage einsum_front memplan kernels exec tests bench
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help run test test-all check lint format types layout golden bench kernels clean
+.PHONY: help run test test-all mutants check lint format types layout golden bench kernels clean
 
 help:           ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ test: $(VENV)/.test $(MODEL)  ## every test but the long sweeps; no GPU, under 8
 
 test-all: $(VENV)/.test $(MODEL)  ## every test, the long sweeps too (over 10,000 random plans)
 	$(PYTEST) -q $(ALONG) -m "" --timeout 1800
+
+mutants: $(VENV)/.test $(MODEL)  ## does a test fail for every slip of tests/mutation/*.yaml? under 40 minutes on 2 cores
+	$(PY) tests/mutation/run.py
 
 check: lint test  ## format check, lint, types, layering, tests: what CI runs
 
