@@ -26,7 +26,7 @@ def test_a_patch_fits_its_file(mutant: Mutant) -> None:
 
 
 def test_a_patch_that_does_not_fit_is_said() -> None:
-    with pytest.raises(ValueError, match="slip: f.py has its `old` 2 times, not once"):
+    with pytest.raises(ValueError, match=r"slip: f\.py has its `old` 2 times, not once"):
         Mutant("slip", "f.py", "a", "b", "").applied("a = a")
 
 

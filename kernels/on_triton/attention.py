@@ -88,7 +88,7 @@ class _AttentionGenerator:
         q = self._inner("[None, :]")
         loaded = w.load(job.q, Scope({**queries.letters, **q.letters}, {**queries.masks, **q.masks}))
         self.q = self._full(loaded, "rd", "(ROWS, INNER)", q.masks)
-        width = w.assign("width", f"tl.arange(0, WIDTH)[None, :]  # [{' '.join(self.own)}]")
+        width = w.assign("width", f"{w.lanes('WIDTH', '[None, :]')}  # [{' '.join(self.own)}]")
         width_masks = {"w": w.assign("width_mask", f"{width} < {self.width}")} if self.width < self.size["WIDTH"] else {}
         self.lanes = {"d": self._inner("[:, None]"), "w": Scope(w.split(width, self.own, "w"), width_masks)}
         self.queries, self.scalars = queries, batch
@@ -135,7 +135,7 @@ class _AttentionGenerator:
     def _inner(self, shape: str) -> Scope:
         """The summed letters along INNER."""
         w = self.writer
-        inner = w.assign("inner", f"tl.arange(0, INNER){shape}  # [{' '.join(self.job.score_letters)}]")
+        inner = w.assign("inner", f"{w.lanes('INNER', shape)}  # [{' '.join(self.job.score_letters)}]")
         masks = {"d": w.assign("inner_mask", f"{inner} < {self.depth}")} if self.depth < self.size["INNER"] else {}
         return Scope(w.split(inner, self.job.score_letters, "d"), masks)
 
@@ -163,7 +163,7 @@ class _AttentionGenerator:
         """The loops over keys, in each tile of keys."""
         job, w = self.job, self.writer
         parts = self.parts
-        across, down = "tl.arange(0, KEYS)[None, :]", "tl.arange(0, KEYS)[:, None]"
+        across, down = w.lanes("KEYS", "[None, :]"), w.lanes("KEYS", "[:, None]")
         k = key_addresses(w, job.k, job.row, parts, self.scalars, self.lanes["d"].letters, across, "(INNER, KEYS)")
         v = key_addresses(w, job.v, job.row, parts, self.scalars, self.lanes["w"].letters, down, "(KEYS, WIDTH)")
         if k is None or v is None:
@@ -250,7 +250,7 @@ class _AttentionGenerator:
     def _step(self, conditions: Sequence[Expr], last: str) -> None:
         """One block of keys: scores, the running maximum and sum, and what is attended to."""
         job, w = self.job, self.writer
-        key = w.assign(str(job.row), "start + tl.arange(0, KEYS)[None, :]")
+        key = w.assign(str(job.row), f"start + {w.lanes('KEYS', '[None, :]')}")
         masks = [w.assign("key_mask", f"{key} < {last}")] if last else []
         scope = Scope(
             {**self.queries.letters, job.row: Val(key, frozenset("t"), ValueKind.INT)}, dict(self.queries.masks), dict(self.queries.memo)
@@ -290,7 +290,7 @@ class _AttentionGenerator:
 
     def _values(self, last: str) -> str:
         """A block [KEYS, WIDTH] of v."""
-        key = self.writer.assign(str(self.job.row), "start + tl.arange(0, KEYS)[:, None]")
+        key = self.writer.assign(str(self.job.row), f"start + {self.writer.lanes('KEYS', '[:, None]')}")
         masks = [f"({key} < {last})"] if last else []
         return self._read(self.job.v, self.addresses[1], key, self.lanes["w"], masks, "tw", "(KEYS, WIDTH)")
 

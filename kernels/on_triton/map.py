@@ -64,7 +64,7 @@ class _MapGenerator:
         if shape.by_row and shape.columns:
             self._columns(shape.columns, self._write)
         elif shape.columns:
-            self._write(self._scope(f"program % {across} * COLS + tl.arange(0, COLS)[None, :]", shape.columns))
+            self._write(self._scope(f"program % {across} * COLS + {w.lanes('COLS', '[None, :]')}", shape.columns))
         else:
             self._write(self.base)
         constants = {"ROWS": shape.tiles.rows} | ({"COLS": shape.tiles.columns} if shape.by_row or shape.columns else {})
@@ -86,12 +86,12 @@ class _MapGenerator:
         letters = memory_order(letters, self.job, self.parts)
         if self.shape.whole_rows:
             if letters not in self.scopes:
-                self.scopes[letters] = self._scope("tl.arange(0, COLS)[None, :]", letters)
+                self.scopes[letters] = self._scope(w.lanes("COLS", "[None, :]"), letters)
             body(self.scopes[letters])
             return
         start = w.fresh("start")
         with w.loop(start, f"range(0, {prod(self.extent[x] for x in letters)}, COLS)"):
-            body(self._scope(f"{start} + tl.arange(0, COLS)[None, :]", letters))
+            body(self._scope(f"{start} + {w.lanes('COLS', '[None, :]')}", letters))
 
     def _scope(self, numbers: str, letters: tuple[Letter, ...]) -> Scope:
         w = self.writer

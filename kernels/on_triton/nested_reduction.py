@@ -41,7 +41,7 @@ def _loop(w: Writer, r: Reduce, op: Reduction, scope: Scope, most: str | None = 
     name = w.assign(NAME[op], f"tl.full(({shape}), {NEUTRAL[op]}, tl.float32)")
     step = w.fresh("step")
     with w.loop(step, f"range(0, {prod(w.range_by_letter[x].extent for x in r.letters)})"):
-        at = w.assign("at", f"tl.full((1, 1), {step}, tl.int32)  # [{' '.join(r.letters)}]")
+        at = w.assign("at", f"tl.full((1, 1), {step}, tl.int{64 if w.wide else 32})  # [{' '.join(r.letters)}]")
         letters = {**scope.letters, **w.split(at, r.letters, "")}
         inside = Scope(letters, scope.masks, accs=scope.accs, rebound=scope.rebound | frozenset(r.letters))
         value = arithmetic(w.value(r.body, inside), False).text

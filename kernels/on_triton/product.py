@@ -120,7 +120,7 @@ class ProductWriter:
         view = w.reads[operand]
         indices = w.indices(load)
         outer = self._scope_of(load, axis)
-        lanes = f"tl.arange(0, INNER){_ACROSS[axis]}{'.to(tl.int64)' if w.wide else ''}"
+        lanes = w.lanes("INNER", _ACROSS[axis])
         letters = {**outer.letters, **{x: Val("0", NONE, ValueKind.INT) for run in loop.runs for x in run}}
         fastest = loop.runs[-1][-1] if loop.runs else None
         if fastest is not None and any(x == fastest for index in indices if index is not None for x, _ in index.terms):
@@ -205,7 +205,7 @@ class ProductWriter:
     def _general(self, loop: Loop, side: Side, k: str, lanes: int | None) -> str:
         """Load one step of a factor, every address worked out anew."""
         w, (load, axis) = self.w, side
-        number = w.assign("lane", f"{k} + tl.arange(0, INNER){_ACROSS[axis]}{'.to(tl.int64)' if w.wide else ''}")
+        number = w.assign("lane", f"{k} + {w.lanes('INNER', _ACROSS[axis])}")
         outer = self._scope_of(load, axis)
         inside = "" if lanes is None else self._mask(lanes, axis)
         masks = {**outer.masks, **({"k": inside} if inside else {})}

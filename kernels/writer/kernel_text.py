@@ -56,6 +56,10 @@ class KernelText:
         """The number of this program, wide enough to be multiplied by strides."""
         return "tl.program_id(0).to(tl.int64)" if self.wide else "tl.program_id(0)"
 
+    def lanes(self, constant: str, across: str) -> str:
+        """The numbers of an axis of `constant` lanes, `across` being `[None, :]` or `[:, None]`, wide enough for any stride."""
+        return f"tl.arange(0, {constant}){across}{'.to(tl.int64)' if self.wide else ''}"
+
     def line(self, text: str) -> None:
         """Append a line at the present depth of loops."""
         self.lines.append("    " * self._depth + text)

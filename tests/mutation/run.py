@@ -30,9 +30,21 @@ NAMED_S, GUESSED_S, ALL_S = 300.0, 600.0, 3600.0
 """How long the tests of a stage may run; what takes longer has decided nothing."""
 TEST_S = 60
 """How long a single test may run: a slip may make a loop endless."""
-LEFT_OUT = shutil.ignore_patterns(".git", ".venv*", ".cache", "__pycache__", ".*_cache", ".hypothesis", "build", "dist", "timeline.html")
+LEFT_OUT = shutil.ignore_patterns(".git", ".venv*", ".cache", "__pycache__", ".*_cache", ".hypothesis")
 PREFIX = {"einsum_front": "front", "memplan": "memplan", "kernels": "kernels", "exec": "exec"}
-IMPORTED = ("pytest", "hypothesis", "numpy", "scipy.optimize", "torch", "triton", "yaml", "rich.progress", "gguf", "safetensors.torch", "tokenizers")
+IMPORTED = (
+    "pytest",
+    "hypothesis",
+    "numpy",
+    "scipy.optimize",
+    "torch",
+    "triton",
+    "yaml",
+    "rich.progress",
+    "gguf",
+    "safetensors.torch",
+    "tokenizers",
+)
 """What most tests import beside einpage: imported once by each worker."""
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 OTHER_TREE = 99
@@ -47,7 +59,9 @@ class Verdict:
     seconds: float
 
     def text(self) -> str:
-        return f"{'killed  ' if self.killed_by else 'SURVIVED'} {self.seconds:6.1f} s  {self.mutant.id}  {self.killed_by or self.mutant.why}"
+        return (
+            f"{'killed  ' if self.killed_by else 'SURVIVED'} {self.seconds:6.1f} s  {self.mutant.id}  {self.killed_by or self.mutant.why}"
+        )
 
 
 class Tree:
@@ -116,7 +130,10 @@ class Tree:
             os.dup2(output, 1)
             os.dup2(output, 2)
             os.chdir(self.root)
-            sys.path[:] = [str(self.root), *(p for p in sys.path if Path(p or ".").resolve() not in (ROOT, Path(__file__).resolve().parent))]
+            sys.path[:] = [
+                str(self.root),
+                *(p for p in sys.path if Path(p or ".").resolve() not in (ROOT, Path(__file__).resolve().parent)),
+            ]
             os.environ["PYTHONPATH"] = str(self.root)
             options = ["-x", "-q", "--tb=line", "-rfE", "-p", "no:cacheprovider", "--timeout", str(TEST_S)]
             status = int(import_module("pytest").main([*options, *tests]))
