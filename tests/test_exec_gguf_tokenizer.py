@@ -179,3 +179,10 @@ def test_llama_bpe_splits_as_transformers_does(tmp_path: Path, trained: Backend)
         assert ours.encode(text) == [0, *theirs.encode(text).ids], repr(text)
     without = load_tokenizer(byte_level_gguf(tmp_path / "m.gguf", trained, "llama-bpe", bos_token_id=0, add_bos_token=False))
     assert without.encode("ab") == ours.encode("ab")[1:]
+
+
+def test_llama_bpe_takes_a_word_that_is_a_token_whatever_its_merges_give(tmp_path: Path) -> None:
+    pieces = [(text, 0.0, NORMAL) for text in ("a", "b", "c", "ab", "abc")]
+    keys = {"add_bos_token": False}
+    assert load_tokenizer(write(tmp_path / "m.gguf", pieces, "gpt2", ["a b"], pre="llama-bpe", **keys)).encode("abc") == [4]
+    assert load_tokenizer(write(tmp_path / "m.gguf", pieces, "gpt2", ["a b"], pre="qwen2", **keys)).encode("abc") == [3, 2]

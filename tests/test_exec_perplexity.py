@@ -76,10 +76,13 @@ outputs:
 @pytest.mark.parametrize(
     ("change", "names_the_vocabulary"),
     [
-        ({"vocab: 40": "words: 40", "v: vocab": "v: words"}, True),  # by the index alone
-        ({"v: vocab": "v: vocab, u: vocab", "embed: {axes: v m": "embed: {axes: u m", "embed[v,m]": "embed[v + 0,m]"}, True),  # by the size
-        ({"vocab: 40": "words: 40", "v: vocab": "v: words, u: words", "embed: {axes: v m": "embed: {axes: u m"}, True),  # as the index's
-        ({"vocab: 40": "words: 40", "v: vocab": "v: words, u: 40", "embed: {axes: v m": "embed: {axes: u m"}, False),  # by number: none
+        ({"vocab: 40, ": "", "v: vocab": "v: 40"}, True),  # by the index alone
+        ({"v: vocab": "v: vocab, u: 40", "embed: {axes: v m": "embed: {axes: u m"}, True),  # by the name of the size
+        (
+            {"vocab: 40": "words: 40", "v: vocab": "v: words, u: words", "embed: {axes: v m": "embed: {axes: u m"},
+            True,
+        ),  # by the index's size
+        ({"vocab: 40, ": "", "v: vocab": "v: 40, u: 40", "embed: {axes: v m": "embed: {axes: u m"}, False),  # the number is the same: no
     ],
 )
 def test_how_a_spec_says_which_axis_is_the_vocabulary(
