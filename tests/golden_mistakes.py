@@ -8,8 +8,12 @@ from io import StringIO
 from pathlib import Path
 
 import numpy as np
+import pytest
 from safetensors.numpy import save_file
 
+from einpage.einsum_front.base.errors import SpecError
+from einpage.einsum_front.elaborate.elaborate import elaborate
+from einpage.einsum_front.spec.reader import read_document
 from einpage.exec.cli import main
 
 SPEC = """\
@@ -43,10 +47,90 @@ IN_SPEC: dict[str, tuple[str, str]] = {
     "a division by zero": ("half: model // 2", "half: model // 0"),
     "an output only partly defined": ("- r[b,n] = x[b,n] + y[b,h] * v[n,h]", "- r[b,0] = sum[n](x[b,n])"),
     "a key there is not": ("outputs:", "output:"),
+    "a value of one iteration": (
+        STATEMENT,
+        "- repeat: 2\n    as: l\n    body:\n      - y[l,h] = gelu(x[l,m] * w[h,m])",
+    ),
     "YAML that is not a mapping": (SPEC, "- 1\n- 2\n"),
     "YAML that would make an object": ("name: small", "name: !!python/object:os.system {}"),
 }
 """What of SPEC is replaced by what, before `einpage show`."""
+
+STATEMENTS = (
+    # numpy and PyTorch
+    "y[b,m] = x[:, 0, m]",
+    "y[b,m] = x[b, ..., m]",
+    "y[b,s,n] = x[b,s,m] @ w[n,m]",
+    "y[b,s,n] = x[b,s,m] * w.T[m,n]",
+    "y[b,s,m] = torch.exp(x[b,s,m])",
+    "y[b,s,m] = x[b,s,m].float()",
+    "y[b,s,m] = softmax(x[b,s,m], dim=-1)",
+    "y[b,s] = sum[m](x[b,s,m], keepdim=True)",
+    "y[b,s] = sum[m] x[b,s,m]",
+    "y[b,s] = argmax[m](x[b,s,m])",
+    "y[b,s] = argmax(x[b,s,m])",
+    "y[b,s] = var[m](x[b,s,m])",
+    "y[b,s] = cumsum[s](x[b,s,m])",
+    "y[b,s,m] = log_softmax[m](x[b,s,m])",
+    "y[b,s,m] = softplus(x[b,s,m])",
+    "y[b,s,m] = floor(x[b,s,m])",
+    "y[b,s,m] = sign(x[b,s,m])",
+    "y[b,s,m] = log2(s + 1)",
+    "y[b,s,m] = square(x[b,s,m])",
+    "y[b,s,m] = clamp(x[b,s,m], 0, 1)",
+    "y[b,s,m] = pow(x[b,s,m], 2)",
+    "y[b,s,m] = GELU(x[b,s,m])",
+    "y[b,s,m] = sigmiod(x[b,s,m])",
+    "y[b,s,m] = hardfoo(x[b,s,m])",
+    "y[b,s,m] = rms_norm(x[b,s,m])",
+    "y[b,s,n] = matmul(x, w)",
+    "y[b,s,m] = cat(x, x)",
+    "y[b,s,m] = sqrt(x[b,s,m], eps)",
+    "y[b,s,m] = where(x[b,s,m] > 0, x[b,s,m])",
+    "y[b,s] = max(x[b,s,m])",
+    "y[b,s,m] = max(x[b,s,m], 0, 1)",
+    # indices
+    "y[b,s,m] = x[b,s-1,m]",
+    "y[b,s,m] = where(s >= 1, x[b,s-2,m], 0)",
+    "y[b,s,m] = where(t <= s, x[b,s-t,m], x[b,t-s-2,m]) * x[b,t,m]",
+    "y[b,s,m] = g[s]",
+    "y[b,s,m] = x[b,s,-1]",
+    "y[b,s,m] = x[b,s/2,m]",
+    "y[b,s,m] = x[b][s][m]",
+    "y[b s m] = x[b s m]",
+    "y[b,s,m] = x[bsm]",
+    "y[b,s,m] = x(b,s,m)",
+    "y[b,s,m] = X[b,s,m]",
+    "y[b,s+1,m] = x[b,s,m]",
+    # Python
+    "y[b,s,t] = where(0 <= t < 3, 1, 0)",
+    "y[b,s,m] = x[b,s,m] if s > 0 else 0",
+    "if s > 0: y[b,s,m] = 1",
+    "y[b,s,m] = where(s > 1 && s < 2, 1, 0)",
+    "y[b,s,m] = where(True, x[b,s,m], 0)",
+    "y[b,s,m] = None",
+    "y[b,s,m] = e ** x[b,s,m]",
+    "y[b,s,m] = 1e * x[b,s,m]",
+    "y[b,s,m] = 2x[b,s,m]",
+    "y[b,s,m] = 2 (x[b,s,m])",
+    "y[b,s,m] = x[b,s,m] ^ 2",
+    "y[b,s,m] -= x[b,s,m]",
+    "y[b,s,m] = x[b,s,m] => 2",
+    'y[b,s,m] = f"{s}"',
+    "y[b,s,m] = x[b,s,m] − 2",
+)
+"""Statements as people who know other languages write them."""
+
+OVER = """\
+einpage: 1
+name: small
+sizes: {batch: 2, seq: 4, model: 6}
+axes: {b: batch, s: seq, t: seq, m: model, n: model}
+inputs: {x: {axes: b s m}}
+weights: {w: {axes: n m, from: w}, g: {axes: m, from: g}}
+body:
+"""
+"""What STATEMENTS are about."""
 
 IN_WORDS: dict[str, str] = {
     "no such spec": "show nowhere.yaml",
@@ -93,6 +177,21 @@ def files() -> None:
 def mistakes_text() -> str:
     """Every mistake under its name: the command, what it prints, its exit status. Writes into the working directory."""
     return "\n".join(_sections())
+
+
+def statements_text() -> str:
+    """Every statement of STATEMENTS, under it what is wrong with it and what to do."""
+    return "\n".join(_refused(statement) for statement in STATEMENTS) + "\n"
+
+
+def _refused(statement: str) -> str:
+    quoted = statement.replace("'", "''")
+    with pytest.raises(SpecError) as caught:
+        elaborate(read_document(f"{OVER}  - '{quoted}'\noutputs: {{y: {{axes: b s m}}}}\n", "small.yaml"))
+    e = caught.value
+    assert e.cure or e.expected, f"{statement}: {e.message}, and nothing to do about it"
+    said = (e.message, *(f"{label}: {text}" for label, text in (("expected", e.expected), ("cure", e.cure)) if text))
+    return "\n    ".join((statement, *said))
 
 
 def _sections() -> Iterator[str]:

@@ -128,7 +128,7 @@ def test_a_condition_that_fp32_may_get_wrong_proves_nothing() -> None:
             [
                 "`s + t - 4` takes values -1 … 8 where `s + t >= 3`, outside dimension 1 (`s`) of the input `bias`, which has extent 9",
                 "  expected: 0 … 8",
-                "  cure: the condition holds at s = 0, t = 3, where `s + t - 4` is outside: add `s + t - 4 >= 0`",
+                "  cure: s = 0, t = 3 is let through, where `s + t - 4` is outside: require `s + t - 4 >= 0` too",
             ],
         ),
         (
@@ -137,7 +137,7 @@ def test_a_condition_that_fp32_may_get_wrong_proves_nothing() -> None:
                 "`s - 4` takes values -1 … 4 where `not s < 3` and `bias[s] > 0`, outside dimension 1 (`s`) of the input `bias`, "
                 "which has extent 9",
                 "  expected: 0 … 8",
-                "  cure: the condition must keep it inside by comparisons of whole numbers: add `s - 4 >= 0`",
+                "  cure: a condition keeps it inside by comparisons of whole numbers: require `s - 4 >= 0` too",
             ],
         ),
         (

@@ -212,20 +212,27 @@ def test_every_example_of_the_grammar_page_is_right() -> None:
     head = """\
 einpage: 1
 name: fragments
-sizes: {batch: 2, seq: 4, model: 6, head: 3, layers: 12}
+sizes: {batch: 2, seq: 4, model: 6, head: 3, layers: 12, first: 1, height: 5, width: 7}
 scalars: {eps: 1e-5}
-axes: {b: batch, s: seq, t: seq, m: model, f: model, o: model, i: model, d: head, e: head, z: 2}
+axes: {b: batch, s: seq, t: seq, m: model, f: model, o: model, i: model, d: head, e: head, z: 2, @axes@}
 inputs: {@inputs@}
-weights: {w: {axes: o i, from: w}, g: {axes: m, from: g}, k: {axes: t d, from: k}}
+weights: {@weights@}
 body:
 """
-    inputs = [
-        "x: {axes: b i}, q: {axes: s d}",
-        "q: {axes: b z e}",
-        "x0: {axes: b s m}",
+    matrices = "w: {axes: o i, from: w}, g: {axes: m, from: g}, k: {axes: t d, from: k}"
+    taps = "v: {axes: i k, from: v}, w: {axes: o i k, from: w}, u: {axes: o c j k, from: u}"
+    declarations = [
+        ("n: 2", "x: {axes: b i}, q: {axes: s d}", matrices),
+        (
+            "c: 2, h: 3, l: 4, j: 3, k: 3, f1: first, p1: height, q1: width",
+            "x: {axes: b s i}, a: {axes: b f1 i}, g: {axes: b c p1 q1}",
+            taps,
+        ),
+        ("n: 2", "q: {axes: b z e}", matrices),
+        ("n: 2", "x0: {axes: b s m}", matrices),
     ]
-    assert len(fragments) == len(inputs)
-    for fragment, declared in zip(fragments, inputs, strict=True):
-        first = "  - x[b,s,m] = x0[b,s,m]\n" if "x0" in declared else ""
+    for fragment, (axes, inputs, weights) in zip(fragments, declarations, strict=True):
+        first = "  - x[b,s,m] = x0[b,s,m]\n" if "x0" in inputs else ""
         last = "  - done = 1\noutputs: {done: {axes: ''}}\n"
-        assert elaborate(read_document(head.replace("@inputs@", declared) + first + fragment + last, "README.md"))
+        declared = head.replace("@axes@", axes).replace("@inputs@", inputs).replace("@weights@", weights)
+        assert elaborate(read_document(declared + first + fragment + last, "README.md"))

@@ -22,7 +22,7 @@ from einpage.exec.planning.request import PlanRequest
 from einpage.memplan.graph.dump import memgraph_text
 from einpage.memplan.problem.profile import load_machine
 from einpage.memplan.report import render
-from golden_mistakes import command, mistakes_text
+from golden_mistakes import command, mistakes_text, statements_text
 from specs_small import SMALL, SPECS, small_program
 
 FOLDER = Path(__file__).parent / "golden"
@@ -74,6 +74,7 @@ GOLDEN: dict[str, Callable[[], str]] = {
     "plan_matmul_chain.txt": partial(memgraph, "matmul_chain", "a100", 44 << 10),
     "reports.txt": reports,
     "mistakes.txt": mistakes_text,
+    "mistakes_statements.txt": statements_text,
 }
 """The text of each file of tests/golden."""
 

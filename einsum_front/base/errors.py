@@ -76,15 +76,16 @@ def _under_caret(source_line: str, span: Span) -> list[str]:
     return [f"  {span.line} | {lead}{shown}{trail}", f"  {gutter} | {indent}{carets}"]
 
 
-def closest(word: str, known: Iterable[str]) -> str | None:
-    """The known word most like `word`, or None where nothing is near."""
-    found = get_close_matches(word, sorted(known), n=1, cutoff=0.6)
+def closest(word: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
+    """The known word most like `word`, or in another case the same; None where nothing is near. `likeness` of 1 is equality."""
+    words = sorted(known)
+    found = [w for w in words if w.lower() == word.lower()] or get_close_matches(word, words, n=1, cutoff=likeness)
     return found[0] if found else None
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+def did_you_mean(word: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
     """`did you mean `x`?`, or None where nothing is near."""
-    near = closest(word, known)
+    near = closest(word, known, likeness)
     return None if near is None else f"did you mean `{near}`?"
 
 

@@ -57,6 +57,7 @@ class _Elaborator:
         self._read_by_word: dict[str, Span] = {}
         self._position = 0
         self._place_by_target = {s.name: s.span for s in reversed(tuple(_statements(document.body)))}
+        self._place_by_local = {name: r.span for r in _repeats(document.body) for name in _own_names(r)}
         self._resolver = StatementResolver(SymbolTable(self._numbers, self._extents, self._symbols, self._why_unset), self._source)
 
     def program(self) -> Program:
@@ -91,7 +92,7 @@ class _Elaborator:
     def _repeat(self, repeat: Repeat, loop: tuple[int, ...]) -> Iterator[Weight]:
         count = self._count_of(repeat)
         let = {e.name: e for e in repeat.let}
-        own = (*([repeat.variable] if repeat.variable else []), *let, *(w.name for w in repeat.weights))
+        own = _own_names(repeat)
         for word in own:
             self._declarations.refuse_used_name(word, repeat.span)
             if own.count(word) > 1:
@@ -118,7 +119,7 @@ class _Elaborator:
 
     def _statement(self, statement: Statement, loop: tuple[int, ...]) -> None:
         self._count(statement.span)
-        self._refuse_target(statement)
+        self._refuse_target(statement, loop)
         for word, span in self._resolver.names(statement).items():
             if word in self._pending:
                 self._close(word, span)
@@ -168,14 +169,15 @@ class _Elaborator:
         dims = tuple(letter or str(extent) for letter, extent in zip(letters, shape, strict=True))
         self._symbols[word] = Symbol(pending.unique, "value", shape, dims, False)
 
-    def _refuse_target(self, statement: Statement) -> None:
+    def _refuse_target(self, statement: Statement, loop: tuple[int, ...]) -> None:
         word = statement.name
         symbol = self._symbols.get(word)
         if word in self._numbers or word in self._extents or (symbol is not None and symbol.what != "value"):
             self._declarations.refuse_used_name(word, statement.span)
         if statement.adds and symbol is None and word not in self._pending:
             exists = listing(w for w, k in self._symbols.items() if k.what == "value")
-            raise self._source.error(statement.span, f"`{word}` is added to before it is set", exists=exists, cure="set it with `=` first")
+            cure = "set it with `=` first" + (", before the repeat" if loop else "")
+            raise self._source.error(statement.span, f"`{word}` is added to before it is set", exists=exists, cure=cure)
 
     def _new_name(self, base: str) -> str:
         number = self._versions.get(base, 0)
@@ -186,7 +188,8 @@ class _Elaborator:
         """Why `word` names no value here, where a statement of the spec sets it."""
         place = self._place_by_target.get(word)
         if place is None:
-            return None
+            local = self._place_by_local.get(word)
+            return None if local is None else f"it belongs to the repeat of line {local.line}, and means something only inside it"
         if word in self._versions:
             return f"it is set in line {place.line}, inside a repeat: such names are local to an iteration; set it before the repeat too"
         return f"it is first set in line {place.line}; a statement reads only what stands before it"
@@ -216,3 +219,15 @@ def _statements(body: tuple[BodyItem, ...]) -> Iterator[Statement]:
             yield from _statements(item.body)
         else:
             yield item
+
+
+def _repeats(body: tuple[BodyItem, ...]) -> Iterator[Repeat]:
+    for item in body:
+        if isinstance(item, Repeat):
+            yield item
+            yield from _repeats(item.body)
+
+
+def _own_names(repeat: Repeat) -> tuple[str, ...]:
+    """What a repeat declares for its body alone: its variable, its numbers, its weights."""
+    return (*([repeat.variable] if repeat.variable else []), *(e.name for e in repeat.let), *(w.name for w in repeat.weights))

@@ -65,12 +65,16 @@ class PartialDefinitions:
         if sum(b.size for b in boxes) == prod(shape):
             return shape
         read = f", but it is read in line {reader.line}" if reader else ""
+        iteration = f" in iteration {self.loop[-1]}" if self.loop else ""
         covered = ", ".join(f"`{self._shown(p.target)}`" for p in self.partials[:6])
         missing = self._shown(self._missing(shape, extents))
-        message = f"the partial definitions of `{self.base}` do not cover it{read}: `{missing}` is never set"
+        message = f"the partial definitions of `{self.base}`{iteration} do not cover it{read}: `{missing}` is never set"
         cure = f"add `{missing} = …`"
         if self.follows is not None:
             cure += f", or set it before `{self.base}` is read in line {self.follows.line}: reading closes a value"
+        if self.loop:
+            local = f"a name first set inside a repeat is local to an iteration: for one `{self.base}` of all iterations"
+            cure += f"; {local}, set a part of it before the repeat"
         raise source.error(self.span, message, exists=covered, cure=cure)
 
     def _missing(self, shape: tuple[int, ...], extents: Mapping[Letter, int]) -> tuple[Expr, ...]:

@@ -14,6 +14,7 @@ from einpage.einsum_front.algebra import arithmetic
 from einpage.einsum_front.algebra.expr import COMPARISONS, Axis, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Unary, text, walk
 from einpage.einsum_front.algebra.intervals import not_whole
 from einpage.einsum_front.base.errors import Span, SpecError, did_you_mean, listing
+from einpage.einsum_front.spec.elsewhere import NAMES
 from einpage.einsum_front.spec.source import SourceFile
 
 _TRUTH = (*COMPARISONS, "and", "or")
@@ -171,7 +172,17 @@ class _Resolver:
             what = self._table.symbols[node.name].what
             message = f"the {what} `{node.name}` does not hold integers, so it cannot be an index"
             return self._source.error(span, message, expected="an input of dtype int32 or int64")
-        return self._source.error(span, f"`{text(node)}` is not a whole number, so it cannot be an index", cure="`//` divides to one")
+        message = f"`{text(node)}` is not a whole number, so it cannot be an index"
+        match node:
+            case Num(value) if value == int(value):
+                cure = f"write `{int(value)}`"
+            case Binary("/"):
+                cure = "`//` divides to one"
+            case Binary("**"):
+                cure = "write a product, as `s * s`"
+            case _:
+                cure = "an index is made of letters, sizes, integer inputs, `+ - * // %` and `min max abs where`"
+        return self._source.error(span, message, cure=cure)
 
     def _unknown(
         self, word: str, span: Span, kind: str, exists: Mapping[str, object] | Mapping[Letter, int] | tuple[str, ...]
@@ -181,8 +192,13 @@ class _Resolver:
         if reason is not None:
             return self._source.error(span, f"`{word}` is not set here", cure=reason)
         everything = (*self._table.numbers, *self._table.extents, *self._table.symbols)
-        cure = did_you_mean(word, everything) or _CURE_BY_KIND[kind]
+        cure = NAMES.get(word) or self._letters_run_together(word) or did_you_mean(word, everything) or _CURE_BY_KIND[kind]
         return self._source.error(span, f"unknown {kind} `{word}`", exists=listing(exists), cure=cure)
+
+    def _letters_run_together(self, word: str) -> str | None:
+        """For `bsm`, where an index of each of three letters was meant."""
+        letters = all(letter in self._table.extents for letter in word)
+        return f"commas part indices: `{','.join(word)}`" if letters and len(word) > 1 else None
 
 
 def _truth(e: Expr) -> Expr:

@@ -128,6 +128,6 @@ class _CheckedIndex:
         if not self.guards:
             return f"say what stands beyond, `0` perhaps: `where({bounds}, {text(self.load)}, 0)`"
         if point is None:
-            return f"the condition must keep it inside by comparisons of whole numbers: add `{bounds}`"
+            return f"a condition keeps it inside by comparisons of whole numbers: require `{bounds}` too"
         at = ", ".join(f"{letter} = {n}" for letter, n in point.items())
-        return f"the condition holds at {at}, where `{index}` is outside: add `{bounds}`"
+        return f"{at} is let through, where `{index}` is outside: require `{bounds}` too"

@@ -82,7 +82,8 @@ class StatementResolver:
                 letters.append(index.letter)
             elif not isinstance(index, Num):
                 message = "arithmetic in a target's index is reserved and not yet implemented"
-                raise self._source.error(written.span, message, expected="an axis letter or a whole number")
+                cure = "set the whole value, and move the arithmetic to what is read: `y[s] = where(s >= 1, x[s-1], 0)` for `y[s+1] = x[s]`"
+                raise self._source.error(written.span, message, expected="an axis letter or a whole number", cure=cure)
             elif not isinstance(index.value, int) or index.value < 0:
                 raise self._source.error(written.span, f"the index {index.value} on a target", expected="a whole number from 0")
         if statement.adds and len(letters) < len(target):

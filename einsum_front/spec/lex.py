@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from einpage.einsum_front.spec.elsewhere import instead_of_character
 from einpage.einsum_front.spec.source import Snippet
 
 
@@ -53,7 +54,9 @@ def tokens(snippet: Snippet) -> Iterator[Token]:
     while at < len(text):
         found = _TOKEN.match(text, at)
         if found is None:
-            snippet.fail(at, at + 1, f"the character `{text[at]}` is not part of the language", expected="names, numbers, operators")
+            cure = instead_of_character(text, at)
+            expected = None if cure else "names, numbers, operators"
+            snippet.fail(at, at + 1, f"the character `{text[at]}` is not part of the language", expected=expected, cure=cure)
         kind, piece = found.lastgroup, found.group()
         if kind == "number":
             _check_number(snippet, piece, at)
@@ -72,6 +75,18 @@ def _check_number(snippet: Snippet, piece: str, at: int) -> None:
         snippet.fail(at, at + 1, f"a number of {len(piece)} characters", expected=f"at most {_LONGEST_NUMBER}")
     following = snippet.text[end : end + 1]
     if following.isalnum() or following in ("_", "."):
-        snippet.fail(at, end + 1, f"`{piece}{following}` is not a number", cure=f"write a product as `{piece}*{following}`")
+        rest = snippet.text[end : end + 2].lower()
+        snippet.fail(at, end + 1, f"`{piece}{following}` is not a number", cure=_about_number(piece, rest))
     if "__" in piece or piece.endswith("_") or "_." in piece or "._" in piece or "_e" in piece.lower():
         snippet.fail(at, end, f"`{piece}` is not a number", cure="an underscore stands between two digits")
+
+
+def _about_number(piece: str, rest: str) -> str:
+    """What to do about a number that goes on with `rest`."""
+    if rest[0] == ".":
+        return "a number has one point"
+    if rest[0] == "e" and not rest[1:].isalpha():
+        return f"an exponent is a whole number, as in `{piece}e-5`"
+    if piece == "0" and rest[0] in "xbo":
+        return "numbers are decimal"
+    return f"write a product as `{piece}*{rest[0]}`"

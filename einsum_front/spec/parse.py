@@ -14,7 +14,8 @@ from typing import NoReturn
 
 from einpage.einsum_front.algebra.expr import COMPARISONS, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Reduction, Unary
 from einpage.einsum_front.algebra.functions import FUNCTIONS
-from einpage.einsum_front.base.errors import Span, did_you_mean, listing
+from einpage.einsum_front.base.errors import Span, did_you_mean
+from einpage.einsum_front.spec.elsewhere import AFTER, STARTS, instead_of, instead_of_equals, instead_of_operand, instead_of_setting
 from einpage.einsum_front.spec.lex import Token, TokenKind, tokens
 from einpage.einsum_front.spec.source import Snippet
 
@@ -33,6 +34,8 @@ _LEVELS: tuple[frozenset[str], ...] = (
     frozenset(("*", "/", "//", "%")),
 )
 _COMPARISON = 2
+_LIKE = 0.75
+"""How like a function's name another must be to be taken for it: `sign` is no misspelt `sin`."""
 _LEVEL_BY_OPERATOR = {op: level for level, ops in enumerate(_LEVELS) for op in ops}
 
 
@@ -113,11 +116,13 @@ class _Parser:
         if self._token.text == "[":
             indices = self._indices()
         span = self._snippet.span(start.start, self._last_end)
+        if name in STARTS and not indices and self._token.text not in ("=", "+="):
+            self._fail(start, f"found `{name}`", expected="`target[indices] = expression`", cure=STARTS[name])
         if name in RESERVED:
             self._fail(start, f"`{name}` is a word of the language and cannot be set", cure="choose another name")
         if self._token.text not in ("=", "+="):
-            found = self._token.shown()
-            self._fail(self._token, f"found {found} after the target", expected="`=` or `+=`, as in `target[indices] = expression`")
+            message, expected = f"found {self._token.shown()} after the target", "`=` or `+=`, as in `target[indices] = expression`"
+            self._fail(self._token, message, expected=expected, cure=instead_of_setting(name, self._token.text))
         adds = self._advance().text == "+="
         expr, _ = self.expression()
         self.expect_end()
@@ -138,8 +143,14 @@ class _Parser:
         if token.kind is TokenKind.END:
             return
         if token.text == "=":
-            self._fail(token, "`=` inside an expression", cure="write `==` to compare; one statement sets one target")
-        self._fail(token, f"found {token.shown()} after the end of the expression", expected="an operator, or the end")
+            self._fail(token, "`=` inside an expression", cure=instead_of_equals(self._snippet.text[token.end : token.end + 1]))
+        juxtaposed = token.kind in (TokenKind.NUMBER, TokenKind.WORD)
+        cure = AFTER.get(token.text) or ("a product is written with `*`" if juxtaposed else None)
+        self._fail(token, f"found {token.shown()} after the end of the expression", expected="an operator, or the end", cure=cure)
+
+    def _before(self, token: Token) -> str:
+        """The character before a token, blanks apart."""
+        return self._snippet.text[: token.start].rstrip()[-1:]
 
     def _binary(self, loosest: int) -> tuple[Expr, int]:
         """Precedence climbing: an operand, then every operator at level `loosest` or tighter."""
@@ -197,8 +208,12 @@ class _Parser:
             found = self.expression()
             self._expect(")", token)
             return found
-        cure = "put `not …` in brackets here" if token.text == "not" else None
-        self._fail(token, f"found {token.shown()}", expected="a number, a name, a function or `(`", cure=cure)
+        self._fail(
+            token,
+            f"found {token.shown()}",
+            expected="a number, a name, a function or `(`",
+            cure=instead_of_operand(self._before(token), token.text),
+        )
 
     def _word(self) -> tuple[Expr, int]:
         token = self._advance()
@@ -211,6 +226,8 @@ class _Parser:
             self._fail(token, f"`{word}` is a function", expected=f"`{_usage(word)}`")
         if following == "[":
             indices, height = self._bracketed("]", token)
+            if self._token.text == "(":
+                self._called(token)
             return Load(word, indices, self._snippet.span(token.start, self._last_end)), height + 1
         return Name(word, self._snippet.span(token.start, token.end)), 1
 
@@ -219,15 +236,35 @@ class _Parser:
         if word not in FUNCTIONS:
             if word in REDUCTIONS:
                 self._fail(token, f"`{word}` needs the letters it runs over", expected=f"`{_usage(word)}`")
-            known = (*FUNCTIONS, *REDUCTIONS)
-            cure = did_you_mean(word, known) or f"an element of a value is written `{word}[…]`"
-            raise self._snippet.source.error(
-                self._snippet.span(token.start, token.end), f"unknown function `{word}`", exists=listing(known), cure=cure
-            )
+            self._unknown_function(token)
         args, height = self._bracketed(")", token)
         if len(args) != FUNCTIONS[word].arity:
-            self._fail(token, f"`{word}` takes {FUNCTIONS[word].arity} argument(s), found {len(args)}", expected=f"`{_usage(word)}`")
+            self._wrong_arity(token, len(args))
         return Call(word, args, self._snippet.span(token.start, self._last_end)), height + 1
+
+    def _unknown_function(self, token: Token) -> NoReturn:
+        word, known = token.text, (*FUNCTIONS, *REDUCTIONS)
+        cure = instead_of(word) if word.lower() not in known else None
+        cure = cure or did_you_mean(word, known, _LIKE) or f"write it in terms of these; an element of a value is `{word}[…]`"
+        span = self._snippet.span(token.start, token.end)
+        raise self._snippet.source.error(span, f"unknown function `{word}`", exists=", ".join(dict.fromkeys(known)), cure=cure)
+
+    def _called(self, token: Token) -> NoReturn:
+        """`word[…](…)` for a word that is no reduction."""
+        word = token.text
+        cure = (instead_of(word) if word.lower() not in REDUCTIONS else None) or did_you_mean(word, REDUCTIONS, _LIKE)
+        if cure is None:
+            self._fail(self._token, f"`{word}[…]` is an element of a value and cannot be called", cure="a product is written with `*`")
+        span = self._snippet.span(token.start, token.end)
+        raise self._snippet.source.error(span, f"unknown reduction `{word}`", exists=", ".join(REDUCTIONS), cure=cure)
+
+    def _wrong_arity(self, token: Token, found: int) -> NoReturn:
+        word, arity, cure = token.text, FUNCTIONS[token.text].arity, None
+        if word in REDUCTIONS:
+            over = f"over letters it is `{_usage(word)}`"
+            cure = over if found == 1 else f"of more, nest them: `{word}(x, {word}(y, z))`; {over}"
+        message = f"`{word}` takes {arity} argument{'s' * (arity > 1)}, found {found}"
+        self._fail(token, message, expected=f"`{word}({', '.join(FUNCTIONS[word].parameters)})`", cure=cure)
 
     def _reduction(self, token: Token) -> tuple[Expr, int]:
         self._advance()
@@ -248,6 +285,9 @@ class _Parser:
             self._fail(opened, f"found {opened.shown()} after `{token.text}[…]`", expected=f"`{_usage(token.text)}`")
         self._advance()
         body, height = self.expression()
+        if self._token.text == ",":
+            cure = "the target says which letters are kept; several letters are named as `sum[m,n](x)`"
+            self._fail(self._token, f"`{token.text}[…]` takes one expression", expected=f"`{_usage(token.text)}`", cure=cure)
         self._expect(")", opened)
         span = self._snippet.span(token.start, self._last_end)
         return Reduce(REDUCTIONS[token.text], tuple(letters), body, span), self._taller(token, height)
@@ -259,7 +299,10 @@ class _Parser:
         """`[a, b]` or `(a, b)`, the current token being the opening bracket."""
         opened = self._advance()
         if self._token.text == closing:
-            self._fail(opened, f"nothing between `{opened.text}` and `{closing}`", cure="a value without dimensions is written bare")
+            message, word = f"nothing between `{opened.text}` and `{closing}`", token.text
+            if closing == ")":
+                self._fail(opened, message, expected=f"`{_usage(word)}`")
+            self._fail(opened, message, cure="a value without dimensions is written bare")
         items: list[Expr] = []
         height = 0
         while True:
@@ -277,7 +320,14 @@ class _Parser:
             self._advance()
             return
         line, column = self._snippet.place(opened.start)
-        self._fail(self._token, f"found {self._token.shown()}", expected=f"`{symbol}` for the one opened at {line}:{column}")
+        token, cure = self._token, None
+        if symbol == "]" and token.kind in (TokenKind.NUMBER, TokenKind.WORD):
+            cure = "commas part indices: `x[b,s,m]`"
+        elif token.text == "=":
+            cure = instead_of_equals(self._snippet.text[token.end : token.end + 1])
+        elif token.text == "," and opened.text == "(":
+            cure = "brackets around an operand hold one expression"
+        self._fail(token, f"found {token.shown()}", expected=f"`{symbol}` for the one opened at {line}:{column}", cure=cure)
 
     def _advance(self) -> Token:
         token = self._token
@@ -308,9 +358,7 @@ class _Parser:
 
 
 def _usage(word: str) -> str:
-    if word in REDUCTIONS:
-        return f"{word}[t](…)"
-    return f"{word}({', '.join('…' for _ in range(FUNCTIONS[word].arity))})"
+    return f"{word}[t](…)" if word in REDUCTIONS else f"{word}({', '.join(FUNCTIONS[word].parameters)})"
 
 
 def _number(text: str) -> int | float:
