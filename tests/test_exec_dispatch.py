@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -17,10 +18,12 @@ from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.device.errors import CountMismatch, NodeError
 from einpage.exec.device.null import NullDevice
 from einpage.exec.dispatch.dynamic import run_dynamic
-from einpage.exec.dispatch.progress import Hooks, Progress
+from einpage.exec.dispatch.engine import Run
+from einpage.exec.dispatch.progress import SILENT, Hooks, Progress
 from einpage.exec.dispatch.serial import random_order, run_serial
 from einpage.exec.dispatch.static import run_static, schedule
 from einpage.memplan.graph.memgraph import Free, MemGraph, Move, NodeId
+from einpage.memplan.graph.simulate import moved_bytes_by_queue
 from einpage.memplan.problem.places import ENGINES, Queue
 from hand_plan import edges_of, hand_plan
 from plain_plan import plain_plan
@@ -206,6 +209,32 @@ def test_other_bytes_than_planned_are_our_bug(dispatch: Any) -> None:
     plan = hand_plan()
     with pytest.raises(CountMismatch, match="h2d 1280, d2h 1537; the plan says h2d 1280, d2h 1536"):
         dispatch(plan, Miscounting(plan))
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+@pytest.mark.parametrize("engine", ["h2d", "d2h"])
+def test_a_byte_more_or_less_on_either_link_is_our_bug(engine: str, change: int) -> None:
+    class Miscounting(NullDevice):
+        @property
+        def moved_bytes(self) -> Mapping[Queue, int]:
+            return {queue: nbytes + change * (queue.name == engine) for queue, nbytes in super().moved_bytes.items()}
+
+    plan = hand_plan()
+    with pytest.raises(CountMismatch, match=rf"moved other bytes than planned: .*{engine} {plan_bytes(plan)[engine] + change}"):
+        run_serial(plan, Miscounting(plan))
+
+
+def plan_bytes(plan: MemGraph) -> dict[str, int]:
+    return {queue.name: nbytes for queue, nbytes in moved_bytes_by_queue(plan).items()}
+
+
+def test_of_several_errors_the_first_is_reported() -> None:
+    """What fails later failed perhaps because the run was being stopped."""
+    run = Run(hand_plan(), NullDevice(hand_plan()), SILENT)
+    first = ValueError("first")
+    for error in (None, first, RuntimeError("second"), None):
+        run.stop(error)
+    assert run.error is first and run.stopped
 
 
 def test_a_dispatcher_that_forgets_a_node_is_our_bug(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,22 @@ def gguf_file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize("alignment", [8, 32, 64, 4096])
+def test_tensors_of_a_gguf_lie_at_its_own_alignment(tmp_path: Path, alignment: int) -> None:
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_custom_alignment(alignment)
+    for seed, name in enumerate(("one", "two", "three")):
+        writer.add_tensor(name, array(3, 5, seed=seed))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    checkpoint = open_weights(str(path))
+    for seed, name in enumerate(("one", "two", "three")):
+        np.testing.assert_array_equal(checkpoint.read_rows(name, 0, 3), array(3, 5, seed=seed))
+
+
 def test_gguf_shapes_metadata_and_rows(gguf_file: Path) -> None:
     checkpoint = open_weights(str(gguf_file))
     assert dict(checkpoint.tensors) == {"one": (3, 64), "two": (5, 64), "v": (7,)}

@@ -114,3 +114,48 @@ def test_a_recipe_that_lacks_something_is_refused(capsys: pytest.CaptureFixture[
     llama_plan.write_text(json.dumps(plan))
     _, err = ran(capsys, "verify", str(llama_plan), "--spec", LLAMA, status=2)
     assert f"its recipe has no '{key}'" in err
+
+
+NAMED = """einpage: 1
+name: named
+sizes: {rows: 2, width: 6}
+scalars: {scale: 3}
+axes: {r: rows, i: width, o: width}
+inputs:
+  x: {axes: r i}
+  n: {axes: r, default: 0.5}
+weights:
+  w: {axes: o i, from: [w.weight, v.weight]}
+  c: {axes: o, from: c.bias}
+body:
+  - y[r,o] = scale * x[r,i] * w[o,i] + n[r] * c[o]
+outputs:
+  y: {axes: r o}
+"""
+EDITS = {
+    "a default": ("default: 0.5", "default: 0.25"),
+    "no default": (", default: 0.5", ""),
+    "a source's name": ("w.weight,", "u.weight,"),
+    "the order of sources": ("[w.weight, v.weight]", "[v.weight, w.weight]"),
+    "a source more": ("from: c.bias", "from: [c.bias, d.bias]"),
+    "the order of a source's axes": ("v.weight]", "{name: v.weight, axes: i o}]"),
+    "an input's dtype": ("n: {axes: r, default: 0.5}", "n: {axes: r, dtype: int32, default: 0}"),
+    "a value's name": ("- y[r,o] =", "- t[r,o] = x[r,i] * w[o,i]\n  - y[r,o] = t[r,o] +"),
+    "a size": ("rows: 2", "rows: 3"),
+    "what is computed": ("scale * x[r,i]", "scale * tanh(x[r,i])"),
+}
+"""What a spec may say otherwise and reaches the graph."""
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_whatever_a_spec_says_otherwise_is_another_graph(capsys: pytest.CaptureFixture[str], tmp_path: Path, edit: str) -> None:
+    old, new = EDITS[edit]
+    spec, other = tmp_path / "named.yaml", tmp_path / "other.yaml"
+    changed = NAMED.replace(old, new)
+    assert NAMED.count(old) == 1 and changed != NAMED
+    spec.write_text(NAMED, encoding="utf-8")
+    other.write_text(changed, encoding="utf-8")
+    plan = saved(capsys, tmp_path / "plan.json", str(spec), "--budget", "1MiB")
+    assert facts(capsys, "verify", plan, "--spec", str(spec))["verified"] is True
+    out, _ = ran(capsys, "verify", plan, "--spec", str(other), "--json", status=2)
+    assert json.loads(out)["reason"] == "OTHER_GRAPH"

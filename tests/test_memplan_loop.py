@@ -120,6 +120,16 @@ def test_a_loop_that_ends_elsewhere_is_rejected() -> None:
         assert violation.reason is Reason.LOOP_OPEN
 
 
+@pytest.mark.parametrize("loops", [True, False])
+def test_what_is_on_the_device_at_the_start_is_accounted_for_to_the_end(loops: bool) -> None:
+    """It ends, or it is listed: each resident of a loop left out alone, whether the plan says that it is a loop or not."""
+    found = replace(hand_loop(), loops=loops)
+    assert on_device(found, found.start)
+    for resident in on_device(found, found.start):
+        violation = judge(replace(found, end=tuple(r for r in found.end if r != resident.id)))
+        assert violation is not None and violation.reason is Reason.WRONG_END
+
+
 def test_an_input_is_not_resident_from_pass_to_pass() -> None:
     found = hand_loop()
     graph = hand_graph()

@@ -11,12 +11,15 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import Tensor
 
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.files import refuse_full, refuse_unwritable, write_each, write_through
@@ -70,10 +73,9 @@ def run_command(a: argparse.Namespace) -> int:
 
         result = run_model(model, machine, options, named, hooks=shown.hooks, loading=shown.loading, planned_hook=planned)
     report = replace(result.report, warnings=(*warnings, *result.report.warnings))
-    tensors = {name: t.contiguous() for name, t in result.outputs.items()}
     write_each(
         (
-            (a.logits, lambda path: write_through(path, lambda part: save_file(tensors, part))),
+            (a.logits, lambda path: write_outputs(path, result.outputs)),
             (a.trace, lambda path: write_trace(path, result.planned.memgraph, result.measured, result.planned.timeline)),
             (a.timeline, lambda path: write_timeline(path, result.planned, result.facts, result.measured)),
         )
@@ -85,6 +87,18 @@ def run_command(a: argparse.Namespace) -> int:
         print(f"warning: {warning}", file=sys.stderr)
     print(rendered(result, a.timeline))
     return 0
+
+
+def write_outputs(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """`tensors` by name as a safetensors file. Raises UsageError where the place cannot be written."""
+
+    def write(part: Path) -> None:
+        try:
+            save_file({name: t.contiguous() for name, t in tensors.items()}, part)
+        except SafetensorError as error:  # the library's own class for what the system refuses
+            raise OSError(str(error)) from error
+
+    write_through(path, write)
 
 
 def thread_warnings(threads: int | None) -> list[str]:
