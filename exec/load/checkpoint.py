@@ -8,7 +8,8 @@ imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -90,5 +91,57 @@ def cut_off(path: Path, size: int, end_by_name: Mapping[str, int]) -> tuple[str,
     lost = [name for name, end in end_by_name.items() if end > size]
     if not lost:
         return ()
-    which = ", ".join(lost)
+    which = ", ".join(folded(lost))
     return (f"{path}: truncated: {size} bytes on disk, {needed} needed; cut off: {which}",)
+
+
+_NUMBER = re.compile(r"(?:(?<=[.@])|^)(?:0|[1-9]\d{0,8})(?=[.:,\s]|$)")
+"""A number that is a part of a tensor's name, or of a weight's (`wq@3`)."""
+
+
+def folded(lines: Iterable[str]) -> list[str]:
+    """`lines` with those folded into one that differ in the numbers of names alone, in the order of their first: `layers.{0…47}.norm`.
+
+    A folded line stands for exactly the lines that it was made of; the same number in several places counts once.
+    """
+    rows_by_pieces: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
+    for line in lines:
+        rows_by_pieces.setdefault(tuple(_NUMBER.split(line)), []).append(tuple(map(int, _NUMBER.findall(line))))
+    return [line for pieces, rows in rows_by_pieces.items() for line in _folded(pieces, rows)]
+
+
+def _folded(pieces: Sequence[str], rows: Sequence[tuple[int, ...]]) -> Iterator[str]:
+    """The lines that have these pieces of text between their numbers; `rows` has the numbers of each line."""
+    columns = [*zip(*rows, strict=True)]
+    distinct = list(dict.fromkeys(columns))
+    for sets in _products([*zip(*distinct, strict=True)] if distinct else [()]):
+        text_by_column = {column: _ranges(numbers) for column, numbers in zip(distinct, sets, strict=True)}
+        yield "".join(piece + text for piece, text in zip(pieces, [*(text_by_column[c] for c in columns), ""], strict=True))
+
+
+def _products(rows: Sequence[tuple[int, ...]]) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """`rows` as products of sets, one set a column: no row is left out, none is added."""
+    if not rows[0]:
+        yield ()
+        return
+    rest_by_first: dict[int, list[tuple[int, ...]]] = {}
+    for first, *rest in rows:
+        rest_by_first.setdefault(first, []).append(tuple(rest))
+    firsts_by_rest: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+    for first, following in rest_by_first.items():
+        firsts_by_rest.setdefault(tuple(sorted(set(following))), []).append(first)
+    for following_rows, firsts in firsts_by_rest.items():
+        for sets in _products(following_rows):
+            yield (tuple(sorted(firsts)), *sets)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """`{0…3, 5}` for sorted numbers, `5` for one."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}…{run[-1]}" for run in runs)
+    return text if len(numbers) == 1 else f"{{{text}}}"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from einpage.einsum_front.algebra.expr import loads
 from einpage.einsum_front.graph.program import Program, Source, Weight
-from einpage.exec.load.checkpoint import Checkpoint, WeightError, file_size
+from einpage.exec.load.checkpoint import Checkpoint, WeightError, file_size, folded
 from einpage.exec.load.gguf import open_gguf
 from einpage.exec.load.random import RandomWeights
 from einpage.exec.load.safetensors import open_index, open_safetensors
@@ -111,7 +111,7 @@ def resolve(program: Program, checkpoint: Checkpoint) -> Resolved:
     faults += [f"surplus: {n} {list(checkpoint.tensors[n])}: no output uses it (a glob under `ignore:` would allow it)" for n in surplus]
     if faults:
         count = f"{len(faults)} faults" if len(faults) > 1 else "a fault"
-        raise WeightError("\n  ".join([f"the weights do not fit {program.path}: {count}", *faults]))
+        raise WeightError("\n  ".join([f"the weights do not fit {program.path}: {count}", *folded(faults)]))
     return Resolved(checkpoint, chosen)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from einpage.exec.load.checkpoint import WeightError, WeightRows, cut_off, file_size, read_bytes, rows_and_columns, unreadable
+from einpage.exec.load.checkpoint import WeightError, WeightRows, cut_off, file_size, folded, read_bytes, rows_and_columns, unreadable
 
 _LENGTH_BYTES = 8
 _LONGEST_HEADER = 100_000_000
@@ -86,13 +86,13 @@ def open_index(path: Path) -> SafetensorsFiles:
         raise WeightError(f"{path}: shards must lie beside their index; it names {', '.join(outside)}")
     there = tuple(path.parent / s for s in shards if (path.parent / s).is_file())
     damage = [
-        f"{path}: shard {s} is missing; it holds {', '.join(n for n, of in shard_by_name.items() if of == s)}"
+        f"{path}: shard {s} is missing; it holds {', '.join(folded(n for n, of in shard_by_name.items() if of == s))}"
         for s in shards
         if path.parent / s not in there
     ]
     found = _gather(there, tuple(damage))
     lost = [n for n, s in shard_by_name.items() if path.parent / s in there and n not in found.entries]
-    more = (f"{path}: the shards lack what the index names: {', '.join(lost)}",) if lost else ()
+    more = (f"{path}: the shards lack what the index names: {', '.join(folded(lost))}",) if lost else ()
     return SafetensorsFiles(found.entries, found.metadata, found.damage + more)
 
 
@@ -103,7 +103,7 @@ def _gather(paths: tuple[Path, ...], damage: tuple[str, ...]) -> SafetensorsFile
         found = _read_header(path, size)
         twice = [f"{name} ({entries[name].path.name})" for name in found if name in entries]
         if twice:
-            raise WeightError(f"{path}: also in another file beside it: {', '.join(twice)}")
+            raise WeightError(f"{path}: also in another file beside it: {', '.join(folded(twice))}")
         entries |= found
         damage += cut_off(path, size, {n: e.offset + prod(e.shape) * _NBYTES.get(e.dtype, 1) for n, e in found.items()})
     return SafetensorsFiles(entries, _config_beside(paths[0]) if paths else {}, damage)
