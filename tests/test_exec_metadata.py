@@ -52,7 +52,7 @@ class Said:
 
 def warnings_about(document: Document, metadata: Mapping[str, object]) -> tuple[str, ...]:
     checkpoint = Said(metadata)
-    return check_metadata(document, checkpoint, spec_settings(document.config, checkpoint))
+    return check_metadata(document, checkpoint, spec_settings(document, checkpoint))
 
 
 def assuming(name: str, assume: str) -> Document:

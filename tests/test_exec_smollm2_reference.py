@@ -39,7 +39,7 @@ PROMPTS = {
 
 def program_for(tokens: TokenLists) -> Program:
     document, checkpoint = load_document(SPEC), open_weights(str(smollm2_path()))
-    program = elaborate(document, {**spec_settings(document.config, checkpoint), **token_sizes(tokens, {})})
+    program = elaborate(document, {**spec_settings(document, checkpoint), **token_sizes(tokens, {})})
     return with_tied_weights(program, present_names(program, checkpoint))
 
 

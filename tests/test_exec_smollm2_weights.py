@@ -16,10 +16,12 @@ from einpage.einsum_front.base.errors import Span
 from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.program import Source, Weight
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, Tensor, TensorId, Value
+from einpage.einsum_front.spec.reader import load_document
 from einpage.exec.load.fill import fill, read_weight
 from einpage.exec.load.resolve import Resolved, open_weights
 from einpage.exec.planning.metadata import spec_settings
 from smollm2 import smollm2_path
+from specs_small import SPECS
 
 GGUF_QK = ((0, 1, 3, 2), (4,))
 """`(k g e z) m` of a weight with axes `(k g z e) m`."""
@@ -44,15 +46,8 @@ def test_shapes_and_settings() -> None:
     assert shapes["blk.29.ffn_down.weight"] == (576, 1536)
     assert shapes["blk.0.attn_k.weight"] == (192, 576)
     assert shapes["output_norm.weight"] == (576,)
-    keys = {
-        "vocab": ("vocab_size", "llama.vocab_size"),
-        "layers": ("num_hidden_layers", "llama.block_count"),
-        "kv_heads": ("num_key_value_heads", "llama.attention.head_count_kv"),
-        "theta": ("rope_theta", "llama.rope.freq_base"),
-        "eps": ("rms_norm_eps", "llama.attention.layer_norm_rms_epsilon"),
-        "absent": ("nothing",),
-    }
-    assert spec_settings(keys, checkpoint) == {"vocab": 49152, "layers": 30, "kv_heads": 3, "theta": 100000.0, "eps": 1e-5}
+    sizes = {"vocab": 49152, "model": 576, "layers": 30, "heads": 9, "kv_heads": 3, "ffn": 1536}
+    assert spec_settings(load_document(SPECS / "llama.yaml"), checkpoint) == {**sizes, "theta": 100000.0, "eps": 1e-5}
     assert checkpoint.damage == ()
 
 

@@ -172,7 +172,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 def test_a_document_keeps_what_was_written() -> None:
     document = load_document(SPECS / "llama.yaml")
     assert document.name == "llama"
-    assert document.config["theta"] == ("rope_parameters.rope_theta", "rope_theta", "llama.rope.freq_base")
+    assert tuple(key.key for key in document.config["theta"]) == ("rope_parameters.rope_theta", "rope_theta", "llama.rope.freq_base")
     first, layers = document.body[0], document.body[1]
     assert isinstance(first, Statement) and isinstance(first.expr, Load)
     assert document.source.lines[first.span.line - 1].lstrip(" -").startswith("x[b,s,m] =")
@@ -230,9 +230,13 @@ body:
         ),
         ("n: 2", "q: {axes: b z e}", matrices),
         ("n: 2", "x0: {axes: b s m}", matrices),
+        ("n: 2", "", matrices),
     ]
     for fragment, (axes, inputs, weights) in zip(fragments, declarations, strict=True):
         first = "  - x[b,s,m] = x0[b,s,m]\n" if "x0" in inputs else ""
         last = "  - done = 1\noutputs: {done: {axes: ''}}\n"
         declared = head.replace("@axes@", axes).replace("@inputs@", inputs).replace("@weights@", weights)
+        if fragment.startswith("lists:"):
+            declared = declared.replace("body:\n", f"{fragment}body:\n")
+            fragment = "  - total = 0\n  - {repeat: layers, as: l, body: ['total = total + local[l]']}\n"
         assert elaborate(read_document(declared + first + fragment + last, "README.md"))

@@ -28,7 +28,9 @@ RECIPE = {"spec": "specs/hand.yaml", "sha256": "00", "settings": {"seq": 5}, "dt
 
 def test_round_trip(tmp_path: Path) -> None:
     plan = hand_plan()
-    sourced = replace(plan.graph.values[2], sources=(Source("a.weight", ((0, 1), (2,))),), default=1.5)
+    sourced = replace(
+        plan.graph.values[2], sources=(Source("a.weight", ((0, 1), (2,))), Source("b.weight", ((0, 1), (2,)), 1.0)), default=1.5
+    )
     graph = replace(plan.graph, values=(*plan.graph.values[:2], sourced, *plan.graph.values[3:]), split=((Letter("f"), 4),))
     plan = replace(plan, graph=graph)
     save_plan(tmp_path / "plan.json", plan, RECIPE)

@@ -15,7 +15,7 @@ from einpage.einsum_front.base.errors import Span, SpecError, did_you_mean, list
 from einpage.einsum_front.elaborate.resolve import Symbol
 from einpage.einsum_front.graph.program import Input, Output, Source, Weight
 from einpage.einsum_front.spec.document import Axes, Document, InputEntry, OutputEntry, SourceName, WeightEntry
-from einpage.einsum_front.spec.sizes import Evaluator
+from einpage.einsum_front.spec.sizes import Evaluator, Lists
 from einpage.einsum_front.spec.source import SourceFile
 
 
@@ -23,21 +23,28 @@ class Declarations:
     """Declares into `symbols`; reads `numbers` as they are at the time (repeat variables change)."""
 
     def __init__(
-        self, document: Document, numbers: Mapping[str, arithmetic.Number], extents: Mapping[Letter, int], symbols: dict[str, Symbol]
+        self,
+        document: Document,
+        numbers: Mapping[str, arithmetic.Number],
+        lists: Lists,
+        extents: Mapping[Letter, int],
+        symbols: dict[str, Symbol],
     ) -> None:
         self._document = document
         self._source = document.source
         self._numbers = numbers
+        self._lists = lists
         self._extents = extents
         self._symbols = symbols
         self._used: set[str] = set()
         self._tied: set[str] = set()
         self._groups_by_source: dict[int, tuple[tuple[int, ...], ...]] = {}
         self._span_by_name: dict[str, Span] = {}
-        for entry in (*document.sizes, *document.scalars, *document.axes):
-            if entry.name in self._span_by_name:
-                self.refuse_used_name(entry.name, entry.span)
-            self._span_by_name[entry.name] = entry.span
+        named = [(entry.name, entry.span) for entry in (*document.sizes, *document.scalars, *document.axes)]
+        for name, span in (*named, *((entry.name, entry.span) for entry in document.lists)):
+            if name in self._span_by_name:
+                self.refuse_used_name(name, span)
+            self._span_by_name[name] = span
 
     def refuse_used_name(self, word: str, span: Span) -> None:
         """Raises SpecError where `word` already names something."""
@@ -49,7 +56,7 @@ class Declarations:
     def _meaning(self, word: str) -> str:
         if word in self._symbols:
             return f"a {self._symbols[word].what}".replace("a input", "an input")
-        return "an axis" if word in self._extents else "a size or a number"
+        return "an axis" if word in self._extents else "a list" if word in self._lists else "a size or a number"
 
     def letters(self, axes: Axes) -> tuple[Letter, ...]:
         """The letters of a declaration, each an axis. Raises SpecError."""
@@ -69,7 +76,7 @@ class Declarations:
         shape = tuple(self._extents[letter] for letter in letters)
         default = None
         if entry.default is not None:
-            default = Evaluator({}, self._numbers).number(entry.default.expr, self._source)
+            default = Evaluator({}, self._numbers, self._lists).number(entry.default.expr, self._source)
             is_whole = isfinite(default) and default == int(default)
             if not isfinite(default) or (entry.dtype is not None and not entry.dtype.is_float and not is_whole):
                 expected = "a finite number" if entry.dtype is None or entry.dtype.is_float else "a whole number"
@@ -92,7 +99,7 @@ class Declarations:
     def _weight(self, entry: WeightEntry) -> Weight:
         symbol = self._symbols[entry.name]
         letters = tuple(map(Letter, symbol.dims))
-        sources = tuple(Source(self._template(s), self._groups(entry, s)) for s in entry.sources)
+        sources = tuple(Source(self._template(s), self._groups(entry, s), s.plus) for s in entry.sources)
         return Weight(symbol.unique, entry.name, letters, symbol.shape, sources, self._fallback(entry), entry.span)
 
     def _unique(self, base: str, loop: tuple[int, ...]) -> str:
@@ -128,7 +135,7 @@ class Declarations:
         return "".join(piece if isinstance(piece, str) else str(self._braced(piece, source.span)) for piece in source.parts)
 
     def _braced(self, e: Expr, span: Span) -> int:
-        found = Evaluator({}, self._numbers).number(e, self._source)
+        found = Evaluator({}, self._numbers, self._lists).number(e, self._source)
         if not isinstance(found, int):
             raise self._source.error(e.span, f"`{found}` in a checkpoint's name", expected="a whole number")
         return found

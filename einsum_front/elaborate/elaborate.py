@@ -25,13 +25,13 @@ from einpage.einsum_front.graph.job import Part
 from einpage.einsum_front.graph.program import Definition, Output, Program, Weight
 from einpage.einsum_front.spec.document import BodyItem, Document, OutputEntry, Repeat
 from einpage.einsum_front.spec.parse import Statement
-from einpage.einsum_front.spec.sizes import Evaluator, override, whole
+from einpage.einsum_front.spec.sizes import Evaluator, Setting, lists_of, override, whole, without_lists
 
 MOST_STATEMENTS = 50_000
 """Statements after unrolling: a repeat far longer than any model is a mistake."""
 
 
-def elaborate(document: Document, settings: Mapping[str, int | float | str] = {}) -> Program:
+def elaborate(document: Document, settings: Mapping[str, Setting] = {}) -> Program:
     """The program of a spec at its own sizes, or at those of `settings`. Raises SpecError, UsageError for an unknown setting."""
     return _Elaborator(document, settings).program()
 
@@ -39,18 +39,19 @@ def elaborate(document: Document, settings: Mapping[str, int | float | str] = {}
 class _Elaborator:
     """The symbol table and the values defined so far, while statements are elaborated in order."""
 
-    def __init__(self, document: Document, settings: Mapping[str, int | float | str]) -> None:
+    def __init__(self, document: Document, settings: Mapping[str, Setting]) -> None:
         self._document = document
         self._source = document.source
-        entry_by_name = override((*document.sizes, *document.scalars), settings)
+        entry_by_name = override((*document.sizes, *document.scalars), without_lists(document.lists, settings))
         evaluator = Evaluator(entry_by_name)
         self._sizes = {e.name: int(evaluator.value(e.name)) for e in document.sizes}
         self._scalars = {e.name: evaluator.value(e.name) for e in document.scalars}
         self._numbers: dict[str, arithmetic.Number] = {**self._sizes, **self._scalars}
+        self._lists = lists_of(document.lists, self._numbers, settings)
         axes = Evaluator({e.name: e for e in document.axes}, self._numbers)
         self._extents = {Letter(e.name): int(axes.value(e.name)) for e in document.axes}
         self._symbols: dict[str, Symbol] = {}
-        self._declarations = Declarations(document, self._numbers, self._extents, self._symbols)
+        self._declarations = Declarations(document, self._numbers, self._lists, self._extents, self._symbols)
         self._pending: dict[str, PartialDefinitions] = {}
         self._definitions: list[tuple[int, Definition]] = []
         self._versions: dict[str, int] = {}
@@ -58,7 +59,8 @@ class _Elaborator:
         self._position = 0
         self._place_by_target = {s.name: s.span for s in reversed(tuple(_statements(document.body)))}
         self._place_by_local = {name: r.span for r in _repeats(document.body) for name in _own_names(r)}
-        self._resolver = StatementResolver(SymbolTable(self._numbers, self._extents, self._symbols, self._why_unset), self._source)
+        table = SymbolTable(self._numbers, self._extents, self._symbols, self._why_unset, self._lists)
+        self._resolver = StatementResolver(table, self._source)
 
     def program(self) -> Program:
         """The program of the document. Raises SpecError."""
@@ -79,6 +81,7 @@ class _Elaborator:
             definitions=tuple(d for _, d in sorted(self._definitions, key=lambda pair: pair[0])),
             outputs=tuple(self._output(entry) for entry in document.outputs),
             ignore=document.ignore,
+            lists=self._lists,
         )
 
     def _body_of(self, body: tuple[BodyItem, ...], loop: tuple[int, ...]) -> Iterator[Weight]:
@@ -102,7 +105,7 @@ class _Elaborator:
             self._count(repeat.span)
             if repeat.variable is not None:
                 self._numbers[repeat.variable] = i
-            evaluator = Evaluator(let, self._numbers)
+            evaluator = Evaluator(let, self._numbers, self._lists)
             self._numbers.update({name: evaluator.value(name) for name in let})
             yield from self._declarations.weights(repeat.weights, (*loop, i))
             yield from self._body_of(repeat.body, (*loop, i))
@@ -114,7 +117,7 @@ class _Elaborator:
                 self._numbers.pop(word, None)
 
     def _count_of(self, repeat: Repeat) -> int:
-        number = Evaluator({}, self._numbers).number(repeat.count.expr, self._source)
+        number = Evaluator({}, self._numbers, self._lists).number(repeat.count.expr, self._source)
         return whole(number, "the number of iterations", repeat.count, least=0)
 
     def _statement(self, statement: Statement, loop: tuple[int, ...]) -> None:
@@ -172,7 +175,7 @@ class _Elaborator:
     def _refuse_target(self, statement: Statement, loop: tuple[int, ...]) -> None:
         word = statement.name
         symbol = self._symbols.get(word)
-        if word in self._numbers or word in self._extents or (symbol is not None and symbol.what != "value"):
+        if word in self._numbers or word in self._extents or word in self._lists or (symbol is not None and symbol.what != "value"):
             self._declarations.refuse_used_name(word, statement.span)
         if statement.adds and symbol is None and word not in self._pending:
             exists = listing(w for w, k in self._symbols.items() if k.what == "value")

@@ -8,13 +8,14 @@ caller renames them to single-assignment names.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from einpage.einsum_front.algebra import arithmetic
 from einpage.einsum_front.algebra.expr import COMPARISONS, Axis, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Unary, text, walk
 from einpage.einsum_front.algebra.intervals import not_whole
 from einpage.einsum_front.base.errors import Span, SpecError, did_you_mean, listing
 from einpage.einsum_front.spec.elsewhere import NAMES
+from einpage.einsum_front.spec.sizes import Lists, element
 from einpage.einsum_front.spec.source import SourceFile
 
 _TRUTH = (*COMPARISONS, "and", "or")
@@ -44,6 +45,8 @@ class SymbolTable:
     symbols: Mapping[str, Symbol]
     why_unset: Callable[[str], str | None]
     """For a name that means nothing here: why, where the spec sets it elsewhere."""
+    lists: Lists = field(default_factory=dict)
+    """Numbers by the iteration of a repeat."""
 
     def is_integer(self, name: str) -> bool:
         """Whether the tensor `name` holds whole numbers."""
@@ -145,10 +148,14 @@ class _Resolver:
                 usage = f"`{word}[{', '.join(symbol.dims)}]`"
                 raise self._source.error(e.span, f"the {symbol.what} `{word}` has {len(symbol.shape)} dimension(s)", expected=usage)
             return Load(word, (), e.span)
+        if word in table.lists:
+            raise self._source.error(e.span, f"the list `{word}` has {len(table.lists[word])} numbers", expected=f"`{word}[l]`")
         raise self._unknown(word, e.span, "name", (*table.numbers, *table.extents, *table.symbols))
 
     def _load(self, e: Load) -> Expr:
         word, table = e.name, self._table
+        if word in table.lists:
+            return self._element(e)
         if word not in table.symbols:
             if word in table.numbers or word in table.extents:
                 kind = "a number" if word in table.numbers else "an axis"
@@ -165,6 +172,16 @@ class _Resolver:
             if bad is not None:
                 raise self._not_whole(bad, written.span)
         return replace(e, indices=indices)
+
+    def _element(self, e: Load) -> Expr:
+        """The number that a list has at an index that is known here. Raises SpecError."""
+        indices = tuple(self.expr(i) for i in e.indices)
+        for written, index in zip(e.indices, indices, strict=True):
+            if not isinstance(index, Num):
+                message = f"`{text(written)}` varies within the statement, the list `{e.name}` from one iteration of a repeat to the next"
+                raise self._source.error(written.span, message, expected=f"a repeat variable, as in `{e.name}[l]`")
+        values = tuple(index.value for index in indices if isinstance(index, Num))
+        return Num(element(e, self._table.lists[e.name], values, self._source), e.span)
 
     def _not_whole(self, node: Expr, span: Span) -> SpecError:
         span = node.span if node.span.line else span
@@ -191,7 +208,7 @@ class _Resolver:
         reason = self._table.why_unset(word)
         if reason is not None:
             return self._source.error(span, f"`{word}` is not set here", cure=reason)
-        everything = (*self._table.numbers, *self._table.extents, *self._table.symbols)
+        everything = (*self._table.numbers, *self._table.extents, *self._table.symbols, *self._table.lists)
         cure = NAMES.get(word) or self._letters_run_together(word) or did_you_mean(word, everything) or _CURE_BY_KIND[kind]
         return self._source.error(span, f"unknown {kind} `{word}`", exists=listing(exists), cure=cure)
 

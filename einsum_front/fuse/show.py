@@ -21,6 +21,7 @@ def summary(opgraph: OpGraph, graph: TaskGraph) -> dict[str, object]:
         "spec": graph.name,
         "dtype": graph.dtype.value,
         "sizes": dict(opgraph.program.sizes),
+        **({"lists": {name: [*numbers] for name, numbers in opgraph.program.lists.items()}} if opgraph.program.lists else {}),
         "parameters": sum(prod(v.shape) for v in weights),
         "weight_bytes": sum(prod(v.shape) * v.dtype.nbytes for v in weights),
         "flops": sum(op.flops for op in graph.ops),
@@ -41,6 +42,7 @@ def render(opgraph: OpGraph, graph: TaskGraph) -> str:
     lines = [
         f"{graph.name}  ({graph.dtype.value})  outputs: {', '.join(name for name, _ in graph.outputs)}",
         f"sizes       {sizes}",
+        *(f"list        {name}={' '.join(f'{n:g}' for n in numbers)}" for name, numbers in opgraph.program.lists.items()),
         f"parameters  {s['parameters']:,}  = {s['weight_bytes']:,} bytes",
         f"work        {s['flops']:,} FLOPs in {_operations(len(graph.ops))}{a_layer}, {len(graph.tasks)} tasks",
         f"split       {' '.join(f'{k}={n}' for k, n in graph.split) or 'none: `plan` chooses one for a budget, --split fixes one'}",

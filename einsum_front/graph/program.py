@@ -7,7 +7,7 @@ left in any expression. Definitions are in a topological order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from einpage.einsum_front.algebra.expr import Letter, loads
 from einpage.einsum_front.base.dtype import DType
@@ -23,6 +23,8 @@ class Source:
     groups: tuple[tuple[int, ...], ...]
     """Per checkpoint dimension, outermost first, which dimensions of the weight (by position) it is the product of:
     `(k g e z) m` for a weight with axes `(k g z e) m` is ((0, 1, 3, 2), (4,))."""
+    plus: float = 0.0
+    """Added to every element when it is read, in fp32: some formats store 1 + w where others store w."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,8 @@ class Program:
     outputs: tuple[Output, ...]
     ignore: tuple[str, ...]
     """Globs over checkpoint names that may be unused."""
+    lists: Mapping[str, tuple[int | float, ...]] = field(default_factory=dict)
+    """Numbers by the iteration of a repeat."""
 
 
 def needed(program: Program, values: Iterable[str]) -> frozenset[str]:

@@ -10,7 +10,7 @@ from einpage.einsum_front.algebra.expr import Expr, Name
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import Span
 from einpage.einsum_front.spec.parse import AxesGroup, Statement
-from einpage.einsum_front.spec.sizes import Entry
+from einpage.einsum_front.spec.sizes import Entry, ListEntry
 from einpage.einsum_front.spec.source import Snippet, SourceFile
 
 
@@ -29,6 +29,18 @@ class SourceName:
     parts: tuple[str | Expr, ...]
     axes: Axes | None
     """None: the weight's own."""
+    plus: float
+    """Added to every element."""
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigKey:
+    """A key of a checkpoint's metadata that gives a size, a scalar or a list."""
+
+    key: str
+    values: tuple[tuple[str, float], ...]
+    """The number that each value stands for; empty where the values are numbers themselves."""
     span: Span
 
 
@@ -91,8 +103,9 @@ class Document:
     sizes: tuple[Entry, ...]
     scalars: tuple[Entry, ...]
     axes: tuple[Entry, ...]
-    config: Mapping[str, tuple[str, ...]]
-    """Size or scalar → the keys of a checkpoint's metadata that may hold it, in the order to try."""
+    lists: tuple[ListEntry, ...]
+    config: Mapping[str, tuple[ConfigKey, ...]]
+    """Size, scalar or list → the keys of a checkpoint's metadata that may hold it, in the order to try."""
     assume: Mapping[str, tuple[Snippet, ...]]
     """A key of a checkpoint's metadata → the values under which the spec is right: words, or numbers over sizes and scalars."""
     inputs: tuple[InputEntry, ...]

@@ -13,15 +13,16 @@ from pathlib import Path
 from einpage.einsum_front.algebra.expr import Expr, Name
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import Span, UsageError, did_you_mean, listing
-from einpage.einsum_front.spec.document import Axes, BodyItem, Document, InputEntry, OutputEntry, Repeat, SourceName, WeightEntry
+from einpage.einsum_front.spec.document import Axes, BodyItem, ConfigKey, Document, InputEntry, OutputEntry, Repeat, SourceName, WeightEntry
 from einpage.einsum_front.spec.parse import parse_axes, parse_expression, parse_statement
 from einpage.einsum_front.spec.schema import check_schema
-from einpage.einsum_front.spec.sizes import Entry, usable_name
+from einpage.einsum_front.spec.sizes import Entry, ListEntry, usable_name
 from einpage.einsum_front.spec.source import Snippet, SourceFile
 from einpage.einsum_front.spec.yamltree import YamlMapping, YamlNode, YamlScalar, YamlSequence, parse_yaml
 
 _DATE = re.compile(r"\d{4}-\d\d?-\d\d?(?:[Tt ].*)?")
 """What YAML takes for a date, and the grammar of expressions for a difference."""
+LARGEST_FP32 = float.fromhex("0x1.fffffep127")
 
 
 def load_document(path: str | Path) -> Document:
@@ -58,13 +59,15 @@ class _Reader:
         """The document of a spec's root. Raises SpecError."""
         sizes = self._entries(root.items.get("sizes"), whole=True)
         scalars = self._entries(root.items.get("scalars"), whole=False)
-        config = self._config(root.items.get("config"), [e.name for e in (*sizes, *scalars)])
+        lists = tuple(self._list(root.items["lists"], key) for key, _ in _items(root.items.get("lists")))
+        config = self._config(root.items.get("config"), [*(e.name for e in (*sizes, *scalars)), *(e.name for e in lists)])
         return Document(
             name=_text(root.items["name"]),
             source=self._source,
             sizes=sizes,
             scalars=scalars,
             axes=self._entries(root.items.get("axes"), whole=True),
+            lists=lists,
             config=config,
             assume={key: _snippets(value) for key, value in _items(root.items.get("assume"))},
             inputs=tuple(self._input(root.items["inputs"], key) for key, _ in _items(root.items.get("inputs"))),
@@ -74,13 +77,41 @@ class _Reader:
             ignore=_texts(root.items["ignore"]) if "ignore" in root.items else (),
         )
 
-    def _config(self, node: YamlNode | None, known: list[str]) -> dict[str, tuple[str, ...]]:
+    def _list(self, parent: YamlNode, key: str) -> ListEntry:
+        name, (node, span) = self._named(parent, key), _child(parent, key)
+        over, default = self._entry(name, node.items["over"], whole=False), self._entry(name, node.items["default"], whole=False)
+        return ListEntry(name, over, self._variable(node), default, span, self._source)
+
+    def _config(self, node: YamlNode | None, known: list[str]) -> dict[str, tuple[ConfigKey, ...]]:
         for key, _ in _items(node):
             if key not in known:
                 assert isinstance(node, YamlMapping)
-                message, cure = f"`{key}` is no size or scalar", did_you_mean(key, known)
+                message, cure = f"`{key}` is no size, scalar or list", did_you_mean(key, known)
                 raise self._source.error(node.key_spans[key], message, exists=listing(known), cure=cure)
-        return {key: _texts(value) for key, value in _items(node)}
+        return {key: tuple(map(self._config_key, _listed(value))) for key, value in _items(node)}
+
+    def _config_key(self, node: YamlNode) -> ConfigKey:
+        if isinstance(node, YamlScalar):
+            return ConfigKey(node.snippet.text, (), node.span)
+        assert isinstance(node, YamlMapping)
+        values = tuple((word, self._finite(value)) for word, value in _items(node.items["values"]))
+        return ConfigKey(_text(node.items["key"]), values, node.items["key"].span)
+
+    def _finite(self, node: YamlNode) -> float:
+        """A number that an fp32 holds. Raises SpecError."""
+        assert isinstance(node, YamlScalar) and isinstance(node.value, int | float)
+        if not abs(node.value) <= LARGEST_FP32:
+            raise self._source.error(node.span, f"`{node.snippet.text[:40]}` is beyond fp32", expected="a finite number")
+        return node.value
+
+    def _variable(self, node: YamlMapping) -> str | None:
+        """The word under `as:`. Raises SpecError where it cannot name a number."""
+        if "as" not in node.items:
+            return None
+        variable = _text(node.items["as"])
+        if not usable_name(variable):
+            raise self._source.error(node.items["as"].span, f"`{variable}` cannot be a name", cure="choose another word")
+        return variable
 
     def _entries(self, node: YamlNode | None, *, whole: bool) -> tuple[Entry, ...]:
         return tuple(self._entry(self._named(node, key), value, whole=whole) for key, value in _items(node))
@@ -120,21 +151,22 @@ class _Reader:
     def _weight(self, parent: YamlNode, key: str) -> WeightEntry:
         name, (node, span) = self._named(parent, key), _child(parent, key)
         origin = node.items["from"]
-        origins = origin.items if isinstance(origin, YamlSequence) else (origin,)
         fallback = None
         if "or" in node.items:
             other = node.items["or"]
             fallback = Name(_text(other), other.span)
-        return WeightEntry(name, self._axes(node.items["axes"], grouped=True), tuple(map(self._source_name, origins)), fallback, span)
+        return WeightEntry(
+            name, self._axes(node.items["axes"], grouped=True), tuple(map(self._source_name, _listed(origin))), fallback, span
+        )
 
     def _source_name(self, node: YamlNode) -> SourceName:
+        axes, plus = None, 0.0
         if isinstance(node, YamlMapping):
             axes = self._axes(node.items["axes"], grouped=True) if "axes" in node.items else None
+            plus = self._finite(node.items["plus"]) if "plus" in node.items else 0.0
             node = node.items["name"]
-        else:
-            axes = None
         assert isinstance(node, YamlScalar)
-        return SourceName(tuple(_template(node.snippet)), axes, node.span)
+        return SourceName(tuple(_template(node.snippet)), axes, plus, node.span)
 
     def _axes(self, node: YamlNode, *, grouped: bool) -> Axes:
         assert isinstance(node, YamlScalar)
@@ -151,14 +183,9 @@ class _Reader:
         if isinstance(node, YamlScalar):
             return parse_statement(node.snippet)
         assert isinstance(node, YamlMapping)
-        variable = None
-        if "as" in node.items:
-            variable = _text(node.items["as"])
-            if not usable_name(variable):
-                raise self._source.error(node.items["as"].span, f"`{variable}` cannot be a name", cure="choose another word")
         return Repeat(
             count=self._entry("repeat", node.items["repeat"], whole=False),
-            variable=variable,
+            variable=self._variable(node),
             let=self._entries(node.items.get("let"), whole=False),
             weights=self._weights(node.items.get("weights")),
             body=self._body(node.items["body"]),
@@ -205,6 +232,10 @@ def _texts(node: YamlNode) -> tuple[str, ...]:
 
 def _snippets(node: YamlNode) -> tuple[Snippet, ...]:
     """A word, or each word of a list."""
-    nodes = node.items if isinstance(node, YamlSequence) else (node,)
-    assert all(isinstance(n, YamlScalar) for n in nodes)
-    return tuple(n.snippet for n in nodes if isinstance(n, YamlScalar))
+    assert all(isinstance(n, YamlScalar) for n in _listed(node))
+    return tuple(n.snippet for n in _listed(node) if isinstance(n, YamlScalar))
+
+
+def _listed(node: YamlNode) -> tuple[YamlNode, ...]:
+    """A node, or each of a list."""
+    return node.items if isinstance(node, YamlSequence) else (node,)

@@ -1,4 +1,4 @@
-"""Sizes, scalars and axes: named numbers defined by expressions over each other.
+"""Sizes, scalars and axes: named numbers defined by expressions over each other; lists: numbers by the iteration of a repeat.
 
 In: the entries of a spec and `--set` overrides. Out: a number for every name. The definitions form a DAG, evaluated on
 demand; a cycle is an error that lists it. Sizes and axes are whole and at least 1; scalars are any finite number.
@@ -7,17 +7,25 @@ demand; a cycle is an error that lists it. Sizes and axes are whole and at least
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from einpage.einsum_front.algebra import arithmetic
-from einpage.einsum_front.algebra.expr import Binary, Call, Expr, Name, Num, Unary, text
+from einpage.einsum_front.algebra.expr import Binary, Call, Expr, Load, Name, Num, Unary, text
 from einpage.einsum_front.base.errors import Span, UsageError, did_you_mean, listing
 from einpage.einsum_front.spec.parse import RESERVED, parse_expression
 from einpage.einsum_front.spec.source import Snippet, SourceFile
 
 LARGEST_SIZE = 1 << 40
 """A size or an axis beyond this is a mistake."""
+Lists: TypeAlias = "Mapping[str, tuple[arithmetic.Number, ...]]"
+"""Numbers by the iteration of a repeat, by name."""
+LONGEST_LIST = 50_000
+"""A list is as long as a repeat, which no model has this often."""
+
+Setting: TypeAlias = "int | float | str | tuple[arithmetic.Number, ...]"
+"""What is known of a size, a scalar or a list from elsewhere: a number, an expression, or all of a list."""
 _CURE_BY_MESSAGE = {"division by zero": "give the divisor a number that is not 0"}
 
 
@@ -50,8 +58,11 @@ def override(entries: Iterable[Entry], settings: Mapping[str, int | float | str]
 class Evaluator:
     """Numbers by name, each evaluated once, on demand."""
 
-    def __init__(self, entries: Mapping[str, Entry], known: Mapping[str, arithmetic.Number] | None = None) -> None:
+    def __init__(
+        self, entries: Mapping[str, Entry], known: Mapping[str, arithmetic.Number] | None = None, lists: Lists | None = None
+    ) -> None:
         self._entries = entries
+        self._lists = lists or {}
         self._value_by_name: dict[str, arithmetic.Number] = dict(known or {})
         self._known = frozenset(self._value_by_name)
         self._in_progress: list[str] = []
@@ -105,6 +116,9 @@ class Evaluator:
                     return arithmetic.call(e.fn, args)
                 except arithmetic.BadNumber as bad:
                     raise source.error(e.span, str(bad)) from None
+            case Load() if e.name in self._lists:
+                indices = tuple(self.number(i, source, exact) for i in e.indices)
+                return element(e, self._lists[e.name], indices, source)
             case _:
                 raise source.error(e.span, "a number is made of sizes and scalars only", expected="no value with indices here")
 
@@ -122,6 +136,21 @@ class Evaluator:
             exists=listing(known),
             cure=did_you_mean(e.word, known) or "declare it under `sizes:` or `scalars:`",
         )
+
+
+def element(
+    e: Load, numbers: tuple[arithmetic.Number, ...], indices: tuple[arithmetic.Number, ...], source: SourceFile
+) -> arithmetic.Number:
+    """The number that `e`, a list's element as `local[l]`, stands for. Raises SpecError."""
+    if len(indices) != 1:
+        raise source.error(e.span, f"the list `{e.name}` has one index, found {len(indices)}", expected=f"`{e.name}[l]`")
+    (index,) = indices
+    if not math.isfinite(index) or index != int(index):
+        raise source.error(e.indices[0].span, f"the index {index} is not a whole number")
+    if not 0 <= index < len(numbers):
+        message = f"the index {int(index)} is outside the list `{e.name}`, which has {len(numbers)} numbers"
+        raise source.error(e.indices[0].span, message, expected=f"0 … {len(numbers) - 1}" if numbers else None)
+    return numbers[int(index)]
 
 
 def whole(value: arithmetic.Number, what: str, entry: Entry, least: int = 1) -> int:
@@ -147,3 +176,58 @@ def finite(value: arithmetic.Number, what: str, entry: Entry) -> arithmetic.Numb
 def usable_name(word: str) -> bool:
     """True for a word that may name something: an identifier that is no word of the language."""
     return word.isidentifier() and word.isascii() and word not in RESERVED
+
+
+@dataclass(frozen=True, slots=True)
+class ListEntry:
+    """A list as declared."""
+
+    name: str
+    over: Entry
+    """How many numbers it has."""
+    variable: str | None
+    """`as:`, the iteration's number in `default`."""
+    default: Entry
+    span: Span
+    source: SourceFile
+
+
+def lists_of(
+    entries: Sequence[ListEntry], numbers: Mapping[str, arithmetic.Number], settings: Mapping[str, Setting]
+) -> dict[str, tuple[arithmetic.Number, ...]]:
+    """The numbers of every list. Raises SpecError where a checkpoint's list has another length, or an expression no value."""
+    return {entry.name: _numbers(entry, numbers, settings.get(entry.name)) for entry in entries}
+
+
+def _numbers(entry: ListEntry, numbers: Mapping[str, arithmetic.Number], setting: Setting | None) -> tuple[arithmetic.Number, ...]:
+    count = whole(Evaluator({}, numbers).number(entry.over.expr, entry.source), f"the length of `{entry.name}`", entry.over, least=0)
+    if count > LONGEST_LIST:
+        raise entry.source.error(entry.over.span, f"the length of `{entry.name}` is {count}", expected=f"at most {LONGEST_LIST}")
+    if isinstance(setting, tuple):
+        if len(setting) != count:
+            message = f"the checkpoint's list for `{entry.name}` has {len(setting)} numbers, and should have {count}"
+            raise entry.source.error(entry.over.span, message, expected=f"one for each of {entry.source.text(entry.over.span)}")
+        return setting
+    each = entry.default
+    if setting is not None:
+        snippet = Snippet.alone(str(setting), f"--set {entry.name}")
+        each = Entry(entry.name, parse_expression(snippet), snippet.whole(), snippet.source, whole=False)
+    found: list[arithmetic.Number] = []
+    for i in range(count):
+        own = {} if entry.variable is None else {entry.variable: i}
+        number = Evaluator({}, {**numbers, **own}).number(each.expr, each.source)
+        found.append(finite(number, f"`{entry.name}[{i}]`", each))
+    return tuple(found)
+
+
+def without_lists(entries: Sequence[ListEntry], settings: Mapping[str, Setting]) -> dict[str, int | float | str]:
+    """`settings` without those of lists. Raises UsageError where a list's numbers are given to what is none."""
+    names = {entry.name for entry in entries}
+    left: dict[str, int | float | str] = {}
+    for name, value in settings.items():
+        if name in names:
+            continue
+        if isinstance(value, tuple):
+            raise UsageError(f"`{name}` is no list of the spec, but is given {len(value)} numbers")
+        left[name] = value
+    return left

@@ -20,6 +20,11 @@ class SourceFile:
     """As the user wrote it."""
     lines: tuple[str, ...]
 
+    def text(self, span: Span) -> str:
+        """What stands at `span`, as far as the end of its line."""
+        line = self.lines[span.line - 1] if 0 < span.line <= len(self.lines) else ""
+        return line[span.column - 1 : span.column - 1 + span.length]
+
     def error(
         self, span: Span, message: str, *, expected: str | None = None, exists: str | None = None, cure: str | None = None
     ) -> SpecError:

@@ -86,7 +86,10 @@ def read_blocks(checkpoint: Checkpoint, source: Source, shape: tuple[int, ...]) 
     back = tuple(order.index(d) for d in range(len(shape)))
     for corner, counts, first_row in _boxes(extents, max(1, BLOCK_BYTES // (4 * max(1, prod(columns))))):
         rows = checkpoint.read_rows(source.name, first_row, first_row + prod(counts))
-        data = torch.from_numpy(rows).view((*counts, *columns)).permute(back)
+        data = torch.from_numpy(rows)
+        if source.plus:
+            data = data.float() + source.plus
+        data = data.view((*counts, *columns)).permute(back)
         start = (*corner, *(0 for _ in columns))
         start = tuple(start[i] for i in back)
         yield WeightBlock(Box(start, tuple(a + n for a, n in zip(start, data.shape, strict=True))), data)

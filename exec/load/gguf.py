@@ -29,6 +29,8 @@ _VERSIONS = (2, 3)
 _MOST_DIMENSIONS = 4
 _SHORT_ARRAY = 64
 """Arrays up to this length become lists in the metadata; longer ones (vocabularies) are read when asked for."""
+_MOST_LAYERS = 1024
+"""Arrays of numbers up to this length do as well: they may have a number for each layer."""
 _STRING, _ARRAY = 8, 9
 _SCALAR_FORMAT = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
@@ -226,7 +228,7 @@ class _Cursor:
         if kind != _ARRAY:
             return self._element(kind)
         element, count = self.count("I"), self.count("Q")
-        if count <= _SHORT_ARRAY:
+        if count <= (_SHORT_ARRAY if element == _STRING else _MOST_LAYERS):
             return self.elements(element, count)
         found = LongArray(self.offset, element, count)
         if element == _STRING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from math import prod
 from pathlib import Path
@@ -100,6 +100,8 @@ def resolve(program: Program, checkpoint: Checkpoint) -> Resolved:
     faults = list(checkpoint.damage)
     for weight in needed:
         source = next((s for s in weight.sources if s.name in checkpoint.tensors), None)
+        if source is not None and isinstance(checkpoint, RandomWeights):
+            source = replace(source, plus=0.0)  # they are what the spec reads
         if source is None:
             faults.append(f"missing: {weight.name}: no tensor called {' or '.join(s.name for s in weight.sources)}")
             continue

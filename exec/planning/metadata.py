@@ -13,9 +13,9 @@ from math import isclose, isfinite
 from einpage.einsum_front.algebra.expr import Name
 from einpage.einsum_front.base.errors import SpecError, listing
 from einpage.einsum_front.graph.program import Program
-from einpage.einsum_front.spec.document import Document
+from einpage.einsum_front.spec.document import ConfigKey, Document
 from einpage.einsum_front.spec.parse import parse_expression
-from einpage.einsum_front.spec.sizes import Evaluator, override
+from einpage.einsum_front.spec.sizes import Evaluator, Setting, override, without_lists
 from einpage.einsum_front.spec.source import Snippet
 from einpage.exec.load.checkpoint import Checkpoint, WeightError
 from einpage.exec.load.random import RandomWeights
@@ -25,40 +25,57 @@ _CLOSE = 1e-6
 """Relative: metadata are float32 in GGUF, and 1 / sqrt(head) is written with as many digits as someone liked."""
 
 
-def spec_settings(
-    document_config: Mapping[str, tuple[str, ...]], checkpoint: Checkpoint, sizes: Collection[str] = ()
-) -> dict[str, int | float]:
-    """Sizes and scalars that a spec's `config:` takes from a checkpoint: for each name, the first of its keys that the metadata has.
+def spec_settings(document: Document, checkpoint: Checkpoint) -> dict[str, Setting]:
+    """Sizes, scalars and lists that a spec's `config:` takes from a checkpoint: for each name, the first of its keys that the metadata has.
 
-    A name none of whose keys is there keeps the spec's own value. Raises WeightError where a key holds no finite number, or for a name in
-    `sizes` none that is whole and at least 1.
+    A name none of whose keys is there keeps the spec's own value. Raises WeightError where a key holds no finite number, for a size none
+    that is whole and at least 1, for a list no list of numbers; SpecError where `values:` has no number for what it holds.
     """
     metadata = checkpoint.config()
-    settings: dict[str, int | float] = {}
-    for name, keys in document_config.items():
-        for key in keys:
-            value = metadata.get(key)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-                raise WeightError(f"the checkpoint's `{key}` is {value!r}; the spec's `{name}` is taken from it and needs a number")
-            if name in sizes and (value < 1 or value != int(value)):
-                need = "a whole number, at least 1"
-                raise WeightError(f"the checkpoint's `{key}` is {value!r}; the spec's size `{name}` is taken from it and needs {need}")
-            settings[name] = value
-            break
+    sizes, lists = {entry.name for entry in document.sizes}, {entry.name for entry in document.lists}
+    settings: dict[str, Setting] = {}
+    for name, keys in document.config.items():
+        key = next((key for key in keys if metadata.get(key.key) is not None), None)
+        if key is None:
+            continue
+        value = metadata[key.key]
+        said = f"the checkpoint's `{key.key}` is {_shown(value)}; the spec's"
+        if name in lists:
+            if not isinstance(value, list):
+                raise WeightError(f"{said} list `{name}` is taken from it and needs a list")
+            settings[name] = tuple(_as_number(item, key, document, f"{said} list `{name}`", truths=True) for item in value)
+            continue
+        number = _as_number(value, key, document, f"{said} `{name}`")
+        if name in sizes and (number < 1 or number != int(number)):
+            raise WeightError(f"{said} size `{name}` is taken from it and needs a whole number, at least 1")
+        settings[name] = number
     return settings
 
 
-def check_metadata(document: Document, checkpoint: Checkpoint, settings: Mapping[str, int | float | str]) -> tuple[str, ...]:
+def _as_number(value: object, key: ConfigKey, document: Document, said: str, truths: bool = False) -> int | float:
+    """The number that a value of `key` is or, by `values:`, stands for; `truths` are numbers where asked for."""
+    if key.values:
+        found = next((number for word, number in key.values if _is_word(value, word)), None)
+        if found is None:
+            message = f"the checkpoint's `{key.key}` holds {_shown(value)}, for which there is no number here"
+            raise document.source.error(key.span, message, expected=" or ".join(word for word, _ in key.values), cure="add it to `values:`")
+        return found
+    if isinstance(value, bool) and truths:
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise WeightError(f"{said} is taken from it and needs {'numbers' if truths else 'a number'}")
+    return value
+
+
+def check_metadata(document: Document, checkpoint: Checkpoint, settings: Mapping[str, Setting]) -> tuple[str, ...]:
     """Warnings about metadata that nobody here knows; `settings` give sizes and scalars as they will be.
 
     Raises WeightError where the metadata say what the spec's `assume:` rules out, or hold a key that is known to change the math and that
     no line of the spec accounts for: the weights would fit, and the results be wrong.
     """
     metadata = checkpoint.config()
-    evaluator = Evaluator(override((*document.sizes, *document.scalars), settings))
-    accounted = {key for keys in document.config.values() for key in keys}
+    evaluator = Evaluator(override((*document.sizes, *document.scalars), without_lists(document.lists, settings)))
+    accounted = {key.key for keys in document.config.values() for key in keys}
     refused: list[str] = []
     left: dict[str, object] = {}
     for key, value in metadata.items():
@@ -163,12 +180,22 @@ def _says(value: object, word: Snippet, evaluator: Evaluator) -> bool:
 
     Raises SpecError for an expression that has no value.
     """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return _is_word(value, word.text)
+    number = _number(word, evaluator)
+    return number is not None and isclose(number, value, rel_tol=_CLOSE)
+
+
+def _is_word(value: object, word: str) -> bool:
+    """Whether `value` is what a plain `word` says: text, a truth or a number."""
     if isinstance(value, bool):
-        return word.text.lower() in (str(value).lower(), str(int(value)))
+        return word.lower() in (str(value).lower(), str(int(value)))
     if isinstance(value, int | float):
-        number = _number(word, evaluator)
-        return number is not None and isclose(number, value, rel_tol=_CLOSE)
-    return str(value) == word.text
+        try:
+            return float(word) == value
+        except ValueError:
+            return False
+    return str(value) == word
 
 
 def _number(word: Snippet, evaluator: Evaluator) -> float | None:

@@ -15,6 +15,7 @@ from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.elaborate.tied_weights import with_tied_weights
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.spec.reader import load_document
+from einpage.einsum_front.spec.sizes import Setting
 from einpage.exec.load.inputs import TokenLists, token_sizes
 from einpage.exec.load.resolve import Resolved, open_weights, present_names, resolve
 from einpage.exec.load.tokenizer import Tokenizer
@@ -55,10 +56,10 @@ def open_model(
     settings = dict(settings or {})
     checkpoint = open_weights(weights) if weights is not None else None
     sizes = {entry.name for entry in document.sizes}
-    found = spec_settings(document.config, checkpoint, sizes) if checkpoint is not None else {}
+    found = spec_settings(document, checkpoint) if checkpoint is not None else {}
     implied = token_sizes(tokens, _whole_numbers(settings)) if tokens is not None else {}
     implied = {name: n for name, n in implied.items() if name in sizes}
-    settings_by_name = {**found, **implied, **settings}
+    settings_by_name: dict[str, Setting] = {**found, **implied, **settings}
     warnings = check_metadata(document, checkpoint, settings_by_name) if checkpoint is not None else ()
     program = elaborate(document, settings_by_name)
     if tokens is not None:  # again, for settings that are expressions

@@ -43,7 +43,7 @@ def _graph_lines(graph: TaskGraph) -> Iterator[str]:
     yield "outputs " + " ".join(f"{name}={value}" for name, value in graph.outputs)
     yield f"values {len(graph.values)}"
     for v in graph.values:
-        sources = " ".join(f"{s.name}{s.groups}" for s in v.sources)
+        sources = " ".join(f"{s.name}{s.groups}{f'+{s.plus:g}' if s.plus else ''}" for s in v.sources)
         default = "" if v.default is None else f" default {v.default!r}"
         yield f"  {v.name} ({v.base}) {v.kind.value} {v.dtype.value} {list(v.shape)}{default} {sources}".rstrip()
     yield f"ops {len(graph.ops)}"

@@ -120,7 +120,7 @@ def _section(where: str, name: str) -> Iterator[None]:
 
 
 def _value_out(v: Value) -> list[object]:
-    sources = [[s.name, s.groups] for s in v.sources]
+    sources = [[s.name, s.groups, *([s.plus] if s.plus else [])] for s in v.sources]
     return [v.name, v.base, v.shape, v.dtype.value, v.kind.value, sources, v.default]
 
 
@@ -175,6 +175,12 @@ def _seconds(x: object) -> float | None:
     return float(x)
 
 
+def _finite(x: object) -> float:
+    if isinstance(x, bool) or not isinstance(x, int | float) or not -inf < x < inf:
+        raise TypeError(f"{x!r} is not a finite number")
+    return float(x)
+
+
 def _id(x: object, count: int) -> int:
     if not 0 <= _int(x) < count:
         raise IndexError(f"{x} is not one of {count}")
@@ -203,7 +209,7 @@ def _value_in(row: Sequence[Any]) -> Value:
     name, base, shape, dtype, kind, sources, default = row
     if default is not None and type(default) not in (int, float):
         raise TypeError(f"default {default!r} is not a number")
-    read = tuple(Source(_str(s), tuple(_ints(group) for group in groups)) for s, groups in sources)
+    read = tuple(Source(_str(s), tuple(_ints(group) for group in groups), *map(_finite, plus)) for s, groups, *plus in sources)
     return Value(_str(name), _str(base), _ints(shape), DType(dtype), Kind(kind), read, default)
 
 
