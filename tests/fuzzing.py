@@ -56,7 +56,8 @@ def fuzz_seconds(usual: float) -> float:
 
 
 def fuzz(name: str, seconds: float, seed: int = 0, first: int = 0) -> Statistics:
-    """Run cases of the fuzzer `name` (`module:VARIABLE`) from number `first` on, for `seconds` beside the start of the worker."""
+    """Run cases of the fuzzer `name` (`module:VARIABLE`) from number `first` on, for `seconds` of the processor's time beside
+    the start of the worker."""
     found = Statistics(seed)
     while seconds > 0:
         with tempfile.TemporaryDirectory() as scratch, open(os.path.join(scratch, "faults"), "w+") as faults:
@@ -138,18 +139,18 @@ def work(name: str, scratch: Path, seconds: float, seed: int, first: int) -> Non
             say(invalid=f"{case.argv}: {ended}")
             return
     say(ready=True)
-    until = time.monotonic() + seconds
+    until = time.process_time() + seconds
     number, seen = first, set[str]()
-    while time.monotonic() < until:
+    while time.process_time() < until:
         say(begin=number)
         case = fuzzer.case(valid, seed, number)
         ended = run_case(fuzzer, case, scratch)
         text = None
         if ended.wrong is not None and ended.wrong not in seen:
             seen.add(ended.wrong)
-            since = time.monotonic()
+            since = time.process_time()
             text = case_text(shrunk(fuzzer, case, ended.wrong, scratch), ended, f"{name} --seed {seed} --case {number}")
-            until += time.monotonic() - since
+            until += time.process_time() - since
         say(status=ended.status, seconds=ended.seconds, wrong=ended.wrong, case=text)
         number += 1
     say(done=True)

@@ -117,10 +117,14 @@ def test_other_threads_are_another_profile(quick: list[int | None]) -> None:
 
 def test_a_broken_profile_is_measured_again(own_cache: Path, quick: list[int | None]) -> None:
     measure.measured_cpu(threads=2)
-    (own_cache / os.listdir(own_cache)[0]).write_text("name: [")
-    assert profiles.cached(measure.cpu_profile(2)) is None
-    assert measure.measured_cpu(threads=2) == a_machine(name="cpu", threads=2)
-    assert profiles.cached(measure.cpu_profile(2)) == a_machine(name="cpu", threads=2)
+    for damaged in ("name: [", "links: &a [*a]", "\x00", "", "threads: 999999999\n"):
+        (own_cache / os.listdir(own_cache)[0]).write_text(damaged)
+        assert profiles.cached(measure.cpu_profile(2)) is None
+        said: list[str] = []
+        assert measure.measured_cpu(threads=2, say=said.append) == a_machine(name="cpu", threads=2)
+        assert profiles.cached(measure.cpu_profile(2)) == a_machine(name="cpu", threads=2)
+        assert said[0].startswith("the profile kept is damaged, so this machine is measured again (about 2 s): ") and "\n" not in said[0]
+        assert str(own_cache) in said[0] and len(said) == 2
 
 
 def test_a_cache_that_cannot_be_written_is_told_and_not_fatal(

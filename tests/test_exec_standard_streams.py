@@ -103,4 +103,4 @@ def test_names_that_are_no_text_are_escaped(capfd: pytest.CaptureFixture[str]) -
     printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict", write_through=True)
     with stream("stderr", printed):
         assert status_of("verify", "\udcff.json") == 2
-    assert printed.buffer.getvalue() == b"einpage: plan file \\udcff.json cannot be read: No such file or directory\n"  # type: ignore[attr-defined]
+    assert printed.buffer.getvalue() == b"einpage: cannot read plan file \\udcff.json: No such file or directory\n"  # type: ignore[attr-defined]

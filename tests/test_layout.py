@@ -30,7 +30,7 @@ WINGS: dict[str, tuple[str, ...]] = {
 """Each folder's wings from the ground up: a wing imports itself and the wings before it. Its errors lie below all wings, its other files
 above them."""
 FACE: dict[str, tuple[str, ...]] = {
-    "einsum_front": ("base.*", "algebra.*", "graph.*"),
+    "einsum_front": ("base.*", "algebra.*", "graph.*", "spec.source", "spec.yamltree"),
     "memplan": (
         *("errors", "plan", "report", "problem.*", "graph.*", "judge.reason", "judge.validate", "bounds.bounds", "bounds.steady"),
         "bounds.limit",

@@ -72,7 +72,7 @@ def test_missing_and_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist"):
         load_machine(tmp_path / "none.yaml")
     (tmp_path / "latin.yaml").write_bytes(b"name: \xff")
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="cannot read"):
         load_machine(tmp_path / "latin.yaml")
 
 
@@ -98,7 +98,39 @@ def test_missing_and_unreadable_files(tmp_path: Path) -> None:
         ("name: h100", "name: h100\nthreads: many", "threads"),
         ("name: h100", "name: h100\nusual_slowdown: 0.9", "usual_slowdown"),
         ("name: h100", "name: [", "not YAML"),
-        ("name: h100", "name: !!python/object:os.system {}", "not YAML"),
+        ("name: h100", "name: !!python/object:os.system {}", r"bad\.yaml:\d+: the tag `!!python/object:os.system` is not allowed"),
+        ("name: h100", "name: &a h100", r"bad\.yaml:\d+: anchors"),
+        ("name: h100", "name: h100\nlinks: &a [*a]", "anchors"),
+        ("name: h100", "name: h100\nname: v100", "`name` is given twice"),
+        ("name: h100", "name: {a: b}", "name is a mapping of 1"),
+        (
+            "name: h100",
+            "name: h100\nthreads: 999999999",
+            r"bad\.yaml:\d+: threads is '999999999'; it must be a whole number from 1 to 1024",
+        ),
+        ("name: h100", "name: h100\nthreads: true", "threads"),
+        ("name: h100", "name: h100\nthreads: 2.0", "threads"),
+        ("name: h100", "name: h100\nusual_slowdown: 1e9", "usual_slowdown"),
+        ("name: h100", f"name: h100\nlinks: {'[' * 2000}", "nested too deeply"),
+        ("name: h100", f"name: h100\nlinks: [{'1, ' * 100}]", "100 entries; 64 are possible"),
+        ("name: h100", f"name: h100\nabout: {'x' * 20_000}", "a line of 20,0"),
+        ("name: h100", "name: h100\n" + "# very long\n" * 100_000, "a machine profile of 1,2"),
+        ("name: h100", "name: h100\n---\nname: h100", "second YAML document"),
+        ("copy_latency_s: 10e-6", f"copy_latency_s: {'9' * 400}", "copy_latency_s is '9999.*400 characters"),
+        ("copy_latency_s: 10e-6", f"copy_latency_s: {'9' * 5000}", "copy_latency_s"),
+        ("copy_latency_s: 10e-6", "copy_latency_s: 1e300", "from 0 to 3600"),
+        ("copy_latency_s: 10e-6", "copy_latency_s: true", "copy_latency_s"),
+        ("copy_latency_s: 10e-6", "copy_latency_s: 2020-01-01", "copy_latency_s is '2020-01-01'"),
+        ("device_bytes: 81090MiB", "device_bytes: 2020-01-01", "device_bytes '2020-01-01' is not an amount"),
+        ("device_bytes: 81090MiB", f"device_bytes: {'9' * 60}", "more bytes than any machine has"),
+        ("device_bytes: 81090MiB", f"device_bytes: {'9' * 600}", "more bytes than any machine has"),
+        ("device_bytes: 81090MiB", "device_bytes: yes", "device_bytes"),
+        ("device_bytes: 81090MiB", "device_bytes: true", "device_bytes"),
+        ("device_bytes: 81090MiB", "device_bytes: ~", "device_bytes"),
+        ("h2d_bytes_per_s: 55e9", "h2d_bytes_per_s: 1e-300", "slower than any link"),
+        ("bf16: 790e12", "bf16: 1e-300", "flops_per_s bf16"),
+        ("bf16: 790e12", "bf16: 1e400", "flops_per_s bf16"),
+        ("bf16: 790e12", "bf16: 790e12, bf16: 1", "given twice"),
         (GOOD, "- h100", "mapping"),
         (GOOD, "", "mapping"),
     ],
@@ -107,10 +139,21 @@ def test_a_bad_profile_is_refused(old: str, new: str, told: str) -> None:
     assert old in GOOD
     with pytest.raises(UsageError, match=told) as caught:
         machine_from_text(GOOD.replace(old, new), "bad.yaml")
-    assert str(caught.value).startswith("bad.yaml")
+    assert str(caught.value).startswith("bad.yaml") and "\n" not in str(caught.value) and len(str(caught.value)) < 500
 
 
 @given(machines())
 def test_written_and_read_back(machine: Machine) -> None:
     for written in (machine, replace(machine, usual_slowdown=1.5)):
         assert machine_from_text(machine_text(written), "round trip") == written
+
+
+def test_a_date_is_text_where_text_is_wanted() -> None:
+    text = GOOD[: GOOD.index("about:")] + "about: 2020-01-01\n"
+    assert machine_from_text(text, "dated").about == "2020-01-01"
+
+
+def test_a_name_that_no_file_can_have_is_refused() -> None:
+    for name in ("n" * 300 + ".yaml", "a\0b.yaml", "/dev/zero"):
+        with pytest.raises(UsageError, match="does not exist"):
+            load_machine(name)

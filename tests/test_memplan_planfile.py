@@ -105,7 +105,7 @@ def test_truncated(tmp_path: Path, share: float) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"\xff\xfe", "cannot be read"),
+        (b"\xff\xfe", "cannot read"),
         (b"[" * 100_000, "truncated or not a plan file"),
         (b"[]", "not a plan file"),
         (b'{"format": "einpage-trace"}', "not a plan file"),
@@ -120,7 +120,7 @@ def test_something_else(tmp_path: Path, content: bytes, told: str) -> None:
 
 
 def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="cannot read"):
         load_plan(tmp_path / "none.json")
 
 

@@ -19,13 +19,15 @@ outputs:
 LANGUAGE = b"""einpage: 1
 name: language
 sizes: {batch: 1, seq: 4, vocab: 300, width: 8}
+scalars: {eps: 1.0e-5}
+config: {eps: llama.attention.layer_norm_rms_epsilon}
 axes: {b: batch, s: seq, v: vocab, i: width}
 inputs:
   tokens: {axes: b s, dtype: int32}
 weights:
   embed: {axes: v i, from: [embed.weight, token_embd.weight]}
 body:
-  - logits[b,v] = embed[tokens[b,seq-1], i] * embed[v,i]
+  - logits[b,v] = embed[tokens[b,seq-1], i] * embed[v,i] + eps
 outputs:
   logits: {axes: b v}
 """

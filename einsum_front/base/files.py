@@ -1,4 +1,4 @@
-"""Where results go: every file that a command writes is written here, whole or not at all.
+"""Where results go: every file that a command writes is written here, whole or not at all. And texts are read, up to a length.
 
 In: the path that the user gave, and what puts the bytes into a file. A new file is made beside its place and renamed into it. A link is
 followed: what it leads to is replaced, the link stays. What is no regular file (/dev/stdout, /dev/null, a pipe) is written to directly,
@@ -25,12 +25,27 @@ from einpage.einsum_front.base.units import format_bytes
 _part_numbers = count()
 
 
+def read_text(path: Path, what: str, most: int) -> str:
+    """A file's text, UTF-8. `what` names it in messages. Raises UsageError where it cannot be read, or has more than `most` characters: a
+    device may have no end."""
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            text = file.read(most + 1)
+    except UnicodeDecodeError as error:
+        raise UsageError(f"cannot read {what}: it is not UTF-8 text") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {what}: {_reason(error)}") from error
+    if len(text) > most:
+        raise UsageError(f"cannot read {what}: it has more than {most:,} characters")
+    return text
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write `text` beside `path` and rename it into place: a reader sees the old file or the new one, never a part.
 
     Raises UsageError where the place cannot be written.
     """
-    write_through(path, lambda part: part.write_text(text, encoding="utf-8"))
+    write_through(path, lambda part: part.write_text(text, encoding="utf-8", errors="backslashreplace"))
 
 
 def write_through(path: Path, write: Callable[[Path], object]) -> None:

@@ -19,6 +19,12 @@ _DECIMAL = ("", "KB", "MB", "GB", "TB")
 _FACTOR: dict[str, int] = {u.lower(): b**i for b, units in ((1024, _BINARY), (1000, _DECIMAL)) for i, u in enumerate(units)}
 _AMOUNT = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 _MOST = 2**62
+_LEAST_RATE = 1e-6
+"""Bytes per second: whatever fits any machine passes in a time that a float holds."""
+_LONGEST = 200
+"""Characters of an amount."""
+_SHOWN = 40
+"""Characters of a wrong argument that a message shows."""
 
 
 def parse_bytes(text: str | int | float, what: str = "budget") -> Nbytes:
@@ -28,7 +34,7 @@ def parse_bytes(text: str | int | float, what: str = "budget") -> Nbytes:
     """
     amount = _amount(text, what, "such as 96MiB, 8GiB, 1.5GB or 100000000")
     if amount < 1:
-        raise UsageError(f"{what} {text!r} is not a positive number of bytes; write one such as 96MiB")
+        raise UsageError(f"{what} {shown(text)} is not a positive number of bytes; write one such as 96MiB")
     return Nbytes(int(amount))
 
 
@@ -37,23 +43,37 @@ def parse_rate(text: str | int | float, what: str = "rate") -> float:
     trimmed = text.strip().removesuffix("/s") if isinstance(text, str) else text
     amount = _amount(trimmed, what, "bytes per second, such as 25GB/s or 2.5e10")
     if amount <= 0:
-        raise UsageError(f"{what} {text!r} is not a positive rate; write bytes per second such as 25GB/s")
+        raise UsageError(f"{what} {shown(text)} is not a positive rate; write bytes per second such as 25GB/s")
+    if amount < _LEAST_RATE:
+        raise UsageError(f"{what} {shown(text)} is slower than any link; write bytes per second such as 25GB/s")
     return amount
+
+
+def shown(value: object) -> str:
+    """`value` as a message shows it: on one line, and cut where it is long."""
+    if isinstance(value, str):
+        return repr(value) if len(value) <= _SHOWN else f"{value[:_SHOWN]!r}… ({len(value)} characters)"
+    if isinstance(value, int) and value.bit_length() > 4 * _SHOWN:
+        return f"a whole number of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def _amount(text: str | int | float, what: str, examples: str) -> float:
     if isinstance(text, bool) or not isinstance(text, str | int | float):
-        raise UsageError(f"{what} {text!r} is not an amount of bytes; write {examples}")
+        raise UsageError(f"{what} {shown(text)} is not an amount of bytes; write {examples}")
+    if (isinstance(text, str) and len(text) > _LONGEST) or (isinstance(text, int) and abs(text) > _MOST):
+        raise UsageError(f"{what} {shown(text)} is more bytes than any machine has; write {examples}")
     found = _AMOUNT.fullmatch(str(text))
     if found is None:
-        raise UsageError(f"{what} {text!r} is not an amount of bytes; write {examples}")
+        raise UsageError(f"{what} {shown(text)} is not an amount of bytes; write {examples}")
     number, unit = found.groups()
     if unit.lower() not in _FACTOR:
-        raise UsageError(f"{what} {text!r} has the unknown unit {unit!r}; units are B, KB, MB, GB, TB, KiB, MiB, GiB, TiB")
+        raise UsageError(f"{what} {shown(text)} has the unknown unit {unit!r}; units are B, KB, MB, GB, TB, KiB, MiB, GiB, TiB")
     whole = re.fullmatch(r"[+-]?\d+", number) is not None
     amount: int | float = (int(number) if whole else float(number)) * _FACTOR[unit.lower()]
     if abs(amount) > _MOST:
-        raise UsageError(f"{what} {text!r} is more bytes than any machine has; write {examples}")
+        raise UsageError(f"{what} {shown(text)} is more bytes than any machine has; write {examples}")
     return amount
 
 

@@ -19,13 +19,12 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import NoReturn
 
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.base.units import Nbytes
+from einpage.einsum_front.base.units import Nbytes, format_bytes, shown
 from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
 
@@ -33,6 +32,14 @@ TENSOR_FIELDS = ["bytes", "host_copy_at_start", "must_end_on_host", "kind"]
 OP_FIELDS = ["name", "inputs", "outputs", "duration_us"]
 GZIP = b"\x1f\x8b"
 """The first two bytes of a gzipped file."""
+MOST_BYTES = 64 << 20
+"""Of a trace's JSON, unpacked: half a million ops."""
+MOST_TENSOR_BYTES = 2**48
+"""Larger tensors are refused: no machine holds one."""
+MOST_TOTAL_BYTES = 2**62
+"""Of all tensors, so that sums of their sizes stay inside 64 bits."""
+MOST_MICROS = 1e15
+"""Of an op: thirty years."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,8 @@ def read_trace(path: str | Path) -> TaskGraph:
     raw = _json(Path(path))
     rows = tuple(_tensor_row(where, i, row) for i, row in enumerate(_list(where, raw, "tensors", TENSOR_FIELDS)))
     ops = tuple(_op_row(where, i, op, rows) for i, op in enumerate(_list(where, raw, "ops", OP_FIELDS)))
+    if sum(row.nbytes for row in rows) > MOST_TOTAL_BYTES:
+        _refuse(where, "tensors", "their sizes add up to more bytes than 64 bits count", "give each its own size in bytes")
     _check_flow(where, rows, ops)
     name = raw.get("name", Path(path).name.removesuffix(".gz").removesuffix(".json"))
     graph = _graph(str(name), rows, ops)
@@ -84,14 +93,25 @@ def _refuse(where: str, place: str, wrong: str, cure: str) -> NoReturn:
 
 
 def _json(path: Path) -> dict[str, object]:
+    wanted = "give an access trace, .json or .json.gz"
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"trace {path} cannot be read: {error.strerror}; give an access trace, .json or .json.gz") from error
+        with path.open("rb") as file:
+            zipped = file.peek(2)[:2] == GZIP
+            with gzip.open(file) if zipped else file as unpacked:
+                data = unpacked.read(MOST_BYTES + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UsageError(f"{path}: truncated or not JSON: {error}; {wanted}") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"trace {path} cannot be read: {getattr(error, 'strerror', None) or error}; {wanted}") from error
+    if len(data) > MOST_BYTES:
+        raise UsageError(
+            f"{path}: more than {format_bytes(MOST_BYTES)} of JSON{' when unpacked' if zipped else ''}, which no trace has; {wanted}"
+        )
     try:
-        raw = json.loads(gzip.decompress(data) if data[:2] == GZIP else data)
-    except (ValueError, RecursionError, OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"{path}: truncated or not JSON: {error or 'nested too deep'}; give an access trace, .json or .json.gz") from error
+        raw = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        told = "nested too deep" if isinstance(error, RecursionError) else error
+        raise UsageError(f"{path}: truncated or not JSON: {told}; {wanted}") from error
     if not isinstance(raw, dict):
         raise UsageError(f"{path}: a trace is a mapping with `tensors` and `ops`, this is {type(raw).__name__}")
     return raw
@@ -107,8 +127,12 @@ def _list(where: str, raw: dict[str, object], key: str, fields: list[str]) -> li
         _refuse(where, key, f"{type(found).__name__}, not a list", f"write {shape}")
     columns = f"{key[:-1]}_fields"
     if raw.get(columns, fields) != fields:
-        _refuse(where, columns, f"{raw[columns]}", f"columns are {fields}, in this order")
+        _refuse(where, columns, shown(raw[columns]), f"columns are {fields}, in this order")
     return found
+
+
+def _place(i: int, name: str) -> str:
+    return f"ops[{i}] ({name if len(name) <= 60 else shown(name)})"
 
 
 def _is_count(x: object) -> bool:
@@ -118,33 +142,35 @@ def _is_count(x: object) -> bool:
 def _tensor_row(where: str, i: int, row: object) -> _TensorRow:
     place, cure = f"tensors[{i}]", f"write [{', '.join(TENSOR_FIELDS)}], as in [4096, 1, 0, 'w']"
     if not isinstance(row, list) or len(row) != len(TENSOR_FIELDS):
-        _refuse(where, place, f"{row!r} is not a row of {len(TENSOR_FIELDS)}", cure)
+        _refuse(where, place, f"{shown(row)} is not a row of {len(TENSOR_FIELDS)}", cure)
     nbytes, starts_on_host, must_end_on_host, kind = row
     if not _is_count(nbytes):
-        _refuse(where, place, f"{nbytes!r} is not a number of bytes", cure)
+        _refuse(where, place, f"{shown(nbytes)} is not a number of bytes", cure)
+    if nbytes > MOST_TENSOR_BYTES:
+        _refuse(where, place, f"{shown(nbytes)} is more bytes than any machine has", cure)
     if not all(isinstance(flag, int) and flag in (0, 1) for flag in (starts_on_host, must_end_on_host)):
-        _refuse(where, place, f"{starts_on_host!r}, {must_end_on_host!r} are not two of 0 and 1", cure)
+        _refuse(where, place, f"{shown(starts_on_host)}, {shown(must_end_on_host)} are not two of 0 and 1", cure)
     if not isinstance(kind, str):
-        _refuse(where, place, f"kind {kind!r} is not a text", cure)
+        _refuse(where, place, f"kind {shown(kind)} is not a text", cure)
     return _TensorRow(nbytes, bool(starts_on_host), bool(must_end_on_host), kind)
 
 
 def _op_row(where: str, i: int, op: object, rows: tuple[_TensorRow, ...]) -> _OpRow:
     place, cure = f"ops[{i}]", f"write [{', '.join(OP_FIELDS)}], as in ['Relu', [3], [4], 12.5]"
     if not isinstance(op, list) or len(op) != len(OP_FIELDS):
-        _refuse(where, place, f"{op!r} is not a row of {len(OP_FIELDS)}", cure)
+        _refuse(where, place, f"{shown(op)} is not a row of {len(OP_FIELDS)}", cure)
     name, inputs, outputs, micros = op
     if not isinstance(name, str):
-        _refuse(where, place, f"name {name!r} is not a text", cure)
-    place = f"ops[{i}] ({name})"
+        _refuse(where, place, f"name {shown(name)} is not a text", cure)
+    place = _place(i, name)
     for ids in (inputs, outputs):
         if not isinstance(ids, list):
-            _refuse(where, place, f"{ids!r} is not a list of tensor ids", cure)
+            _refuse(where, place, f"{shown(ids)} is not a list of tensor ids", cure)
         for t in ids:
             if not _is_count(t) or t >= len(rows):
-                _refuse(where, place, f"unknown tensor id {t!r}", f"ids are positions in `tensors`, 0 to {len(rows) - 1}")
-    if isinstance(micros, bool) or not isinstance(micros, int | float) or not 0 <= micros < inf:
-        _refuse(where, place, f"{micros!r} is not a duration in microseconds", cure)
+                _refuse(where, place, f"unknown tensor id {shown(t)}", f"ids are positions in `tensors`, 0 to {len(rows) - 1}")
+    if isinstance(micros, bool) or not isinstance(micros, int | float) or not 0 <= micros <= MOST_MICROS:
+        _refuse(where, place, f"{shown(micros)} is not a duration in microseconds, at most {MOST_MICROS:g}", cure)
     nonempty = [tuple(t for t in dict.fromkeys(ids) if rows[t].nbytes) for ids in (inputs, outputs)]
     if len(nonempty[1]) < sum(1 for t in outputs if rows[t].nbytes):
         _refuse(where, place, "names an output twice", "each tensor is written once")
@@ -157,7 +183,7 @@ def _check_flow(where: str, rows: tuple[_TensorRow, ...], ops: tuple[_OpRow, ...
     """Raises UsageError unless each tensor is written once, before it is read."""
     defined = {t for t, row in enumerate(rows) if row.starts_on_host}
     for i, op in enumerate(ops):
-        place = f"ops[{i}] ({op.name})"
+        place = _place(i, op.name)
         for t in op.inputs:
             if t not in defined:
                 _refuse(where, place, f"reads tensor {t}, which nothing has written", "put its writer first, or give it a host copy")

@@ -12,13 +12,14 @@ from pathlib import Path
 
 from einpage.einsum_front.algebra.expr import Expr, Name
 from einpage.einsum_front.base.dtype import DType
-from einpage.einsum_front.base.errors import Span, UsageError, did_you_mean, listing
+from einpage.einsum_front.base.errors import Span, did_you_mean, listing
+from einpage.einsum_front.base.files import read_text
 from einpage.einsum_front.spec.document import Axes, BodyItem, ConfigKey, Document, InputEntry, OutputEntry, Repeat, SourceName, WeightEntry
 from einpage.einsum_front.spec.parse import parse_axes, parse_expression, parse_statement
 from einpage.einsum_front.spec.schema import check_schema
 from einpage.einsum_front.spec.sizes import Entry, ListEntry, usable_name
 from einpage.einsum_front.spec.source import Snippet, SourceFile
-from einpage.einsum_front.spec.yamltree import YamlMapping, YamlNode, YamlScalar, YamlSequence, parse_yaml
+from einpage.einsum_front.spec.yamltree import MAX_CHARACTERS, YamlMapping, YamlNode, YamlScalar, YamlSequence, parse_yaml
 
 _DATE = re.compile(r"\d{4}-\d\d?-\d\d?(?:[Tt ].*)?")
 """What YAML takes for a date, and the grammar of expressions for a difference."""
@@ -27,12 +28,7 @@ LARGEST_FP32 = float.fromhex("0x1.fffffep127")
 
 def load_document(path: str | Path) -> Document:
     """The spec in a file. Raises UsageError where it cannot be read, SpecError for a mistake in it."""
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as e:
-        reason = e.strerror if isinstance(e, OSError) else "it is not UTF-8 text"
-        raise UsageError(f"cannot read the spec {path}: {reason}") from None
-    return read_document(text, str(path))
+    return read_document(read_text(Path(path), f"the spec {path}", MAX_CHARACTERS), str(path))
 
 
 def read_document(text: str, path: str) -> Document:

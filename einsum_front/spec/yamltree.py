@@ -1,8 +1,9 @@
 """YAML text to a tree in which every node knows its place. Nothing is constructed: no tags, no anchors, no Python objects.
 
-In: a file's text. Out: a YamlNode of mappings, sequences and scalars. Refused with place and cure: what is not YAML, tags,
-anchors, a key given twice, more than one document, nesting, lines and files far beyond any spec. The tree is made from the
-parser's events, one at a time, so that none of these costs more than the text before it.
+In: the text of a spec or of a machine profile. Out: a YamlNode of mappings, sequences and scalars. Refused with place and cure: what is
+not YAML, tags, anchors, a key given twice, more than one document, nesting, lines and files far beyond any that is meant. The tree is made
+from the parser's events, one at a time, so that none of these costs more than the text before it. A date is text; so is a number of
+MAX_DIGITS characters or more.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from einpage.einsum_front.base.errors import Span
 from einpage.einsum_front.spec.source import Snippet, SourceFile
 
 MAX_CHARACTERS = 1 << 20
-"""Of a spec."""
+"""Of a file."""
 MAX_LINE = 1 << 14
 """Characters of a line."""
 MAX_DEPTH = 32
 """Levels of mappings and lists."""
+MAX_DIGITS = 64
+_MOST_SEARCHED = 1 << 16
+"""Characters of a scalar searched in vain for those that stand there as escapes: beyond, places are those of the escape before."""
 
 JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
 
@@ -64,9 +68,9 @@ class YamlMapping:
 YamlNode: TypeAlias = "YamlScalar | YamlSequence | YamlMapping"
 
 
-def parse_yaml(source: SourceFile, text: str) -> YamlNode | None:
-    """The tree of `text`; None for a file that holds nothing. Raises SpecError."""
-    _refuse_huge(source, text)
+def parse_yaml(source: SourceFile, text: str, kind: str = "spec") -> YamlNode | None:
+    """The tree of `text`; None for a file that holds nothing. `kind` is what the file should be, for messages. Raises SpecError."""
+    _refuse_huge(source, text, kind)
     try:
         return _Composer(source, text).document()
     except yaml.MarkedYAMLError as e:
@@ -74,7 +78,7 @@ def parse_yaml(source: SourceFile, text: str) -> YamlNode | None:
         span = Span(mark.line + 1, mark.column + 1) if mark else Span(1, 1)
         if span.line > len(source.lines):  # the file ended too early: point behind its last character
             span = Span(len(source.lines), len(source.lines[-1]) + 1)
-        cure = "a statement that holds `: ` or ` #`, or starts with a bracket, must stand in quotes"
+        cure = f"a {'statement' if kind == 'spec' else 'text'} that holds `: ` or ` #`, or starts with a bracket, must stand in quotes"
         raise source.error(span, f"not YAML: {e.problem or e.context}", cure=cure) from None
     except yaml.YAMLError as e:
         raise source.error(Span(1, 1), f"not YAML: {' '.join(str(e).split())[:200]}") from None
@@ -91,8 +95,8 @@ def json_value(node: YamlNode) -> JsonValue:
             return {key: json_value(item) for key, item in node.items.items()}
 
 
-def _refuse_huge(source: SourceFile, text: str) -> None:
-    """A spec is a page or two; what is far longer is a mistake, and is named before anything is spent on it."""
+def _refuse_huge(source: SourceFile, text: str, kind: str) -> None:
+    """A file is a page or two; what is far longer is a mistake, and is named before anything is spent on it."""
     longest = max(range(len(source.lines)), key=lambda i: len(source.lines[i]), default=0)
     if source.lines and len(source.lines[longest]) > MAX_LINE:
         length = len(source.lines[longest])
@@ -101,8 +105,9 @@ def _refuse_huge(source: SourceFile, text: str) -> None:
             Span(longest + 1, MAX_LINE + 1), message, expected=f"at most {MAX_LINE:,}", cure="cut it into several statements"
         )
     if len(text) > MAX_CHARACTERS:
-        message = f"a spec of {len(text):,} characters"
-        raise source.error(Span(1, 1), message, expected=f"at most {MAX_CHARACTERS:,}", cure="write what repeats as a `repeat`")
+        message = f"a {kind} of {len(text):,} characters"
+        cure = "write what repeats as a `repeat`" if kind == "spec" else None
+        raise source.error(Span(1, 1), message, expected=f"at most {MAX_CHARACTERS:,}", cure=cure)
 
 
 class _Composer:
@@ -174,14 +179,17 @@ class _Composer:
 def _align(value: str, raw: str, line: int, column: int) -> tuple[tuple[int, int], ...]:
     """The place of each character of a scalar that YAML folded or unquoted: both texts are walked, blanks matching loosely."""
     places: list[tuple[int, int]] = []
-    at = 0
-    for c in value:
+    at = searched = 0
+    for i, c in enumerate(value):
         probe, here, there = at, line, column
         while probe < len(raw) and raw[probe] != c and not (c.isspace() and raw[probe].isspace()):
             here, there = (here + 1, 1) if raw[probe] == "\n" else (here, there + 1)
             probe += 1
         if probe == len(raw):  # an escape such as "\x41": it has no character of its own to point at
             places.append((line, column))
+            searched += probe - at
+            if searched > _MOST_SEARCHED:
+                return (*places, *((line, column) for _ in value[i + 1 :]))
             continue
         places.append((here, there))
         at, line, column = probe + 1, here, there + 1
@@ -208,6 +216,6 @@ def _value(event: yaml.ScalarEvent) -> bool | int | float | str | None:
         return text
     if text.lower() in _CONSTANTS:
         return _CONSTANTS[text.lower()]
-    if len(text) < 64 and _INT.fullmatch(text):
+    if len(text) < MAX_DIGITS and _INT.fullmatch(text):
         return int(text.replace("_", ""))
-    return float(text.replace("_", "")) if len(text) < 64 and _FLOAT.fullmatch(text) else text
+    return float(text.replace("_", "")) if len(text) < MAX_DIGITS and _FLOAT.fullmatch(text) else text

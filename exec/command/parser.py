@@ -23,6 +23,7 @@ from einpage.exec.command.show import show_command
 from einpage.exec.command.verify import verify_command
 from einpage.exec.planning.find_spec import spec_names
 from einpage.exec.system.interrupt import exit_on_interrupt
+from einpage.exec.system.process_memory import full_memory
 from einpage.exec.system.standard_streams import flush_stdout
 from einpage.memplan.bounds.bounds import Effort
 from einpage.memplan.problem.profile import machine_names
@@ -44,15 +45,14 @@ def execute(argv: Sequence[str] | None = None) -> int:
         return _refused(str(error), error.exit_status)
     except BrokenPipeError:
         return 0
-    except MemoryError as error:
-        return _refused(f"the host's memory is full: {error or 'no more can be had'}; free some, or give a smaller problem", 3)
     except OSError as error:
         if error.filename is None and error.errno not in DISK:
             return _bug()
         where = "" if error.filename is None else f"{str(error.filename)[:MOST_NAME]}: "
         return _refused(f"{where}{error.strerror or error}", 2)
-    except Exception:
-        return _bug()
+    except Exception as error:
+        lost = full_memory(error)
+        return _bug() if lost is None else _refused(f"the host's memory is full: {lost}; free some, or make the problem smaller", 3)
 
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from einpage.einsum_front.base.dtype import DType
-from einpage.einsum_front.base.units import Nbytes
+from einpage.einsum_front.base.units import Nbytes, format_bytes
 from einpage.einsum_front.graph.taskgraph import TensorId
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.memplan.graph.memgraph import Extent, MemGraph, Offset, Residency, ResidencyId
@@ -35,9 +35,15 @@ class MappedArena:
     """`nbytes` of zeroed anonymous memory, its base aligned to a page."""
 
     def __init__(self, nbytes: int, *, touch: bool = False) -> None:
-        """`touch` backs every page now: the first write to a fresh page is 20 times slower than the second."""
+        """`touch` backs every page now: the first write to a fresh page is 20 times slower than the second.
+
+        Raises MemoryError, with how much was wanted.
+        """
         self.nbytes = nbytes
-        self._map = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            self._map = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError) as error:
+            raise MemoryError(f"an arena of {format_bytes(nbytes)} is wanted") from error
         self._bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8, count=nbytes)
         self._storage = torch.frombuffer(self._map, dtype=torch.uint8).untyped_storage()
         if touch:

@@ -7,6 +7,7 @@ is an AssertionError.
 from __future__ import annotations
 
 from einpage.einsum_front.base.errors import EinpageError
+from einpage.exec.system.process_memory import full_memory
 from einpage.memplan.graph.memgraph import NodeId
 from einpage.memplan.problem.places import Queue
 
@@ -14,14 +15,15 @@ from einpage.memplan.problem.places import Queue
 class NodeError(EinpageError):
     """A node of the plan failed; `__cause__` is what it raised.
 
-    The exit status is the cause's where the cause is a user's mistake (an index that is out of range, say), and 1 otherwise.
+    The exit status is the cause's where the cause is a user's mistake (an index that is out of range, say), 3 where it is a host without
+    memory, and 1 otherwise.
     """
 
     def __init__(self, node: NodeId, what: str, engine: Queue | None, cause: BaseException) -> None:
         self.node = node
         self.what = what
         self.engine = engine
-        self.exit_status = cause.exit_status if isinstance(cause, EinpageError) else 1
+        self.exit_status = cause.exit_status if isinstance(cause, EinpageError) else 3 if full_memory(cause) is not None else 1
         where = "" if engine is None else f" on the {engine.name} engine"
         super().__init__(f"node {node} ({what}) failed{where}: {type(cause).__name__}: {cause}")
         self.__cause__ = cause

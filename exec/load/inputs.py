@@ -9,8 +9,10 @@ the answers and is refused.
 from __future__ import annotations
 
 import json
+import tokenize
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import EinpageError, UsageError
+from einpage.einsum_front.base.units import format_bytes, shown
 from einpage.einsum_front.graph.program import Input, Program
 from einpage.exec.load.checkpoint import rows_and_columns
 from einpage.exec.load.safetensors import open_safetensors
@@ -28,6 +31,12 @@ from einpage.exec.load.tokenizer import Tokenizer
 TOKENS, LENGTHS = "tokens", "lengths"
 """Names of the inputs that token lists and their lengths go to."""
 _LARGEST_ID = 2**31 - 1
+_MOST_JSON = 256 << 20
+"""Bytes of a JSON file: lists of numbers take many times as much memory."""
+_MOST_AXES, _MOST_HEADER = 32, 1 << 16
+_MOST_TOLD = 300
+"""Characters of what a library says of a file."""
+_NPY = b"\x93NUMPY"
 
 
 class InputError(UsageError):
@@ -181,7 +190,23 @@ def _checked(target: Input, array: NDArray[Any]) -> NDArray[Any]:
             raise InputError(f"input {target.name} has values from {array.min()} to {array.max()}, beyond {wanted}")
     elif array.dtype.kind not in "fiu":
         raise InputError(f"input {target.name} is {array.dtype}, expected numbers")
-    return np.asarray(array, wanted, order="C")
+    return _cast(target.name, array, wanted)
+
+
+def _cast(name: str, array: NDArray[Any], wanted: np.dtype[Any]) -> NDArray[Any]:
+    with np.errstate(over="ignore"):
+        found = np.asarray(array, wanted, order="C")
+    if wanted.kind == "f":
+        refuse_beyond(name, array, np.isinf(found), wanted.name, float(np.finfo(wanted).max))
+    return found
+
+
+def refuse_beyond(name: str, given: NDArray[Any], infinite: NDArray[np.bool_], dtype: str, most: float) -> None:
+    """Raises InputError where a finite number that was given is infinite in the dtype it gets, whose largest number is `most`."""
+    beyond = infinite & np.isfinite(given)
+    if beyond.any():
+        first = tuple(int(n) for n in np.argwhere(beyond)[0])
+        raise InputError(f"input {name} has {given[first]:g} at {list(first)}, beyond {dtype}, whose largest number is {most:.4g}")
 
 
 def _defaulted(target: Input) -> NDArray[Any]:
@@ -201,11 +226,16 @@ def _numpy_dtype(target: Input) -> np.dtype[Any]:
 
 def _read_json(path: Path, origin: str) -> object:
     try:
-        found: object = json.loads(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{origin}: cannot be read: {error.strerror or error}") from error
+        with path.open("rb") as file:
+            data = file.read(_MOST_JSON + 1)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{origin}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if len(data) > _MOST_JSON:
+        raise InputError(f"{origin}: more than {format_bytes(_MOST_JSON)} of JSON; give a .npy or .safetensors file")
+    try:
+        found: object = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{origin}: not JSON: {error}") from error
+        raise InputError(f"{origin}: not JSON: {'nested too deep' if isinstance(error, RecursionError) else error}") from error
     return found
 
 
@@ -222,15 +252,44 @@ def _array(value: object, origin: str) -> NDArray[Any]:
 def _read_binary(path: Path, name: str, origin: str) -> NDArray[Any]:
     try:
         if path.suffix == ".npy":
-            array: NDArray[Any] = np.load(path, allow_pickle=False)
-            return array
+            return _read_npy(path)
         return _read_safetensors(path, name)
     except OSError as error:
         raise InputError(f"{origin}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, EOFError, TypeError, SafetensorError) as error:
-        raise InputError(f"{origin}: not a readable {path.suffix} file: {error}") from error
+    except (ValueError, EOFError, TypeError, SyntaxError, OverflowError, RecursionError, tokenize.TokenError, SafetensorError) as error:
+        told = " ".join(str(error).split())[:_MOST_TOLD]
+        raise InputError(f"{origin}: not a readable {path.suffix} file: {told}") from error
     except EinpageError as error:
         raise InputError(f"{origin}: {error}") from error
+
+
+def _read_npy(path: Path) -> NDArray[Any]:
+    """The array in a .npy file of version 1 or 2. What its header claims is held against the file's length before it is believed."""
+    with path.open("rb") as file:
+        start = file.read(len(_NPY))
+        if start != _NPY:
+            kind = "a .npz archive" if start[:2] == b"PK" else "a pickle, or something else"
+            raise ValueError(f"it does not begin as one: it is {kind}; write it with numpy.save")
+        file.seek(0)
+        version = np.lib.format.read_magic(file)  # type: ignore[no-untyped-call]
+        if version not in ((1, 0), (2, 0)):
+            raise ValueError(f"it is of version {version[0]}.{version[1]}, which no array of numbers needs")
+        length = int.from_bytes(file.read(2 if version == (1, 0) else 4), "little")
+        if length > _MOST_HEADER:
+            raise ValueError(f"its header claims {length} bytes")
+        file.seek(len(_NPY) + len(version))
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, by_columns, dtype = read(file)  # type: ignore[no-untyped-call]
+        if dtype.kind not in "iuf" or dtype.hasobject:
+            raise ValueError(f"it holds {dtype}, expected numbers")
+        if any(type(n) is not int or n < 0 for n in shape) or len(shape) > _MOST_AXES:
+            raise ValueError(f"it claims the shape {shown(shape)}")
+        claimed, there = prod(shape) * dtype.itemsize, path.stat().st_size - file.tell()
+        if claimed != there:
+            raise ValueError(f"truncated or damaged: its header claims {claimed} bytes of numbers, and there are {there}")
+        flat: NDArray[Any] = np.empty(prod(shape), dtype)
+        file.readinto(flat.view(np.uint8).data)
+        return flat.reshape(shape, order="F" if by_columns else "C")
 
 
 def _read_safetensors(path: Path, name: str) -> NDArray[Any]:

@@ -20,16 +20,20 @@ Say = Callable[[str], None]
 
 
 def measured(path: Path, measure: Callable[[], Machine], again: bool, say: Say | None) -> Machine:
-    """The profile cached at `path`, or (where there is none, or with `again`) what `measure` gives, cached there.
+    """The profile cached at `path`, or (where there is none, a damaged one, or with `again`) what `measure` gives, cached there.
 
-    `say` is told when something is measured, and where it was cached. Where it cannot be written, `say` is told so; without `say` that
+    `say` is told when something is measured, why, and where it was cached. Where it cannot be written, `say` is told so; without `say` that
     raises UsageError.
     """
-    found = None if again else cached(path)
-    if found is not None:
-        return found
+    why = "measuring this machine (about 2 s, once)"
+    if not again:
+        try:
+            return load_machine(path)
+        except UsageError as error:
+            if path.exists():
+                why = f"the profile kept is damaged, so this machine is measured again (about 2 s): {error}"
     if say is not None:
-        say("measuring this machine (about 2 s, once)")
+        say(why)
     machine = measure()
     try:
         save(machine, path)

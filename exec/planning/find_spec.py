@@ -6,6 +6,7 @@ A file at hand comes first: `llama` is the shipped spec unless the working direc
 from __future__ import annotations
 
 from functools import cache
+from os.path import exists, isfile
 from pathlib import Path
 
 from einpage.einsum_front.base.errors import UsageError, did_you_mean, listing
@@ -24,13 +25,13 @@ def spec_path(spec: str | Path) -> Path:
     it is, unless a spec of that name ships.
     """
     path, names = Path(spec), spec_names()
-    if path.is_file():
+    if isfile(path):
         return path
     if str(spec) in names:
         return SHIPPED / f"{spec}.yaml"
-    if path.name == str(spec) and not path.suffix and not path.exists():
+    if path.name == str(spec) and not path.suffix and not exists(path):
         cure = did_you_mean(str(spec), names)
         raise UsageError(f"no file {str(spec)!r}, and no spec of that name ships{f'; {cure}' if cure else ''} (shipped: {listing(names)})")
-    if path.stem in names and not path.exists():
+    if path.stem in names and not exists(path):
         raise UsageError(f"cannot read the spec {path}: there is no such file; the spec that ships is called `{path.stem}`")
     return path

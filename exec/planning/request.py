@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.base.units import ALIGNMENT
+from einpage.einsum_front.base.units import ALIGNMENT, shown
 from einpage.memplan.bounds.bounds import Effort
 from einpage.memplan.plan import PlanOptions
 from einpage.memplan.residency.resident_sets import Start
 from einpage.memplan.schedule.static_plans import Policy
+
+MOST_PASSES = 10**9
+"""Far more than anybody waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,9 @@ class PlanRequest:
         if self.warm and self.passes is not None:
             raise UsageError("--warm and --passes exclude each other: a pass begins with what the one before left on the device")
         if self.passes is not None and self.passes < 1:
-            raise UsageError(f"--passes {self.passes} is not at least 1")
+            raise UsageError(f"--passes {shown(self.passes)} is not at least 1")
+        if self.passes is not None and self.passes > MOST_PASSES:
+            raise UsageError(f"--passes {shown(self.passes)} is more than {MOST_PASSES}")
         if self.effort and self.warm:
             raise UsageError(f"--warm is planned at --effort 0 only; leave --effort {self.effort} out")
         if self.policy is not Policy.AUTO and self.start is not Start.COLD:

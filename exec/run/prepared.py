@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import format_bytes
 from einpage.einsum_front.graph.packed import packed
@@ -25,7 +26,7 @@ from einpage.exec.device.streams import StreamDevice
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.exec.load.fill import fill
-from einpage.exec.load.inputs import bind_inputs
+from einpage.exec.load.inputs import bind_inputs, refuse_beyond
 from einpage.exec.planning.judged_plan import Planned, plan_program
 from einpage.exec.planning.model import Model
 from einpage.exec.run.choose import DeviceKind, Dispatch, dispatcher, make_device
@@ -33,6 +34,7 @@ from einpage.exec.run.options import RunOptions
 from einpage.exec.run.outputs import text_figures, wanted_outputs
 from einpage.exec.run.report import DeviceFigures, RunReport, profile_warnings
 from einpage.exec.system.process_memory import available_bytes, give_back_memory, peak_resident_bytes, rebuilt
+from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.problem.machine import Machine
@@ -94,6 +96,7 @@ def prepare_run(
     began = perf_counter()
     program = model.program
     arrays = bind_inputs(program, model.tokens, named or {})
+    refuse_infinite(arrays, options.plan.dtype)
     wanted = wanted_outputs(model, options)
     refuse_above_device(machine, options.plan.budget_bytes)
     request = replace(options.plan, outputs=wanted)
@@ -182,6 +185,15 @@ def refuse_above_host(host_bytes: int, budget_bytes: int) -> None:
     if available is not None and host_bytes + budget_bytes > available:
         what, free = "weights, inputs, spills and outputs", max(0, available - budget_bytes)
         raise DoesNotFit(Misfit(what, "host", host_bytes, free, free, available, (), None))
+
+
+def refuse_infinite(arrays: Mapping[str, NDArray[np.generic]], dtype: DType) -> None:
+    """Raises InputError for an input with finite numbers that the run's dtype does not hold."""
+    limits = torch.finfo(TORCH_DTYPE[dtype])
+    for name, array in arrays.items():
+        if array.dtype.kind == "f":
+            infinite = torch.tensor(array).to(TORCH_DTYPE[dtype]).isinf().numpy()
+            refuse_beyond(name, array, infinite, dtype.value, limits.max)
 
 
 def fill_inputs(graph: TaskGraph, arrays: Mapping[str, NDArray[np.generic]], slots: Mapping[TensorId, torch.Tensor]) -> None:

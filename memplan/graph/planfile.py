@@ -11,7 +11,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ import numpy as np
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.base.files import write_atomically
-from einpage.einsum_front.base.units import Nbytes
+from einpage.einsum_front.base.files import read_text, write_atomically
+from einpage.einsum_front.base.units import Nbytes, shown
 from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.program import Source
 from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
@@ -31,6 +30,8 @@ from einpage.memplan.problem.places import DEVICE, HOST, Place, PlaceKind
 
 FORMAT = "einpage-plan"
 VERSION = 3
+MOST_CHARACTERS = 1 << 28
+"""Of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +96,16 @@ def load_plan(path: str | Path) -> SavedPlan:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"plan file {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    text = read_text(path, f"plan file {path}", MOST_CHARACTERS)
     try:
         raw = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: truncated or not a plan file: {error or 'nested too deep'}") from error
+        told = "nested too deep" if isinstance(error, RecursionError) else error
+        raise UsageError(f"{path}: truncated or not a plan file: {told}") from error
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         raise UsageError(f"{path}: not a plan file (`format` is not {FORMAT!r}); `einpage plan … --out FILE` writes one")
     if raw.get("version") != VERSION:
-        raise UsageError(f"{path}: plan file of version {raw.get('version')!r}; this einpage reads version {VERSION}: plan again")
+        raise UsageError(f"{path}: plan file of version {shown(raw.get('version'))}; this einpage reads version {VERSION}: plan again")
     return raw
 
 
@@ -116,7 +115,7 @@ def _section(where: str, name: str) -> Iterator[None]:
     try:
         yield
     except (AssertionError, AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
-        raise UsageError(f"{where}: damaged plan file ({name}): {type(error).__name__}: {error}") from error
+        raise UsageError(f"{where}: damaged plan file ({name}): {type(error).__name__}: {str(error)[:MOST_TOLD]}") from error
 
 
 def _value_out(v: Value) -> list[object]:
@@ -137,27 +136,38 @@ def _node_out(node: Node) -> list[object]:
             return ["free", node.residency]
 
 
+MOST_NUMBER = 1.7e308
+MOST_SECONDS = 1e12
+"""Of a task: thirty thousand years."""
+MOST_TOLD = 300
+"""Characters of what is wrong with a section."""
+MOST = 2**62
+"""Of every whole number in a plan file, so that sums of two stay inside 64 bits."""
+
+
 def _int(x: object) -> int:
     if type(x) is not int:
-        raise TypeError(f"{x!r} is not a whole number")
+        raise TypeError(f"{shown(x)} is not a whole number")
+    if abs(x) > MOST:
+        raise ValueError(f"{shown(x)} is beyond 64 bits")
     return x
 
 
 def _str(x: object) -> str:
     if type(x) is not str:
-        raise TypeError(f"{x!r} is not a text")
+        raise TypeError(f"{shown(x)} is not a text")
     return x
 
 
 def _bool(x: object) -> bool:
     if type(x) is not bool:
-        raise TypeError(f"{x!r} is not true or false")
+        raise TypeError(f"{shown(x)} is not true or false")
     return x
 
 
 def _ints(x: Sequence[object]) -> tuple[int, ...]:
     if type(x) is not list:
-        raise TypeError(f"{x!r} is not a list")
+        raise TypeError(f"{shown(x)} is not a list")
     return tuple(_int(n) for n in x)
 
 
@@ -170,20 +180,20 @@ def _positive(x: object) -> int:
 def _seconds(x: object) -> float | None:
     if x is None:
         return None
-    if isinstance(x, bool) or not isinstance(x, int | float) or not 0 <= x < inf:
-        raise TypeError(f"{x!r} is not a number of seconds")
+    if isinstance(x, bool) or not isinstance(x, int | float) or not 0 <= x <= MOST_SECONDS:
+        raise TypeError(f"{shown(x)} is not a number of seconds")
     return float(x)
 
 
 def _finite(x: object) -> float:
-    if isinstance(x, bool) or not isinstance(x, int | float) or not -inf < x < inf:
-        raise TypeError(f"{x!r} is not a finite number")
+    if isinstance(x, bool) or not isinstance(x, int | float) or not abs(x) <= MOST_NUMBER:
+        raise TypeError(f"{shown(x)} is not a finite number")
     return float(x)
 
 
 def _id(x: object, count: int) -> int:
     if not 0 <= _int(x) < count:
-        raise IndexError(f"{x} is not one of {count}")
+        raise IndexError(f"{shown(x)} is not one of {count}")
     return _int(x)
 
 
@@ -208,14 +218,16 @@ def _graph_in(raw: Mapping[str, Any]) -> TaskGraph:
 def _value_in(row: Sequence[Any]) -> Value:
     name, base, shape, dtype, kind, sources, default = row
     if default is not None and type(default) not in (int, float):
-        raise TypeError(f"default {default!r} is not a number")
+        raise TypeError(f"default {shown(default)} is not a number")
     read = tuple(Source(_str(s), tuple(_ints(group) for group in groups), *map(_finite, plus)) for s, groups, *plus in sources)
     return Value(_str(name), _str(base), _ints(shape), DType(dtype), Kind(kind), read, default)
 
 
 def _tensor_in(i: int, row: Sequence[Any]) -> Tensor:
     name, value, start, end, dtype, kind = row
-    return Tensor(TensorId(i), _str(name), _str(value), Box(_ints(start), _ints(end)), DType(dtype), Kind(kind))
+    found = Tensor(TensorId(i), _str(name), _str(value), Box(_ints(start), _ints(end)), DType(dtype), Kind(kind))
+    _int(found.nbytes)
+    return found
 
 
 def _task_in(i: int, row: Sequence[Any], tensors: int) -> Task:
@@ -283,7 +295,7 @@ def _node_in(row: Sequence[Any]) -> Node:
         case ["free", residency]:
             return Free(ResidencyId(_int(residency)))
         case _:
-            raise ValueError(f"{row!r} is no node")
+            raise ValueError(f"{shown(row)} is no node")
 
 
 def _operands_in(operands: Sequence[Sequence[Any]]) -> tuple[tuple[ResidencyId, ...], ...]:

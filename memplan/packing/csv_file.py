@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from einpage.einsum_front.base.errors import UsageError, listing
+from einpage.einsum_front.base.files import read_text
 from einpage.memplan.packing.rectangles import Packing, Rectangle
 
 COLUMNS = ("id", "lower", "upper", "size")
 _OFFSET = "offset"
+MOST_CHARACTERS = 1 << 26
+"""Of a file: two million buffers."""
 _MOST = 2**48
 """Larger numbers are refused: sums of sizes stay well inside 64 bits, and no arena is as large."""
 
@@ -29,10 +32,7 @@ class Buffers:
 
 def read_buffers(path: Path) -> Buffers:
     """Raises UsageError: not readable, a column missing or unknown, not a whole number, size < 0, upper <= lower, an id given twice."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    text = read_text(path, str(path), MOST_CHARACTERS)
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     line_by_name: dict[str, int] = {}
     rectangles: list[Rectangle] = []

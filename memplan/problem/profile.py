@@ -1,24 +1,29 @@
 """Machine profiles: a Machine as YAML.
 
 In: a name from specs/machines/ (or a path), and overrides. Out: a Machine. Invariant: every rate and size is positive and finite, every
-latency at least zero; a profile that says otherwise is refused. What machine_text writes reads back to an equal Machine.
+latency at least zero and at most MOST_LATENCY_S; a profile that says otherwise is refused, with the line. It is read as a spec is: nothing
+is constructed, and size, depth, aliases and numbers are bounded. What machine_text writes reads back to an equal Machine.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from math import isfinite
+from math import inf
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from einpage.einsum_front.base.dtype import RUN_DTYPES, DType
-from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.base.units import parse_bytes, parse_rate
+from einpage.einsum_front.base.errors import SpecError, UsageError
+from einpage.einsum_front.base.files import read_text
+from einpage.einsum_front.base.units import parse_bytes, parse_rate, shown
+from einpage.einsum_front.spec.source import SourceFile
+from einpage.einsum_front.spec.yamltree import MAX_CHARACTERS, YamlMapping, YamlNode, YamlScalar, YamlSequence, parse_yaml
 from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.places import Link, Place, PlaceKind, Queue, host_links
 
@@ -36,6 +41,11 @@ LINK_EXAMPLE = "{source: disk, target: host, bytes_per_s: 3GB/s, latency_s: 1e-4
 
 MOST_THREADS = 1024
 """More than any machine has cores; far more than that ends the process inside the threading library."""
+MOST_LATENCY_S = 3600.0
+MOST_LINKS = 64
+MOST_SLOWDOWN = 1e6
+LEAST_FLOPS = 1e-6
+"""FLOP/s: whatever a task computes takes a time that a float holds."""
 
 
 def machine_names() -> tuple[str, ...]:
@@ -80,37 +90,114 @@ def checked_threads(threads: int) -> int:
 
 def machine_from_text(text: str, where: str) -> Machine:
     """The Machine that a profile's YAML describes. `where` names it in messages. Raises UsageError."""
-    try:
-        raw = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UsageError(f"{where}: not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(raw, dict):
-        raise UsageError(f"{where}: a machine profile is a mapping, this is {type(raw).__name__}")
-    for key in raw:
+    fields = _fields(text, where)
+    for key, field in fields.items():
         if key not in KEYS:
-            close = get_close_matches(str(key), sorted(KEYS), n=1)
+            close = get_close_matches(key, sorted(KEYS), n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise UsageError(f"{where}: unknown key {key!r}{hint}; keys are {', '.join(sorted(KEYS))}")
-    missing = sorted(KEYS - OPTIONAL - set(raw))
+            place = f"{where}:{field.node.span.line}"
+            raise UsageError(f"{place}: unknown key {shown(key)}{hint}; keys are {', '.join(sorted(KEYS))}")
+    missing = sorted(KEYS - OPTIONAL - set(fields))
     if missing:
         raise UsageError(f"{where}: missing {', '.join(missing)}")
     machine = Machine(
-        name=str(raw["name"]),
-        device_bytes=parse_bytes(raw["device_bytes"], f"{where}: device_bytes"),
-        host_bytes=parse_bytes(raw["host_bytes"], f"{where}: host_bytes"),
-        flops_per_s=_flops(raw["flops_per_s"], where),
-        device_bytes_per_s=parse_rate(raw["device_bytes_per_s"], f"{where}: device_bytes_per_s"),
-        launch_latency_s=_number(raw["launch_latency_s"], f"{where}: launch_latency_s", least=0.0),
-        usual_slowdown=_number(raw.get("usual_slowdown", 1.0), f"{where}: usual_slowdown", least=1.0),
-        threads=_threads(raw.get("threads"), where),
-        about=str(raw.get("about", "")).strip(),
+        name=fields["name"].text(),
+        device_bytes=parse_bytes(*fields["device_bytes"].amount()),
+        host_bytes=parse_bytes(*fields["host_bytes"].amount()),
+        flops_per_s=_flops(fields["flops_per_s"]),
+        device_bytes_per_s=parse_rate(*fields["device_bytes_per_s"].amount()),
+        launch_latency_s=fields["launch_latency_s"].number(0.0, MOST_LATENCY_S),
+        usual_slowdown=fields["usual_slowdown"].number(1.0, MOST_SLOWDOWN) if "usual_slowdown" in fields else 1.0,
+        threads=_threads(fields["threads"]) if "threads" in fields else None,
+        about=fields["about"].text().strip() if "about" in fields else "",
         links=host_links(
-            parse_rate(raw["h2d_bytes_per_s"], f"{where}: h2d_bytes_per_s"),
-            parse_rate(raw["d2h_bytes_per_s"], f"{where}: d2h_bytes_per_s"),
-            _number(raw["copy_latency_s"], f"{where}: copy_latency_s", least=0.0),
+            parse_rate(*fields["h2d_bytes_per_s"].amount()),
+            parse_rate(*fields["d2h_bytes_per_s"].amount()),
+            fields["copy_latency_s"].number(0.0, MOST_LATENCY_S),
         ),
     )
-    return machine.with_links(*_links(raw.get("links"), where))
+    return machine.with_links(*_links(fields["links"])) if "links" in fields else machine
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A value of a profile, and what a message calls it."""
+
+    node: YamlNode
+    path: str
+    name: str
+
+    @property
+    def what(self) -> str:
+        """`my.yaml:3: threads`."""
+        return f"{self.path}:{self.node.span.line}: {self.name}"
+
+    def value(self) -> bool | int | float | str | None:
+        """The scalar that it is. Raises UsageError."""
+        if not isinstance(self.node, YamlScalar):
+            raise UsageError(f"{self.what} is {_shown(self.node)}; it must be a number or a text")
+        return self.node.value
+
+    def text(self) -> str:
+        """What stands there, whatever YAML takes it for. Raises UsageError."""
+        self.value()
+        assert isinstance(self.node, YamlScalar)
+        return self.node.snippet.text
+
+    def amount(self) -> tuple[str | int | float, str]:
+        """What parse_bytes and parse_rate read, and what they call it. Raises UsageError."""
+        value = self.value()
+        if value is None or isinstance(value, bool):
+            raise UsageError(f"{self.what} is {_shown(self.node)}; it must be an amount, as 8GiB")
+        return value, self.what
+
+    def number(self, least: float, most: float = inf) -> float:
+        """A finite number. Raises UsageError."""
+        value = self.value()
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most or value == inf:
+            limits = f"of at least {least:g}" if most == inf else f"from {least:g} to {most:g}"
+            raise UsageError(f"{self.what} is {_shown(self.node)}; it must be a number {limits}")
+        return float(value)
+
+    def fields(self) -> dict[str, _Field]:
+        """The values of a mapping, by key. Raises UsageError."""
+        if not isinstance(self.node, YamlMapping):
+            raise UsageError(f"{self.what} is {_shown(self.node)}; it must be a mapping")
+        return _fields_of(self.node, self.path, f"{self.name} ")
+
+    def items(self) -> tuple[_Field, ...]:
+        """The links of a list, at most MOST_LINKS of them. Raises UsageError."""
+        if not isinstance(self.node, YamlSequence):
+            raise UsageError(f"{self.what} is {_shown(self.node)}; it is a list of links, as in {LINK_EXAMPLE}")
+        if len(self.node.items) > MOST_LINKS:
+            raise UsageError(f"{self.what} has {len(self.node.items)} entries; {MOST_LINKS} are possible")
+        return tuple(_Field(node, self.path, f"{self.name}[{i}]") for i, node in enumerate(self.node.items))
+
+
+def _fields(text: str, where: str) -> dict[str, _Field]:
+    """A profile's values by key. Raises UsageError."""
+    try:
+        root = parse_yaml(SourceFile(where, tuple(re.split(r"\r\n|[\r\n\x85\u2028\u2029]", text))), text, "machine profile")
+    except SpecError as error:
+        told = "; ".join(word for word in (error.message, error.expected and f"expected {error.expected}", error.cure) if word)
+        raise UsageError(f"{where}:{error.line}: {told}") from error
+    if not isinstance(root, YamlMapping):
+        raise UsageError(f"{where}: a machine profile is a mapping, this is {'nothing' if root is None else _shown(root)}")
+    return _fields_of(root, where, "")
+
+
+def _fields_of(node: YamlMapping, path: str, prefix: str) -> dict[str, _Field]:
+    return {key: _Field(value, path, f"{prefix}{key}") for key, value in node.items.items()}
+
+
+def _shown(node: YamlNode) -> str:
+    match node:
+        case YamlScalar():
+            return shown(node.snippet.text)
+        case YamlSequence():
+            return f"a list of {len(node.items)}"
+        case YamlMapping():
+            return f"a mapping of {len(node.items)}"
 
 
 def machine_text(machine: Machine) -> str:
@@ -147,7 +234,7 @@ def _find(name_or_path: str | Path) -> Path:
     if str(name_or_path) in names:
         return PROFILES / f"{name_or_path}.yaml"
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
-        if path.is_file():
+        if isfile(path):
             return path
         raise UsageError(f"machine profile {path} does not exist; profiles that ship: {', '.join(names)}")
     close = get_close_matches(str(name_or_path).lower(), names, n=2)
@@ -156,61 +243,40 @@ def _find(name_or_path: str | Path) -> Path:
 
 
 def _read(path: Path) -> Machine:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"machine profile {path} cannot be read: {error}") from error
-    return machine_from_text(text, str(path))
+    return machine_from_text(read_text(path, f"machine profile {path}", MAX_CHARACTERS), str(path))
 
 
-def _number(raw: object, what: str, least: float) -> float:
-    """A finite number; text is accepted, for YAML reads 1e-5 as text."""
-    try:
-        value = float(raw) if isinstance(raw, str | int | float) and not isinstance(raw, bool) else None
-    except ValueError:
-        value = None
-    if value is None or not isfinite(value) or value < least:
-        raise UsageError(f"{what} is {raw!r}; it must be a number of at least {least}")
+def _flops(field: _Field) -> tuple[tuple[DType, float], ...]:
+    words = [d.value for d in RUN_DTYPES]
+    if not isinstance(field.node, YamlMapping) or sorted(field.node.items) != sorted(words):
+        raise UsageError(f"{field.what} must give FLOP/s for each of {', '.join(words)}, and is {_shown(field.node)}")
+    rates = field.fields()
+    return tuple((d, rates[d.value].number(LEAST_FLOPS)) for d in RUN_DTYPES)
+
+
+def _threads(field: _Field) -> int:
+    value = field.value()
+    if type(value) is not int or not 1 <= value <= MOST_THREADS:
+        raise UsageError(f"{field.what} is {_shown(field.node)}; it must be a whole number from 1 to {MOST_THREADS}")
     return value
 
 
-def _flops(raw: object, where: str) -> tuple[tuple[DType, float], ...]:
-    words = [d.value for d in RUN_DTYPES]
-    if not isinstance(raw, Mapping) or sorted(map(str, raw)) != sorted(words):
-        raise UsageError(f"{where}: flops_per_s must give FLOP/s for each of {', '.join(words)}, and is {raw!r}")
-    rates = tuple((d, _number(raw[d.value], f"{where}: flops_per_s {d.value}", least=0.0)) for d in RUN_DTYPES)
-    for dtype, rate in rates:
-        if rate <= 0:
-            raise UsageError(f"{where}: flops_per_s {dtype.value} is {rate}; it must be positive")
-    return rates
-
-
-def _threads(raw: object, where: str) -> int | None:
-    if raw is None:
-        return None
-    if not isinstance(raw, int) or isinstance(raw, bool) or raw < 1:
-        raise UsageError(f"{where}: threads is {raw!r}; it must be a whole number of at least 1")
-    return raw
-
-
-def _links(raw: object, where: str) -> Iterator[Link]:
+def _links(field: _Field) -> Iterator[Link]:
     """What a profile says of links beside those between the host and the device, or in their place."""
-    if not isinstance(raw, list | None):
-        raise UsageError(f"{where}: links is a list of links, as in {LINK_EXAMPLE}, and is {raw!r}")
-    for number, entry in enumerate(raw or ()):
-        what = f"{where}: links[{number}]"
-        if not isinstance(entry, dict) or not {"source", "target", "bytes_per_s"} <= set(entry) <= LINK_KEYS:
-            raise UsageError(f"{what} is {entry!r}; write it as {LINK_EXAMPLE}")
-        queue = Queue(_place(entry["source"], f"{what} source"), _place(entry["target"], f"{what} target"))
+    for entry in field.items():
+        if not isinstance(entry.node, YamlMapping) or not {"source", "target", "bytes_per_s"} <= set(entry.node.items) <= LINK_KEYS:
+            raise UsageError(f"{entry.what} is {_shown(entry.node)}; write it as {LINK_EXAMPLE}")
+        link = entry.fields()
+        queue = Queue(_place(link["source"]), _place(link["target"]))
         if queue.source == queue.target:
-            raise UsageError(f"{what}: source and target are both {queue.source}")
-        rate = parse_rate(entry["bytes_per_s"], f"{what} bytes_per_s")
-        yield Link(queue, rate, _number(entry.get("latency_s", 0.0), f"{what} latency_s", least=0.0))
+            raise UsageError(f"{entry.what}: source and target are both {queue.source}")
+        latency_s = link["latency_s"].number(0.0, MOST_LATENCY_S) if "latency_s" in link else 0.0
+        yield Link(queue, parse_rate(*link["bytes_per_s"].amount()), latency_s)
 
 
-def _place(raw: object, what: str) -> Place:
+def _place(field: _Field) -> Place:
     """`disk`, or `disk 1` where there are several."""
-    found = re.fullmatch(rf"({'|'.join(kind.value for kind in PlaceKind)})(?: ([0-9]{{1,3}}))?", str(raw))
+    found = re.fullmatch(rf"({'|'.join(kind.value for kind in PlaceKind)})(?: ([0-9]{{1,3}}))?", field.text())
     if found is None:
-        raise UsageError(f"{what} is {raw!r}; places are {', '.join(kind.value for kind in PlaceKind)}")
+        raise UsageError(f"{field.what} is {_shown(field.node)}; places are {', '.join(kind.value for kind in PlaceKind)}")
     return Place(PlaceKind(found[1]), int(found[2] or 0))
