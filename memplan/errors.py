@@ -21,7 +21,8 @@ class Misfit:
     pinned: tuple[tuple[str, int], ...]
     """(tensor name, bytes) of what may not be evicted."""
     smallest_budget: int | None
-    """The smallest budget that works, with the finest split where the split is free; None when it is the host that is full."""
+    """The smallest budget that works, with the finest split where the split is free; None where it is the host that is full, or where
+    there are too many tasks to count them all."""
     at_least: int | None = None
     """A lower bound on the budget of every split, where it is not `smallest_budget` itself: the search for a smaller one was given up."""
 
@@ -35,7 +36,7 @@ class DoesNotFit(EinpageError):
         self.misfit = misfit
         pinned = ", ".join(f"{name} {nbytes}" for name, nbytes in misfit.pinned) or "nothing"
         if misfit.smallest_budget is None:
-            cure = "a larger host is needed"
+            cure = "a larger host is needed" if misfit.at_least is None else f"no budget under {misfit.at_least} bytes works"
         elif misfit.at_least is None or misfit.at_least >= misfit.smallest_budget:
             cure = f"smallest budget that works: {misfit.smallest_budget} bytes"
         else:

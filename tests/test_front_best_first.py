@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import pairwise, product
+from time import process_time
 from unittest.mock import patch
 
 import pytest
@@ -22,6 +23,7 @@ from einpage.einsum_front.spec.reader import load_document, read_document
 from einpage.einsum_front.tile import template, tiling
 from einpage.einsum_front.tile.split import split
 from einpage.einsum_front.tile.tiling import most_pieces, tiling_of
+from einpage.exec.planning import task_graph
 from einpage.exec.planning.judged_plan import plan_program
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import build_graph
@@ -54,7 +56,7 @@ def check(program: Program, dtype: DType, outputs: list[str]) -> bool:
     if len(splits) > MOST_SPLITS:
         return False
     working_sets = WorkingSets(opgraph, dtype)
-    stated = [found.choice.largest_bytes for found in smallest_first(opgraph, dtype, most_ranges=1 << 40)]
+    stated = [found.choice.largest_bytes for found in smallest_first(working_sets, most_measured=1 << 40)]
     assert stated == sorted(working_sets.measure(pieces).largest_bytes for pieces in splits)
     least = min(largest_footprint(split(opgraph, pieces, dtype))[1] for pieces in splits)
     assert smallest_printed(program, dtype, outputs) == least
@@ -84,7 +86,7 @@ def test_a_search_that_is_given_up_says_what_is_proven() -> None:
     """Of a spec whose lower bounds are low: the smallest budget lies between the bound that is stated and what was found, which works."""
     sizes = {"layers": 1, "vocab": 70, "model": 96, "heads": 3, "kv_heads": 3, "ffn": 200, "seq": 191}
     program = elaborate(load_document(SPECS / "llama.yaml"), sizes)
-    with patch.object(best_first, "MOST_RANGES", 30), pytest.raises(DoesNotFit) as refused:
+    with patch.object(best_first, "MOST_MEASURED", 600), pytest.raises(DoesNotFit) as refused:
         build_graph(program, PlanRequest(0, outputs=("logits",)))
     misfit = refused.value.misfit
     assert misfit.smallest_budget is not None and misfit.at_least is not None
@@ -125,3 +127,74 @@ def test_what_coarsest_first_misses(name: str) -> None:
     assert smallest_printed(program, dtype, [output]) == least
     planned = plan_program(program, load_machine("cpu"), PlanRequest(least, dtype, (output,)))
     assert planned.report.verified is True and planned.report.peak_bytes == least
+
+
+TWELVE = """
+einpage: 1
+name: twelve
+sizes: {n: 1}
+axes: {a: n, b: n + 3, c: n + 5, d: n + 7, e: n + 9, f: n + 11, g: n + 13}
+inputs: {x: {axes: a b}}
+weights:
+  w0: {axes: b c, from: w0}
+  w1: {axes: c d, from: w1}
+  w2: {axes: d e, from: w2}
+  w3: {axes: e f, from: w3}
+  w4: {axes: f g, from: w4}
+  w5: {axes: g b, from: w5}
+body:
+  - y0[a,c] = x[a,b] * w0[b,c]
+  - y1[a,c] = softmax[c](y0[a,c]) * y0[a,c]
+  - y2[a,d] = y1[a,c] * w1[c,d]
+  - y3[a,e] = y2[a,d] * w2[d,e]
+  - y4[a,e] = y3[a,e] * rsqrt(mean[e](y3[a,e]**2) + 1)
+  - y5[a,f] = y4[a,e] * w3[e,f]
+  - y6[a,g] = y5[a,f] * w4[f,g]
+  - y7[a,g] = softmax[g](y6[a,g])
+  - y8[a,b] = y7[a,g] * w5[g,b]
+  - y9[a,b] = y8[a,b] + x[a,b]
+  - y10[a,c] = y9[a,b] * w0[b,c]
+  - y11[a,d] = y10[a,c] * w1[c,d]
+outputs: {y11: {axes: a d}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("spec", "sizes", "budget"),
+    [
+        ("llama", {}, 1 << 20),
+        ("llama", {"seq": 1_000_000}, 1 << 20),
+        ("gpt2", {"seq": 1024, "batch": 1000}, 4096),
+        *(("twelve", {"n": n}, 256) for n in (100, 1000, 20_000, 1_000_000)),
+    ],
+)
+def test_a_refusal_comes_soon_and_makes_no_graph(spec: str, sizes: dict[str, int], budget: int) -> None:
+    """The figures of a refusal are those of the patterns of a split: no task is made, whatever the model's size."""
+    program = elaborate(read_document(TWELVE, "twelve.yaml") if spec == "twelve" else load_document(SPECS / f"{spec}.yaml"), sizes)
+    began = process_time()
+    with patch.object(task_graph, "split", side_effect=AssertionError("a graph was made")), pytest.raises(DoesNotFit) as refused:
+        build_graph(program, PlanRequest(budget))
+    assert process_time() - began < (2 if spec == "llama" else 5)
+    misfit = refused.value.misfit
+    assert misfit.at_least is not None and budget < misfit.at_least <= misfit.wanted
+    assert misfit.smallest_budget in (misfit.wanted, None)
+
+
+def test_where_there_are_too_many_tasks_to_count_only_what_is_proven_is_said() -> None:
+    program = elaborate(load_document(SPECS / "llama.yaml"), {"layers": 1, "seq": 700})
+    with patch.object(task_graph, "MOST_COUNTED", 3), pytest.raises(DoesNotFit) as refused:
+        build_graph(program, PlanRequest(4096))
+    misfit = refused.value.misfit
+    assert misfit.smallest_budget is None and misfit.at_least is not None and 4096 < misfit.at_least <= misfit.wanted
+    assert str(refused.value).endswith(f"no budget under {misfit.at_least} bytes works")
+
+
+@given(st.integers(1, 5000), st.integers(1, 300))
+def test_longest_and_shortest_are_those_of_the_cuts(extent: int, most: int) -> None:
+    most = min(most, extent)
+    longest, shortest = tiling.longest_and_shortest(extent, most)
+    for pieces in range(1, most + 1):
+        points = tiling.cuts(extent, pieces)
+        lengths = [b - a for a, b in pairwise(points)]
+        assert len(lengths) == pieces and points[0] == 0 and points[-1] == extent
+        assert (longest[pieces - 1], shortest[pieces - 1]) == (max(lengths), min(lengths)) == (lengths[0], lengths[-1])

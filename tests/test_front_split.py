@@ -14,6 +14,7 @@ from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.choose.coarsest_first import candidates, coarse_to_fine
+from einpage.einsum_front.choose.working_set import WorkingSets
 from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.elaborate.reference import evaluate
 from einpage.einsum_front.fuse.fuse import FuseOptions, fuse
@@ -126,7 +127,7 @@ def test_without_attention_fusion_the_scores_are_there() -> None:
 @pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
 def test_a_choice_states_the_planners_largest_working_set(name: str, dtype: DType) -> None:
     opgraph = fuse(small_program(name), everything(name))
-    path = list(coarse_to_fine(opgraph, dtype, {}))
+    path = list(coarse_to_fine(WorkingSets(opgraph, dtype), {}))
     assert len(path) >= 2
     for choice in path[:: max(1, len(path) // 6)] + path[-1:]:
         task, nbytes = largest_footprint(split(opgraph, choice.by_letter, dtype))
@@ -136,7 +137,7 @@ def test_a_choice_states_the_planners_largest_working_set(name: str, dtype: DTyp
 def test_a_smaller_budget_gives_a_finer_split_that_fits() -> None:
     program = small_program("llama")
     opgraph = fuse(program)
-    (whole,) = candidates(opgraph, DType.FP32, 1 << 40)
+    (whole,) = candidates(WorkingSets(opgraph, DType.FP32), 1 << 40)
     assert whole.pieces == ()
     with pytest.raises(DoesNotFit) as refused:
         build_graph(program, PlanRequest(256))
@@ -149,9 +150,9 @@ def test_a_smaller_budget_gives_a_finer_split_that_fits() -> None:
 
 
 def test_a_fixed_split_stays() -> None:
-    opgraph = fuse(small_program("llama"))
+    working_sets = WorkingSets(fuse(small_program("llama")), DType.FP32)
     for budget in (1 << 40, 200_000):
-        assert all(dict(c.pieces)[Letter("v")] == 2 for c in candidates(opgraph, DType.FP32, budget, {Letter("v"): 2}))
+        assert all(dict(c.pieces)[Letter("v")] == 2 for c in candidates(working_sets, budget, {Letter("v"): 2}))
 
 
 @pytest.mark.parametrize(

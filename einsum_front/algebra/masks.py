@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -67,8 +66,27 @@ def visible(score: Expr, row: Letter, region: Region, grain: int) -> tuple[int, 
     if mask is None:
         return start, end
     edges = [*range(start, end, grain), end]
-    seen = [block for block in pairwise(edges) if truth(interval(mask, {**region, row: block})) != FALSE]
-    return (seen[0][0], seen[-1][1]) if seen else (start, start)
+
+    def seen(first: int, last: int) -> bool:
+        """Whether something may be visible between two edges: of a part no more than of the whole."""
+        return truth(interval(mask, {**region, row: (edges[first], edges[last])})) != FALSE
+
+    first = _outermost(seen, 0, len(edges) - 1, leftmost=True)
+    last = _outermost(seen, 0, len(edges) - 1, leftmost=False)
+    return (edges[first], edges[last + 1]) if first is not None and last is not None else (start, start)
+
+
+def _outermost(seen: Callable[[int, int], bool], first: int, last: int, leftmost: bool) -> int | None:
+    """The leftmost or the rightmost i in [first, last) for which `seen(i, i + 1)`, halving ranges that are seen at all."""
+    if first == last or not seen(first, last):
+        return None
+    if last - first == 1:
+        return first
+    middle = (first + last) // 2
+    for a, b in ((first, middle), (middle, last)) if leftmost else ((middle, last), (first, middle)):
+        if (found := _outermost(seen, a, b, leftmost)) is not None:
+            return found
+    return None
 
 
 def pairs(score: Expr, query: Letter | None, row: Letter, region: Region, at_least: bool) -> int:

@@ -14,16 +14,14 @@ from math import isqrt
 from typing import NamedTuple
 
 from einpage.einsum_front.algebra.expr import Letter
-from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.choose.lower_bound import LowerBounds, SplitRange
 from einpage.einsum_front.choose.working_set import Choice, Pattern, WorkingSets
-from einpage.einsum_front.graph.opgraph import OpGraph
 from einpage.einsum_front.tile.split import check_pieces, cuts_by_letter
 from einpage.einsum_front.tile.tiling import most_pieces, tiling_of
 
-MOST_RANGES = 3_000
-"""Ranges opened before the search ends with the best split it has met: some seconds."""
+MOST_MEASURED = 20_000
+"""Tasks measured and lower bounds computed before the search ends with the best split it has met: half a second."""
 
 
 class Found(NamedTuple):
@@ -35,29 +33,37 @@ class Found(NamedTuple):
 
 
 def smallest_first(
-    opgraph: OpGraph, dtype: DType, fixed: Mapping[Letter, int] | None = None, most_ranges: int | None = None
+    working_sets: WorkingSets, fixed: Mapping[Letter, int] | None = None, most_measured: int | None = None
 ) -> Iterator[Found]:
     """All splits that the rules allow (letters in `fixed` have their pieces), in the order of their largest working sets; once
-    `most_ranges` are open, only the best that was met.
+    `most_measured` tasks and bounds have been, only the best that was met.
 
     Raises UsageError for a `fixed` split that cannot be.
     """
-    check_pieces(opgraph, fixed or {})
-    most = most_pieces(map(tiling_of, opgraph.ops), opgraph.program.extents)
-    search = _BestFirst(WorkingSets(opgraph, dtype), most)
-    search.push({letter: (1, top) for letter, top in most.items()} | {letter: (n, n) for letter, n in (fixed or {}).items()})
-    return search.splits(MOST_RANGES if most_ranges is None else most_ranges)
+    most = _most_pieces(working_sets, fixed or {})
+    search = _BestFirst(working_sets, most)
+    search.push(_every_split(most, fixed or {}))
+    return search.splits(MOST_MEASURED if most_measured is None else most_measured)
 
 
-def coarsened(opgraph: OpGraph, dtype: DType, choice: Choice, most_bytes: int, fixed: Mapping[Letter, int] | None = None) -> Choice:
+def least_of_all(working_sets: WorkingSets, fixed: Mapping[Letter, int] | None = None) -> Nbytes:
+    """A lower bound of the largest working set of every split (letters in `fixed` have their pieces): computed at once, not searched.
+
+    Raises UsageError for a `fixed` split that cannot be.
+    """
+    most = _most_pieces(working_sets, fixed or {})
+    bounds, splits = LowerBounds(working_sets, most), _every_split(most, fixed or {})
+    return Nbytes(max((bounds.of(pattern, splits) for pattern in working_sets.patterns), default=0))
+
+
+def coarsened(working_sets: WorkingSets, choice: Choice, most_bytes: int, fixed: Mapping[Letter, int] | None = None) -> Choice:
     """`choice` with each letter in turn (but those in `fixed`) as coarse as `most_bytes` allows: fewer tasks for the same budget."""
-    working_sets = WorkingSets(opgraph, dtype)
     for letter, have in choice.pieces:
         few = 1
         while letter not in (fixed or {}) and few < have:
-            coarser = working_sets.measure({**choice.by_letter, letter: few})
-            if coarser.largest_bytes <= most_bytes:
-                choice = coarser
+            coarser = {**choice.by_letter, letter: few}
+            if working_sets.fits(coarser, letter, most_bytes):
+                choice = working_sets.measure(coarser)
                 break
             few *= 2
     return choice
@@ -78,11 +84,9 @@ class _BestFirst:
         bound = max(self.bounds.of(pattern, splits) for pattern in self.working_sets.patterns)
         heappush(self.heap, (bound, finest.largest_bytes, -next(self.number), splits, finest))
 
-    def splits(self, most_ranges: int) -> Iterator[Found]:
+    def splits(self, most_measured: int) -> Iterator[Found]:
         """As `smallest_first`."""
-        for _ in range(most_ranges):
-            if not self.heap:
-                return
+        while self.heap and self.working_sets.measured + self.bounds.measured <= most_measured:
             bound, needed, _, splits, finest = heappop(self.heap)
             if needed == bound and finest.pieces not in self.given:
                 self.given.add(finest.pieces)
@@ -107,6 +111,16 @@ class _BestFirst:
         open_letters = [letter for letter, (few, many) in sorted(splits.items()) if few < many]
         letters = [letter for letter in open_letters if letter in pattern.letters] or open_letters[:1]
         return max((_halved(splits, letter) for letter in letters), key=lambda pair: sum(self.bounds.of(pattern, half) for half in pair))
+
+
+def _most_pieces(working_sets: WorkingSets, fixed: Mapping[Letter, int]) -> dict[Letter, int]:
+    opgraph = working_sets.opgraph
+    check_pieces(opgraph, fixed)
+    return most_pieces(map(tiling_of, opgraph.ops), opgraph.program.extents)
+
+
+def _every_split(most: Mapping[Letter, int], fixed: Mapping[Letter, int]) -> SplitRange:
+    return {letter: (1, top) for letter, top in most.items()} | {letter: (n, n) for letter, n in fixed.items()}
 
 
 def _halved(splits: SplitRange, letter: Letter) -> tuple[SplitRange, SplitRange]:

@@ -1,8 +1,8 @@
 """Choosing the split: the coarsest under which every task's working set leaves headroom to prefetch the next.
 
-In: an OpGraph, the budget, the splits a person fixed. Out: splits to try, best first. A greedy descent: the op with the largest working
-set is cut along the letter that shrinks it most, until all fit the target. It measures few splits, and may miss the smallest working
-set there is: where none of them fits, `best_first` searches all.
+In: the working sets of an OpGraph, the budget, the splits a person fixed. Out: splits to try, best first. A greedy descent: the op with
+the largest working set is cut along the letter that shrinks it most, until all fit the target. It measures few splits, and may miss the
+smallest working set there is: where none of them fits, `best_first` searches all.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from einpage.einsum_front.algebra.expr import Letter
-from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.choose.working_set import Choice, WorkingSets
-from einpage.einsum_front.graph.opgraph import OpGraph
 from einpage.einsum_front.tile.split import check_pieces, cuts_by_letter
 from einpage.einsum_front.tile.tiling import most_pieces, tiling_of
 
@@ -21,13 +19,13 @@ BUDGET_DIVISORS = (4, 2, 1)
 failing that all of it."""
 
 
-def candidates(opgraph: OpGraph, dtype: DType, budget_bytes: int, fixed: Mapping[Letter, int] | None = None) -> list[Choice]:
+def candidates(working_sets: WorkingSets, budget_bytes: int, fixed: Mapping[Letter, int] | None = None) -> list[Choice]:
     """Splits to try, the best first: the coarsest whose working sets fit a fourth of the budget, else half, else all of it.
 
     The finer ones follow; the list is empty where none fits. Raises UsageError for a `fixed` split that cannot be.
     """
     choices = []
-    for choice in coarse_to_fine(opgraph, dtype, fixed or {}):
+    for choice in coarse_to_fine(working_sets, fixed or {}):
         choices.append(choice)
         if choice.largest_bytes * BUDGET_DIVISORS[0] <= budget_bytes:
             return [choice]
@@ -38,14 +36,14 @@ def candidates(opgraph: OpGraph, dtype: DType, budget_bytes: int, fixed: Mapping
     return []
 
 
-def coarse_to_fine(opgraph: OpGraph, dtype: DType, fixed: Mapping[Letter, int]) -> Iterator[Choice]:
+def coarse_to_fine(working_sets: WorkingSets, fixed: Mapping[Letter, int]) -> Iterator[Choice]:
     """Splits from the coarsest on: each cuts the op whose task is largest along the letter that shrinks it most, while one does.
 
     Raises UsageError for a `fixed` split that cannot be.
     """
+    opgraph = working_sets.opgraph
     check_pieces(opgraph, fixed)
     most = most_pieces(map(tiling_of, opgraph.ops), opgraph.program.extents)
-    working_sets = WorkingSets(opgraph, dtype)
     pieces = dict(fixed)
     choice = working_sets.measure(pieces)
     yield choice

@@ -20,7 +20,7 @@ from einpage.einsum_front.choose.working_set import Operand, Pattern, WorkingSet
 from einpage.einsum_front.graph.opgraph import AttentionOp, ContractOp, FusedOp, GatherOp, op_loads
 from einpage.einsum_front.tile.split import cuts_by_letter
 from einpage.einsum_front.tile.template import Template, all_letters
-from einpage.einsum_front.tile.tiling import GRAIN, cuts, least_tile
+from einpage.einsum_front.tile.tiling import GRAIN, least_tile, longest_and_shortest
 
 SplitRange = Mapping[Letter, tuple[int, int]]
 """A range of splits. By letter that may be cut: the least and the most pieces, both included."""
@@ -41,9 +41,11 @@ class LowerBounds:
 
     def __init__(self, working_sets: WorkingSets, most: Mapping[Letter, int]) -> None:
         self.working_sets, self.extents = working_sets, working_sets.opgraph.program.extents
+        self.measured = 0
+        """How many bounds were computed: what the time of a search is in proportion to."""
         self._known: dict[tuple[object, ...], int] = {}
-        self._pieces = {x: [_longest_and_shortest(cuts(self.extents[x], n + 1)) for n in range(top)] for x, top in most.items()}
-        """By letter and number of pieces, less 1."""
+        self._longest_and_shortest = {x: longest_and_shortest(self.extents[x], top) for x, top in most.items()}
+        self._shortest_known: dict[tuple[Letter, int, int], int] = {}
 
     def of(self, pattern: Pattern, splits: SplitRange) -> int:
         """Bytes that the largest task of `pattern` needs at the least; its working set where the range is one split."""
@@ -53,6 +55,7 @@ class LowerBounds:
                 cut = cuts_by_letter(self.working_sets.opgraph, {letter: n for letter, (_, n) in splits.items()})
                 self._known[key] = self.working_sets.largest_bytes(pattern, cut)
             else:
+                self.measured += 1
                 self._known[key] = self._bound(pattern, splits)
         return self._known[key]
 
@@ -118,8 +121,15 @@ class LowerBounds:
         pieces = min(many, extent // least)
         if pieces == 1:
             return PieceLengths(extent, extent)
-        each = min(short for _, short in self._pieces[letter][few - 1 : many])
-        return PieceLengths(max(each, least), max(-(-extent // pieces), self._pieces[letter][many - 1][0]))
+        longest = int(self._longest_and_shortest[letter][0][many - 1])
+        return PieceLengths(max(self._shortest(letter, few, many), least), max(-(-extent // pieces), longest))
+
+    def _shortest(self, letter: Letter, few: int, many: int) -> int:
+        """The shortest piece of `letter` in any of `few` to `many` pieces, before any are merged."""
+        key = (letter, few, many)
+        if key not in self._shortest_known:
+            self._shortest_known[key] = int(self._longest_and_shortest[letter][1][few - 1 : many].min())
+        return self._shortest_known[key]
 
     def _is_chained(self, template: Template, splits: SplitRange) -> bool:
         """Whether the op is a chain of several tasks under every split of the range."""
@@ -127,7 +137,7 @@ class LowerBounds:
         for letter in template.tiling.chain:
             few, many = splits[letter]
             least = least_tile(letter, inside[letter], self.extents)
-            if few > 1 and min(short for _, short in self._pieces[letter][few - 1 : many]) >= least:
+            if few > 1 and self._shortest(letter, few, many) >= least:
                 return True
         return False
 
@@ -151,11 +161,6 @@ def _tasks(
     yield longest, None
     for n in range(len({load.name for load in op_loads(op)})):
         yield each, n
-
-
-def _longest_and_shortest(points: tuple[int, ...]) -> tuple[int, int]:
-    """The longest piece, which is the first, and the shortest, which is the last."""
-    return points[1], points[-1] - points[-2]
 
 
 def _target(template: Template, lengths: Mapping[Letter, int]) -> list[int]:

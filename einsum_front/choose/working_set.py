@@ -9,19 +9,24 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
+from operator import sub
 
-from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.algebra.expr import Axis, Letter
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import aligned
 from einpage.einsum_front.graph.job import Box
-from einpage.einsum_front.graph.opgraph import GatherOp, OpGraph, op_loads
-from einpage.einsum_front.graph.taskgraph import Kind, Value
+from einpage.einsum_front.graph.opgraph import AttentionOp, GatherOp, OpGraph, op_loads
+from einpage.einsum_front.graph.taskgraph import Kind, Value, tile_name
 from einpage.einsum_front.tile.grid import Grid, boundaries_read, templates_of
 from einpage.einsum_front.tile.split import cuts_by_letter, declared_values
 from einpage.einsum_front.tile.task_template import accumulator_box
 from einpage.einsum_front.tile.template import Template, Tile, in_place_slots, result_cuts, tiles
-from einpage.einsum_front.tile.tiling import Cuts, load_box, own_cuts
+from einpage.einsum_front.tile.tiling import Cuts, load_box
+
+POINTS = 128
+"""Cut points that are handled in about the time in which a task is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,17 @@ class Choice:
     def by_letter(self) -> dict[Letter, int]:
         """`pieces` as a dictionary."""
         return dict(self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The largest working set of a split, counted task by task."""
+
+    nbytes: int
+    task: str
+    """The first task that needs so much."""
+    exact: bool
+    """Whether every task was counted; else `nbytes` is no more than what is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +99,8 @@ class WorkingSets:
         self.patterns: dict[Pattern, str] = {}
         """With the first value of the pattern, in order."""
         self.pattern_by_value: dict[str, Pattern] = {}
+        self.measured = 0
+        """How many tasks were measured: what the time of a search is in proportion to."""
         self._known: dict[tuple[object, ...], int] = {}
         self._boundaries: dict[tuple[object, ...], dict[str, tuple[set[int], ...]]] = {}
         templates = templates_of(opgraph, self.values)
@@ -115,21 +133,45 @@ class WorkingSets:
 
     def largest_bytes(self, pattern: Pattern, cut: Mapping[Letter, Cuts]) -> int:
         """The largest working set of a task of `pattern`, in bytes."""
-        key = (pattern, *(cut[letter] for letter in pattern.letters))
+        key = (pattern, *(len(cut[letter]) for letter in pattern.letters))
         if key not in self._known:
-            grids = tuple(self._grid(operand, cut) for operand in pattern.operands)
-            result_grid = Grid(result_cuts(pattern.template, cut))
-            counter = _TaskBytes(pattern, grids, result_grid, self.dtype)
-            self._known[key] = max(counter.task(tile) for tile in tiles(pattern.template, cut, sample=True))
+            counter = self._counter(pattern, cut)
+            nbytes = [counter.task(tile) for tile in tiles(pattern.template, cut, sample=True, alike=counter.alike)]
+            self.measured += len(nbytes) + sum(len(cut[letter]) for letter in pattern.letters) // POINTS
+            self._known[key] = max(nbytes)
         return self._known[key]
+
+    def fits(self, pieces: Mapping[Letter, int], letter: Letter, most_bytes: int) -> bool:
+        """Whether no working set under `pieces` is larger, of the patterns that cuts of `letter` make a difference to."""
+        cut = cuts_by_letter(self.opgraph, pieces)
+        return all(self.largest_bytes(p, cut) <= most_bytes for p in self.patterns if letter in p.letters)
+
+    def count(self, pieces: Mapping[Letter, int], most_tasks: int) -> Counted:
+        """The largest working set under `pieces`, from all tasks that are not alike; once `most_tasks` are counted, from a sample."""
+        cut = cuts_by_letter(self.opgraph, pieces)
+        best, left, exact = Counted(0, "", True), most_tasks, True
+        for pattern, value in self.patterns.items():
+            counter = self._counter(pattern, cut)
+            counted = list(islice(tiles(pattern.template, cut, alike=counter.alike), left + 1))
+            if len(counted) > left:
+                counted, exact = list(tiles(pattern.template, cut, sample=True)), False
+            left = max(0, left - len(counted))
+            for tile in counted:
+                if (nbytes := counter.task(tile)) > best.nbytes:
+                    step = f"+{tile.chain_index}" if tile.chain_length > 1 else ""
+                    best = Counted(nbytes, f"{tile_name(value, tile.box)}{step}", True)
+        return replace(best, exact=exact)
+
+    def _counter(self, pattern: Pattern, cut: Mapping[Letter, Cuts]) -> _TaskBytes:
+        grids = tuple(self._grid(operand, cut) for operand in pattern.operands)
+        return _TaskBytes(pattern, grids, Grid(result_cuts(pattern.template, cut)), self.dtype)
 
     def _grid(self, operand: Operand, cut: Mapping[Letter, Cuts]) -> Grid:
         if operand.writer is not None:
             return Grid(result_cuts(operand.writer, cut))
         points: list[set[int]] = [{0, extent} for extent in operand.shape]
         for template, slot in operand.readers:
-            own = own_cuts(template.tiling, cut)
-            key = (template, *(own[letter] for letter, _ in template.tiling.inside))
+            key = (template, *(len(cut[letter]) for letter, _ in template.tiling.inside))
             if key not in self._boundaries:
                 self._boundaries[key] = boundaries_read(template, cut)
             for have, more in zip(points, self._boundaries[key][slot], strict=True):
@@ -145,6 +187,21 @@ class _TaskBytes:
         alike = [grid.cuts == result_grid.cuts and operand.dtype is dtype for grid, operand in zip(grids, pattern.operands, strict=True)]
         self.in_place = [all(conditions) for conditions in zip(pattern.last_uses, pattern.in_place, alike, strict=True)]
         self.known: dict[tuple[int, Box], int] = {}
+
+        plain = not isinstance(self.op, AttentionOp) and all(isinstance(i, Axis) for load in op_loads(self.op) for i in load.indices)
+        self.alike = self.widths if plain else None
+        """Of an op whose operands are read at its own letters: by piece of a letter, what the bytes of its tasks depend on."""
+
+    def widths(self, letter: Letter, start: int, end: int) -> tuple[tuple[int, ...], ...]:
+        """The widths of the tiles of each operand that share an element with a piece of `letter`, and of the piece."""
+        out = [(end - start,)]
+        for loads, grid in zip(self.pattern.template.loads, self.grids, strict=True):
+            for load in loads:
+                for index, points in zip(load.indices, grid.cuts, strict=True):
+                    if index == Axis(letter):
+                        inside = points[bisect_right(points, start) - 1 : bisect_left(points, end) + 1]
+                        out.append(tuple(map(sub, inside[1:], inside)))
+        return tuple(out)
 
     def task(self, tile: Tile) -> int:
         """Aligned operands, carried sums and result of one task."""
@@ -171,7 +228,8 @@ class _TaskBytes:
         if (n, box) not in self.known:
             count_by_size = {1: 1}  # tiles by their elements, one dimension after another
             for points, a, b in zip(grid.cuts, box.start, box.end, strict=True):
-                widths = Counter(points[i + 1] - points[i] for i in range(bisect_right(points, a) - 1, bisect_left(points, b)))
+                inside = points[bisect_right(points, a) - 1 : bisect_left(points, b) + 1]
+                widths = Counter(map(sub, inside[1:], inside))
                 pairs = [(size * width, c * k) for size, c in count_by_size.items() for width, k in widths.items()]
                 count_by_size = {size: sum(c for s, c in pairs if s == size) for size, _ in pairs}
             self.known[n, box] = sum(c * aligned(size * nbytes) for size, c in count_by_size.items())

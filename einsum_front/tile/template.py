@@ -6,9 +6,10 @@ boxes it works on. No tensor ids occur here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import pairwise, product
+from math import prod
 from typing import TypeAlias
 
 from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Load, Reduce, Region, loads, substitute, walk
@@ -133,20 +134,30 @@ def _of_result(template: Template, own: Mapping[Letter, Cuts]) -> tuple[Cuts, ..
     return tuple(own[letter] if letter is not None else (0, extent) for letter, extent in pairs)
 
 
-def tiles(template: Template, cuts_by_letter: Mapping[Letter, Cuts], sample: bool = False) -> Iterator[Tile]:
+Alike: TypeAlias = Callable[[Letter, int, int], Hashable]
+"""alike(letter, start, end): equal for pieces of a letter that no difference is made between."""
+
+
+def tiles(template: Template, cuts_by_letter: Mapping[Letter, Cuts], sample: bool = False, alike: Alike | None = None) -> Iterator[Tile]:
     """Every tile of the op, row-major over its value, the tasks of a chain one after another.
 
     With `sample`, only some that almost always hold the largest: along each dimension the first piece, the longest and the last
-    three (a causal mask lets later rows see more), of a chain the first two tasks, the longest and the last two.
+    three (a causal mask lets later rows see more), of a chain the first two tasks, the longest and the last two. Of pieces that
+    are `alike`, only the first (and the last of a chain, which writes the result).
     """
     op, target, chain = template.op, template.tiling.target, template.tiling.chain
     own = own_cuts(template.tiling, cuts_by_letter)
     grid = _of_result(template, own)
-    steps = list(product(*(range(len(own[letter]) - 1) for letter in chain)))
+    counts = [len(own[letter]) - 1 for letter in chain]
+    length = prod(counts)
     letters = all_letters(op)
     whole = {letter: (0, cuts_by_letter[letter][-1]) for letter in letters}
-    sampled_steps = {0, 1, steps.index(tuple(_longest(own[letter]) for letter in chain)), len(steps) - 2, len(steps) - 1}
-    for index in product(*(_pieces(c, sample) for c in grid)):
+    numbers = _sampled(range(length), [_longest(own[letter]) for letter in chain], counts) if sample else range(length)
+    steps = [(n, tuple((own[x][i], own[x][i + 1]) for x, i in zip(chain, at, strict=True)), at) for n, at in _unraveled(numbers, counts)]
+    if alike is not None and chain:
+        keys = [(*(alike(letter, *piece) for letter, piece in zip(chain, pieces, strict=True)), n == length - 1) for n, pieces, _ in steps]
+        steps = sorted(dict(zip(reversed(keys), reversed(steps), strict=True)).values())
+    for index in product(*(_pieces(letter, c, sample, alike) for letter, c in zip(target, grid, strict=True))):
         box = Box(tuple(c[i] for c, i in zip(grid, index, strict=True)), tuple(c[i + 1] for c, i in zip(grid, index, strict=True)))
         ranges = dict(whole)
         for letter, a, b in zip(target, box.start, box.end, strict=True):
@@ -154,22 +165,42 @@ def tiles(template: Template, cuts_by_letter: Mapping[Letter, Cuts], sample: boo
                 ranges[letter] = (a, b)
         if isinstance(op, AttentionOp):
             ranges[op.row] = _visible_keys(op, ranges)
-        for n, step in enumerate(steps):
-            if sample and n not in sampled_steps:
-                continue
-            for letter, i in zip(chain, step, strict=True):
-                ranges[letter] = (own[letter][i], own[letter][i + 1])
-            yield Tile(box, tuple((letter, ranges[letter]) for letter in letters), n, len(steps), (*index, *step))
+        for n, pieces, step in steps:
+            ranges.update(zip(chain, pieces, strict=True))
+            yield Tile(box, tuple((letter, ranges[letter]) for letter in letters), n, length, (*index, *step))
 
 
-def _pieces(points: Cuts, sample: bool) -> list[int]:
+def _sampled(numbers: range, longest: list[int], counts: list[int]) -> list[int]:
+    """Of a chain's tasks: the first two, that with the `longest` pieces, the last two."""
+    number = 0
+    for i, count in zip(longest, counts, strict=True):
+        number = number * count + i
+    return sorted({*numbers[:2], number, *numbers[-2:]})
+
+
+def _unraveled(numbers: Iterable[int], counts: list[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Each number with its index in a row-major grid of `counts`."""
+    for number in numbers:
+        rest, index = number, []
+        for count in reversed(counts):
+            rest, i = divmod(rest, count)
+            index.append(i)
+        yield number, tuple(reversed(index))
+
+
+def _pieces(letter: Letter | None, points: Cuts, sample: bool, alike: Alike | None) -> list[int]:
     n = len(points) - 1
-    return sorted({0, _longest(points), *range(max(0, n - 3), n)}) if sample else list(range(n))
+    found = sorted({0, _longest(points), *range(max(0, n - 3), n)}) if sample else list(range(n))
+    if letter is None or alike is None:
+        return found
+    first = {alike(letter, points[i], points[i + 1]): i for i in reversed(found)}
+    return sorted(first.values())
 
 
 def _longest(points: Cuts) -> int:
     """The first of the longest pieces."""
-    return max(range(len(points) - 1), key=lambda i: points[i + 1] - points[i])
+    lengths = [b - a for a, b in pairwise(points)]
+    return lengths.index(max(lengths))
 
 
 def _visible_keys(op: AttentionOp, ranges: Region) -> tuple[int, int]:

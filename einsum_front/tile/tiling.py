@@ -16,6 +16,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from math import ceil, prod
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Load, Num, Reduce, Region, walk
 from einpage.einsum_front.algebra.intervals import interval
@@ -27,6 +31,11 @@ GRAIN = 64
 
 GRAINS = (64, 32, 16, 8)
 """What the sizes of pieces are multiples of, where they can be: kernels waste least on the first."""
+
+MOST_PIECES = 4096
+"""A letter is cut into no more: 4,096 tiles of every op that has it are tens of thousands of tasks a model."""
+
+Counts: TypeAlias = "NDArray[np.int64]"
 
 Cuts = tuple[int, ...]
 """Cut points of one dimension, 0 and the extent included."""
@@ -40,7 +49,21 @@ def cuts(extent: int, pieces: int) -> Cuts:
         if extent - (pieces - 1) * size >= GRAIN:
             return (*range(0, extent, size), extent)
     short, longer = divmod(extent, pieces)
-    return tuple(short * i + min(i, longer) for i in range(pieces + 1))
+    border = longer * (short + 1)
+    return (*range(0, border, short + 1), *range(border, extent, short), extent)
+
+
+def longest_and_shortest(extent: int, most: int) -> tuple[Counts, Counts]:
+    """For 1 to `most` pieces, at most `extent`, [pieces - 1]: the longest that `cuts` makes, which is the first, and the shortest, which
+    is the last; in elements.
+    """
+    pieces = np.arange(1, most + 1)
+    longest, shortest = -(-extent // pieces), extent // pieces
+    for grain in reversed(GRAINS):
+        size = -(-extent // (pieces * grain)) * grain
+        last = extent - (pieces - 1) * size
+        longest, shortest = np.where(last >= GRAIN, np.minimum(size, extent), longest), np.where(last >= GRAIN, last, shortest)
+    return longest, shortest
 
 
 def chain_letters(op: FusedOp) -> tuple[Letter, ...]:
@@ -90,7 +113,7 @@ def most_pieces(tilings: Iterable[Tiling], extents: Mapping[Letter, int]) -> dic
         for letter, inside in tiling.inside:
             tile = least_tile(letter, inside, extents)
             least[letter] = min(least.get(letter, tile), tile)
-    return {letter: max(1, extents[letter] // tile) for letter, tile in sorted(least.items())}
+    return {letter: min(max(1, extents[letter] // tile), MOST_PIECES) for letter, tile in sorted(least.items())}
 
 
 def own_cuts(tiling: Tiling, cuts_by_letter: Mapping[Letter, Cuts]) -> dict[Letter, Cuts]:

@@ -9,13 +9,14 @@ DoesNotFit where even the finest split needs more than the budget.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import format_bytes
-from einpage.einsum_front.choose.best_first import coarsened, smallest_first
+from einpage.einsum_front.choose.best_first import coarsened, least_of_all, smallest_first
 from einpage.einsum_front.choose.coarsest_first import candidates
+from einpage.einsum_front.choose.working_set import Choice, Counted, WorkingSets
 from einpage.einsum_front.fuse.fuse import fuse, without_fusions
 from einpage.einsum_front.fuse.show import render, summary
 from einpage.einsum_front.graph.opgraph import OpGraph
@@ -25,6 +26,9 @@ from einpage.einsum_front.tile.split import split
 from einpage.exec.planning.request import PlanRequest
 from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.problem.footprint import largest_footprint
+
+MOST_COUNTED = 4_000
+"""Tasks that are counted one by one when a budget is refused, of layers that are alike those of one; some tenths of a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +58,16 @@ def build_graph(program: Program, request: PlanRequest) -> Built:
     """
     dtype, budget_bytes, pieces = request.dtype, request.budget_bytes, request.pieces
     opgraph = fuse(program, request.outputs, without_fusions(request.no_fuse))
-    for choice in candidates(opgraph, dtype, budget_bytes, pieces):
+    working_sets = WorkingSets(opgraph, dtype)
+    may_fit = least_of_all(working_sets, pieces) <= budget_bytes
+    for choice in candidates(working_sets, budget_bytes, pieces) if may_fit else ():
         found = Built(opgraph, split(opgraph, choice.by_letter, dtype))
         if largest_footprint(found.graph)[1] <= budget_bytes:
             return found
-    found, at_least = smallest(opgraph, dtype, budget_bytes, pieces)
-    if largest_footprint(found.graph)[1] > budget_bytes:
-        raise DoesNotFit(_too_small(found.graph, budget_bytes, at_least))
-    return found
+    least = smallest(working_sets, budget_bytes, pieces)
+    if least.counted.nbytes > budget_bytes:
+        raise DoesNotFit(_too_small(least, budget_bytes))
+    return Built(opgraph, split(opgraph, least.choice.by_letter, dtype))
 
 
 def split_as_told(
@@ -72,38 +78,46 @@ def split_as_told(
     return Built(opgraph, split(opgraph, pieces, dtype))
 
 
-def smallest(opgraph: OpGraph, dtype: DType, enough: int, pieces: Mapping[Letter, int] | None = None) -> tuple[Built, int]:
-    """Split so that the largest working set is as small as any split allows (letters in `pieces` are fixed), or no more than `enough`
-    bytes; and what any split needs at least, which is less than that only where the search was too long to end.
+@dataclass(frozen=True, slots=True)
+class Smallest:
+    """The split with the smallest working set that was found."""
 
-    A choice states its working set from a sample of tasks, so the graphs themselves are counted while one may still be smaller.
+    choice: Choice
+    counted: Counted
+    at_least: int
+    """Bytes that every split needs; less than what `choice` needs only where the search was too long to end."""
+
+
+def smallest(working_sets: WorkingSets, enough: int, pieces: Mapping[Letter, int] | None = None) -> Smallest:
+    """A split whose largest working set is as small as any split allows (letters in `pieces` are fixed), or no more than `enough` bytes.
+
+    A choice states its working set from a sample of tasks, so all tasks are counted while a later one may still be smaller.
     """
-    best: tuple[int, Built] | None = None
-    for choice, at_least in smallest_first(opgraph, dtype, pieces):
-        if best is not None and at_least >= best[0]:
+    best: Smallest | None = None
+    for choice, at_least in smallest_first(working_sets, pieces):
+        if best is not None and at_least >= best.counted.nbytes:
             break
         limit = max(choice.largest_bytes, enough)
-        for tried in (coarsened(opgraph, dtype, choice, limit, pieces), choice):
-            found = Built(opgraph, split(opgraph, tried.by_letter, dtype))
-            nbytes = largest_footprint(found.graph)[1]
-            if best is None or nbytes < best[0]:
-                best = nbytes, found
-            if nbytes <= limit:
-                return found, min(at_least, nbytes)
+        for tried in (coarsened(working_sets, choice, limit, pieces), choice):
+            counted = working_sets.count(tried.by_letter, MOST_COUNTED)
+            if best is None or counted.nbytes < best.counted.nbytes:
+                best = Smallest(tried, counted, min(at_least, counted.nbytes))
+            if counted.nbytes <= limit:
+                return Smallest(tried, counted, min(at_least, counted.nbytes))
     assert best is not None, "there is always a split to try"
-    return best[1], best[0]
+    return replace(best, at_least=best.counted.nbytes)
 
 
-def _too_small(graph: TaskGraph, budget_bytes: int, at_least: int) -> Misfit:
-    task, nbytes = largest_footprint(graph)
+def _too_small(least: Smallest, budget_bytes: int) -> Misfit:
+    nbytes = least.counted.nbytes
     return Misfit(
-        task=graph.tasks[task].name,
+        task=least.counted.task,
         place="device",
         wanted=nbytes,
         free=budget_bytes,
         largest_hole=budget_bytes,
         budget=budget_bytes,
         pinned=(),
-        smallest_budget=nbytes,
-        at_least=at_least,
+        smallest_budget=nbytes if least.counted.exact else None,
+        at_least=least.at_least,
     )
