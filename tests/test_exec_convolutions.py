@@ -22,7 +22,7 @@ from einpage.einsum_front.tile.split import split
 from einpage.exec.dispatch.dynamic import run_dynamic
 from einpage.exec.dispatch.serial import run_serial
 from einpage.exec.dispatch.static import run_static
-from einpage.kernels.prepare import Backend
+from einpage.kernels.prepare import Backend, prepare
 from einpage.memplan.plan import plan
 from einpage.memplan.problem.footprint import largest_footprint
 from kernels_naive import TOLERANCE
@@ -243,6 +243,17 @@ def test_a_task_reads_the_rows_it_needs() -> None:
         [(0, 1), (1, 58), (58, 61)],
         [(58, 61), (61, 64), (64, 125)],
     ]
+
+
+def test_a_shift_is_a_window_but_for_its_first_rows() -> None:
+    """Torch's kernel looks up three rows of 192, and copies nothing of the others: temporaries are a fraction of the operand."""
+    spec = "sizes: {seq: 192}\naxes: {s: seq, i: 8}\ninputs: {x: {axes: s i}}\nbody:\n"
+    spec += "  - y[s,i] = where(s >= 3, x[s-3,i], 0) * 2\noutputs: {y: {axes: s i}}\n"
+    program = elaborate(read_document(f"einpage: 1\nname: made\n{spec}", "made.yaml"))
+    graph = split(fuse(program, ["y"]), {}, DType.FP32)
+    job = graph.tasks[-1].job
+    assert job is not None
+    assert prepare(job).scratch_bytes < 192 * 8 * 4 // 8
 
 
 @pytest.mark.parametrize("worst", [torch.nan, torch.inf, -torch.inf])

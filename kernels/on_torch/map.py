@@ -2,21 +2,24 @@
 
 In: a job. Out: a TorchKernel with an instruction list for each block of the letters that no reduction binds. A block is read in full before
 it is written, and a written block is not read again, so the result may overwrite, in place, an operand that is read at the target's own
-letters. Its Triton twin is on_triton/map.py.
+letters. Blocks end where a clamp of an index becomes idle: most of a shifted operand is then a window. Its Triton twin is on_triton/map.py.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import lru_cache
 
 from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Num, Reduce, loads, walk
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import MapJob, Part
 from einpage.kernels.instructions.bind import bind
 from einpage.kernels.instructions.compile import compile_instructions
+from einpage.kernels.instructions.instruction_list import InstructionList
 from einpage.kernels.instructions.torch_kernel import TorchKernel
 from einpage.kernels.layout.affine import Affine, affine
 from einpage.kernels.layout.blocks import SCRATCH_BYTES, extents, fit, regions, whole
+from einpage.kernels.layout.clamps import clamp_borders, decided
 from einpage.kernels.layout.window import BoundStep, StridedTile, in_several_tiles, strided_tile, tile_borders
 
 
@@ -45,15 +48,29 @@ def _group(job: MapJob, parts: list[Part], limit: int) -> tuple[list[BoundStep],
     target = frozenset(i.letter for i in parts[0].target if isinstance(i, Axis))
     direct = target if job.result.dtype is DType.FP32 else None
     extent = extents(region)
-    listed = compile_instructions([p.expr for p in parts], order, extent, job.reads, [direct] * len(parts))
+
+    @lru_cache
+    def compiled(expressions: tuple[Expr, ...]) -> InstructionList:
+        return compile_instructions(expressions, order, extent, job.reads, [direct] * len(parts))
+
+    expressions = tuple(p.expr for p in parts)
+    listed = compiled(expressions)
     bound = {letter for p in parts for e in walk(p.expr) if isinstance(e, Reduce) for letter in e.letters}
     free = [x for x in order if x in target and x not in bound]
     several = in_several_tiles(job.reads)
     size = fit({x: extent[x] for x in order}, free, lambda e: listed.peak_bytes(e, several), limit)
-    borders = tile_borders(job.reads, (load for p in parts for load in loads(p.expr)))
-    blocks = regions({x: region[x] for x in order}, free, size, borders)
-    steps = [bind(listed, block, job.reads, {}, [t.window(order, block) for t in results]) for block in blocks]
-    return steps, listed.peak_bytes(size, several)
+    borders = tile_borders(job.reads, (load for e in expressions for load in loads(e)))
+    clamped = clamp_borders(expressions, free, region)
+    for letter, places in clamped.items():
+        borders[letter] |= places
+    steps, peak_bytes = [], 0 if clamped else listed.peak_bytes(size, several)
+    for block in regions({x: region[x] for x in order}, free, size, borders):
+        here = listed
+        if clamped:
+            here = compiled(tuple(decided(e, block) for e in expressions))
+            peak_bytes = max(peak_bytes, here.peak_bytes(extents(block), several))
+        steps.append(bind(here, block, job.reads, {}, [t.window(order, block) for t in results]))
+    return steps, peak_bytes
 
 
 def _order(job: MapJob, parts: list[Part]) -> tuple[Letter, ...]:
