@@ -81,6 +81,7 @@ def test_most_of_what_is_inside_is_proven() -> None:
         ("y[b,s,i] = where(s == 0, 0, p[b, s-1, i])", "b s i", "max(s - 1, 0)"),
         ("y[b,s,i] = where(s, p[b, s-1, i], 0)", "b s i", "max(s - 1, 0)"),
         ("y[b,s,i] = where(s + u >= 2, p[b, s+u-2, i], 0) * (u + 1)", "b s i", "max(s + u - 2, 0)"),
+        ("y[s] = where(2 * s >= 3, bias[s - 2], 0)", "s", "max(s - 2, 0)"),
         ("y[b,s,i] = where(s + 5 < seq, p[b, s+5, i], 0)", "b s i", "min(s + 5, 8)"),
         ("y[b,s,i] = where(s - 3 >= 0 and s < 100, p[b, s-3, i], 0)", "b s i", "max(s - 3, 0)"),
         ("y[s,t] = where(t <= s, bias[s - t], 0)", "s t", "max(s - t, 0)"),
