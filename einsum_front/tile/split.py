@@ -7,7 +7,7 @@ Tasks whose tile no output needs are left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 
 from einpage.einsum_front.algebra.expr import Letter
@@ -80,12 +80,11 @@ class _Splitter:
         """Cut every op and order the tasks."""
         ops = []
         whole = {letter: (0, extent) for letter, extent in self.program.extents.items()}
-        segment, loop = -1, None
+        segments = _segments(self.opgraph)
+        depths = self.row_depths(segments)
         cost: dict[Template, tuple[int, Nbytes]] = {}
         descriptions: dict[tuple[Template, tuple[str, ...]], str] = {}
         for n, op in enumerate(self.opgraph.ops):
-            if op.loop != loop:
-                segment, loop = segment + 1, op.loop
             template, names = self.templates[op.value]
             if template not in cost:
                 dtypes = [self.values[v].dtype for v in names]
@@ -93,15 +92,29 @@ class _Splitter:
             if (template, op.fused) not in descriptions:
                 descriptions[template, op.fused] = describe(template.op, op.fused)
             ops.append(Op(OpId(n), op.value, KIND_WORD[type(op)], *cost[template], descriptions[template, op.fused]))
-            self.cut(OpId(n), op, template, names, segment)
+            self.cut(OpId(n), op, template, names, segments[n], depths.get(op.value, 0))
         tensors, tasks = in_tile_order(self.tensors, self.drafts, [v for _, v in self.opgraph.outputs])
         used = {t.value for t in tensors}
         values = tuple(v for v in self.values.values() if v.name in used)
         pieces = tuple((letter, len(c) - 1) for letter, c in sorted(self.cuts.items()) if len(c) > 2)
         return TaskGraph(self.program.name, self.dtype, pieces, values, tensors, tasks, tuple(ops), self.opgraph.outputs)
 
-    def cut(self, op_id: OpId, op: FusedOp, template: Template, names: tuple[str, ...], segment: int) -> None:
-        """Append the tasks of `op`, whose slots hold the values `names`."""
+    def row_depths(self, segments: Sequence[int]) -> dict[str, int]:
+        """By value of an op that reads a weight: the most letters that tell rows apart, of all ops of its segment that read it.
+
+        Ops that share a weight are sorted as if they had the same rows, so slice by slice together: one pass over the weight serves all.
+        """
+        deepest: dict[tuple[int, str], int] = {}
+        weights_by_value: dict[str, list[tuple[int, str]]] = {}
+        for op, segment in zip(self.opgraph.ops, segments, strict=True):
+            read = {name for name in self.templates[op.value][1] if self.values[name].kind is Kind.WEIGHT}
+            weights_by_value[op.value] = keys = [] if isinstance(op, GatherOp) else [(segment, name) for name in read]
+            for key in keys:
+                deepest[key] = max(deepest.get(key, 0), len(row_positions(op, self.weight_letters)))
+        return {value: max(map(deepest.__getitem__, keys)) for value, keys in weights_by_value.items() if keys}
+
+    def cut(self, op_id: OpId, op: FusedOp, template: Template, names: tuple[str, ...], segment: int, row_depth: int) -> None:
+        """Append the tasks of `op`, whose slots hold the values `names`; row tiles are sorted as if of `row_depth` letters."""
         grid = Grid(result_cuts(template, self.cuts))
         self.grids[op.value] = grid
         slots = tuple(self.grids[name] for name in names)
@@ -126,6 +139,7 @@ class _Splitter:
             else:
                 result = carry = self.accumulator(op, task)
             row_tile = tuple(i for at, i in enumerate(tile.at) if at in rows)
+            row_tile += (0,) * (row_depth - len(row_tile))
             slice_tile = tuple(i for at, i in enumerate(tile.at) if at not in rows)
             step = f"+{tile.chain_index}" if tile.chain_length > 1 else ""
             self.drafts.append(
@@ -181,6 +195,17 @@ def declared_values(opgraph: OpGraph, dtype: DType) -> dict[str, Value]:
 def row_positions(op: FusedOp, weight_letters: frozenset[Letter]) -> tuple[int, ...]:
     """Positions in `Tile.at` of the target letters that no weight has: batch, sequence."""
     return tuple(i for i, letter in enumerate(target_letters(op)) if letter is not None and letter not in weight_letters)
+
+
+def _segments(opgraph: OpGraph) -> list[int]:
+    """By op, the number of its segment of the spec: an iteration of a repeat, or what stands between two."""
+    found, loop = [], None
+    segment = -1
+    for op in opgraph.ops:
+        if op.loop != loop or not found:
+            segment, loop = segment + 1, op.loop
+        found.append(segment)
+    return found
 
 
 def _whole_bytes(template: Template, dtypes: list[DType], dtype: DType, whole: Mapping[Letter, tuple[int, int]]) -> Nbytes:
