@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import Span
 from einpage.einsum_front.graph.program import Input, Program
 from einpage.exec.load.inputs import InputError, TokenLists, bind_inputs, read_input, read_tokens, token_sizes
+from specs_small import small_program
 
 SPAN = Span(1, 1)
 
@@ -170,3 +172,42 @@ def test_input_files_that_are_none(tmp_path: Path) -> None:
     ]:
         with pytest.raises(InputError, match=said):
             read_input(assignment)
+
+
+def ranged(name: str, *shape: int, limits: tuple[int, int]) -> Input:
+    return replace(tensor(name, *shape, dtype=DType.INT32), range=limits)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([1, 0, 9], r"input n\[1\] is 0, outside its range, and 1 more are; give whole numbers from 1 to 8$"),
+        ([1, -1, 8], r"input n\[1\] is -1, outside its range; give whole numbers from 1 to 8$"),
+        ([9, 2, 3], r"input n\[0\] is 9, outside its range; "),
+    ],
+)
+def test_whole_numbers_outside_their_range_are_refused(given: list[int], said: str) -> None:
+    limits = program(ranged("n", 3, limits=(1, 8)))
+    for dtype in (np.int8, np.int64):
+        with pytest.raises(InputError, match=said):
+            bind_inputs(limits, None, {"n": np.array(given, dtype)})
+
+
+def test_both_ends_of_a_range_are_allowed() -> None:
+    limits = program(ranged("n", 2, limits=(1, 8)), ranged("m", limits=(-3, -3)))
+    bound = bind_inputs(limits, None, {"n": np.array([1, 8], np.uint64), "m": np.array(-3)})
+    assert bound["n"].tolist() == [1, 8]
+    with pytest.raises(InputError, match=r"input m is -2, outside its range"):
+        bind_inputs(limits, None, {"n": np.array([1, 8]), "m": np.array(-2)})
+
+
+def test_token_ids_outside_the_range_are_refused_as_those_of_a_file() -> None:
+    vocabulary = program(ranged("tokens", 1, 2, limits=(0, 63)))
+    with pytest.raises(InputError, match=r"input tokens\[0, 1\] is 64, outside its range; give whole numbers from 0 to 63"):
+        bind_inputs(vocabulary, tokens((63, 64)), {})
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_shipped_specs_bound_their_lengths_and_tokens(name: str) -> None:
+    found = {i.name: i.range for i in small_program(name).inputs}
+    assert found == {"tokens": (0, 199), "lengths": (1, 130)}

@@ -240,3 +240,33 @@ body:
             declared = declared.replace("body:\n", f"{fragment}body:\n")
             fragment = "  - total = 0\n  - {repeat: layers, as: l, body: ['total = total + local[l]']}\n"
         assert elaborate(read_document(declared + first + fragment + last, "README.md"))
+
+
+@pytest.mark.parametrize(
+    ("declared", "shown", "words"),
+    [
+        ("dtype: int32, range: 3", "3", "the range of `ids` is `3`; LOW .. HIGH"),
+        ("dtype: int32, range: .. seq", ".. seq", "the range of `ids` lacks its LOW"),
+        ("dtype: int32, range: 1 ..", "1 ..", "the range of `ids` lacks its HIGH"),
+        ("dtype: int32, range: 1 .. sq", "sq", "unknown name `sq`"),
+        ("dtype: int32, range: 2*seq .. model", "2*seq", "the range of `ids` is 8 .. 6, which is empty"),
+        ("dtype: int32, range: 1 .. seq / 8", "seq / 8", "an end of the range of `ids` is 0.5"),
+        ("dtype: int32, range: 1 .. seq // 3", "seq // 3", "leaves 1"),
+        ("dtype: int32, range: 0 .. inf", "inf", "an end of the range of `ids` is inf"),
+        ("range: 1 .. seq", "1", "a range for `ids`, which is not of whole numbers"),
+        ("dtype: int32, default: seq + 1, range: 1 .. seq", "seq + 1", "the default of `ids` is 5, outside its range 1 .. 4"),
+        ("dtype: int32, default: 0, range: 1..seq", "0", "the default of `ids` is 0, outside its range 1 .. 4"),
+    ],
+)
+def test_ranges_that_are_none(declared: str, shown: str, words: str) -> None:
+    error = failure(spec(Y, head=HEAD.replace("axes: b s, dtype: int32", f"axes: b s, {declared}")))
+    assert words in f"{error.message}; {error.expected}"
+    line = next(line for line in HEAD.splitlines() if "ids:" in line).replace("axes: b s, dtype: int32", f"axes: b s, {declared}")
+    assert error.source_line[error.column - 1 :].startswith(shown)
+    assert error.source_line == line
+
+
+@pytest.mark.parametrize(("declared", "ends"), [("1 .. seq", (1, 4)), ("1..2*seq", (1, 8)), ("-seq .. -1", (-4, -1)), ("'3 .. 3'", (3, 3))])
+def test_ranges_are_expressions_over_sizes(declared: str, ends: tuple[int, int]) -> None:
+    head = HEAD.replace("axes: b s, dtype: int32", f"axes: b s, dtype: int32, range: {declared}")
+    assert elaborate(read_document(spec(Y, head=head), PATH)).inputs[0].range == ends

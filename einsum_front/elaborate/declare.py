@@ -15,7 +15,7 @@ from einpage.einsum_front.base.errors import Span, SpecError, did_you_mean, list
 from einpage.einsum_front.elaborate.resolve import Symbol
 from einpage.einsum_front.graph.program import Input, Output, Source, Weight
 from einpage.einsum_front.spec.document import Axes, Document, InputEntry, OutputEntry, SourceName, WeightEntry
-from einpage.einsum_front.spec.sizes import Evaluator, Lists
+from einpage.einsum_front.spec.sizes import Entry, Evaluator, Lists
 from einpage.einsum_front.spec.source import SourceFile
 
 
@@ -82,9 +82,32 @@ class Declarations:
                 expected = "a finite number" if entry.dtype is None or entry.dtype.is_float else "a whole number"
                 raise self._source.error(entry.default.span, f"the default of `{entry.name}` is {default}", expected=expected)
         is_integer = entry.dtype is not None and not entry.dtype.is_float
+        limits = None if entry.range is None else self._limits(entry, entry.range, default)
         self._symbols[entry.name] = Symbol(entry.name, "input", shape, letters, is_integer)
         self._span_by_name[entry.name] = entry.span
-        return Input(entry.name, letters, shape, entry.dtype, default, entry.span)
+        return Input(entry.name, letters, shape, entry.dtype, default, entry.span, limits)
+
+    def _limits(self, entry: InputEntry, ends: tuple[Entry, Entry], default: arithmetic.Number | None) -> tuple[int, int]:
+        """The ends of an input's range. Raises SpecError where they are no whole numbers in order, or leave out the default."""
+        if entry.dtype is None or entry.dtype.is_float:
+            cure = f"declare `{entry.name}` as dtype int32 or int64, or leave the range out"
+            raise self._source.error(ends[0].span, f"a range for `{entry.name}`, which is not of whole numbers", cure=cure)
+        low, high = (self._end(entry.name, end) for end in ends)
+        if low > high:
+            raise self._source.error(
+                ends[0].span, f"the range of `{entry.name}` is {low} .. {high}, which is empty", expected="LOW .. HIGH"
+            )
+        if default is not None and not low <= default <= high:
+            assert entry.default is not None
+            message = f"the default of `{entry.name}` is {default}, outside its range {low} .. {high}"
+            raise self._source.error(entry.default.span, message, expected=f"a whole number from {low} to {high}")
+        return low, high
+
+    def _end(self, name: str, end: Entry) -> int:
+        found = Evaluator({}, self._numbers, self._lists).number(end.expr, self._source, exact=True)
+        if not isfinite(found) or found != int(found):
+            raise self._source.error(end.span, f"an end of the range of `{name}` is {found}", expected="a whole number")
+        return int(found)
 
     def weights(self, entries: tuple[WeightEntry, ...], loop: tuple[int, ...]) -> list[Weight]:
         """The weights of one iteration (or, with no loop, of the whole model), declared. Raises SpecError."""

@@ -55,6 +55,8 @@ class Input:
     """None: the run's dtype."""
     default: float | int | None
     span: Span
+    range: tuple[int, int] | None = None
+    """The least and the largest value that whole numbers may have here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,8 @@ class InputEntry:
     dtype: DType | None
     """None: the run's dtype."""
     default: Entry | None
+    range: tuple[Entry, Entry] | None
+    """The least and the largest value it may have."""
     span: Span
 
 

@@ -135,7 +135,25 @@ class _Reader:
         name, (node, span) = self._named(parent, key), _child(parent, key)
         dtype = DType(_text(node.items["dtype"])) if "dtype" in node.items else None
         default = self._entry(name, node.items["default"], whole=False) if "default" in node.items else None
-        return InputEntry(name, self._axes(node.items["axes"], grouped=False), dtype, default, span)
+        limits = self._range(name, node.items["range"]) if "range" in node.items else None
+        return InputEntry(name, self._axes(node.items["axes"], grouped=False), dtype, default, limits, span)
+
+    def _range(self, name: str, node: YamlNode) -> tuple[Entry, Entry]:
+        """The two ends of `LOW .. HIGH`. Raises SpecError for another form."""
+        assert isinstance(node, YamlScalar)
+        snippet = node.snippet
+        dots = snippet.text.find("..")
+        if dots < 0:
+            message, cure = f"the range of `{name}` is `{snippet.text[:40]}`", "both ends are allowed values, as in `range: 1 .. seq`"
+            raise self._source.error(node.span, message, expected="LOW .. HIGH", cure=cure)
+        low, high = (_stripped(s) for s in (snippet.part(0, dots), snippet.part(dots + 2, len(snippet.text))))
+        for end, word in ((low, "LOW"), (high, "HIGH")):
+            if not end.text:
+                raise self._source.error(node.span, f"the range of `{name}` lacks its {word}", expected="LOW .. HIGH")
+        return self._end(name, low), self._end(name, high)
+
+    def _end(self, name: str, snippet: Snippet) -> Entry:
+        return Entry(name, parse_expression(snippet), snippet.whole(), self._source, whole=False)
 
     def _output(self, parent: YamlNode, key: str) -> OutputEntry:
         name, (node, span) = self._named(parent, key), _child(parent, key)
@@ -187,6 +205,12 @@ class _Reader:
             body=self._body(node.items["body"]),
             span=node.key_spans["repeat"],
         )
+
+
+def _stripped(snippet: Snippet) -> Snippet:
+    """`snippet` without the blanks around it."""
+    start = len(snippet.text) - len(snippet.text.lstrip())
+    return snippet.part(start, max(start, len(snippet.text.rstrip())))
 
 
 def _template(snippet: Snippet) -> Iterator[str | Expr]:

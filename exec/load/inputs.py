@@ -188,9 +188,21 @@ def _checked(target: Input, array: NDArray[Any]) -> NDArray[Any]:
         limits = np.iinfo(wanted)
         if array.size and (int(array.min()) < limits.min or int(array.max()) > limits.max):
             raise InputError(f"input {target.name} has values from {array.min()} to {array.max()}, beyond {wanted}")
+        if target.range is not None:
+            _refuse_outside(target, array, *target.range)
     elif array.dtype.kind not in "fiu":
         raise InputError(f"input {target.name} is {array.dtype}, expected numbers")
     return _cast(target.name, array, wanted)
+
+
+def _refuse_outside(target: Input, array: NDArray[Any], low: int, high: int) -> None:
+    """Raises InputError for a whole number that is outside the input's range: the first, and how many more."""
+    outside = np.argwhere((array < low) | (array > high))
+    if len(outside):
+        first = tuple(int(n) for n in outside[0])
+        where = f"{target.name}[{', '.join(map(str, first))}]" if first else target.name
+        more = f", and {len(outside) - 1} more are" if len(outside) > 1 else ""
+        raise InputError(f"input {where} is {int(array[first])}, outside its range{more}; give whole numbers from {low} to {high}")
 
 
 def _cast(name: str, array: NDArray[Any], wanted: np.dtype[Any]) -> NDArray[Any]:
