@@ -17,8 +17,7 @@ from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.choose.lower_bound import LowerBounds, SplitRange
 from einpage.einsum_front.choose.working_set import Choice, Pattern, WorkingSets
-from einpage.einsum_front.tile.split import check_pieces, cuts_by_letter
-from einpage.einsum_front.tile.tiling import most_pieces, tiling_of
+from einpage.einsum_front.tile.split import cuts_by_letter
 
 MOST_MEASURED = 20_000
 """Tasks measured and lower bounds computed before the search ends with the best split it has met: half a second."""
@@ -40,9 +39,9 @@ def smallest_first(
 
     Raises UsageError for a `fixed` split that cannot be.
     """
-    most = _most_pieces(working_sets, fixed or {})
-    search = _BestFirst(working_sets, most)
-    search.push(_every_split(most, fixed or {}))
+    working_sets.check(fixed or {})
+    search = _BestFirst(working_sets)
+    search.push(_every_split(working_sets.most, fixed or {}))
     return search.splits(MOST_MEASURED if most_measured is None else most_measured)
 
 
@@ -51,8 +50,8 @@ def least_of_all(working_sets: WorkingSets, fixed: Mapping[Letter, int] | None =
 
     Raises UsageError for a `fixed` split that cannot be.
     """
-    most = _most_pieces(working_sets, fixed or {})
-    bounds, splits = LowerBounds(working_sets, most), _every_split(most, fixed or {})
+    working_sets.check(fixed or {})
+    bounds, splits = LowerBounds(working_sets), _every_split(working_sets.most, fixed or {})
     return Nbytes(max((bounds.of(pattern, splits) for pattern in working_sets.patterns), default=0))
 
 
@@ -72,8 +71,8 @@ def coarsened(working_sets: WorkingSets, choice: Choice, most_bytes: int, fixed:
 class _BestFirst:
     """The heap of open ranges, each with its lower bound and its finest split."""
 
-    def __init__(self, working_sets: WorkingSets, most: Mapping[Letter, int]) -> None:
-        self.working_sets, self.bounds = working_sets, LowerBounds(working_sets, most)
+    def __init__(self, working_sets: WorkingSets) -> None:
+        self.working_sets, self.bounds = working_sets, LowerBounds(working_sets)
         self.heap: list[tuple[int, int, int, SplitRange, Choice]] = []
         self.number = count()
         self.given: set[tuple[tuple[Letter, int], ...]] = set()
@@ -111,12 +110,6 @@ class _BestFirst:
         open_letters = [letter for letter, (few, many) in sorted(splits.items()) if few < many]
         letters = [letter for letter in open_letters if letter in pattern.letters] or open_letters[:1]
         return max((_halved(splits, letter) for letter in letters), key=lambda pair: sum(self.bounds.of(pattern, half) for half in pair))
-
-
-def _most_pieces(working_sets: WorkingSets, fixed: Mapping[Letter, int]) -> dict[Letter, int]:
-    opgraph = working_sets.opgraph
-    check_pieces(opgraph, fixed)
-    return most_pieces(map(tiling_of, opgraph.ops), opgraph.program.extents)
 
 
 def _every_split(most: Mapping[Letter, int], fixed: Mapping[Letter, int]) -> SplitRange:

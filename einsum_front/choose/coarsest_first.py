@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.choose.working_set import Choice, WorkingSets
-from einpage.einsum_front.tile.split import check_pieces, cuts_by_letter
-from einpage.einsum_front.tile.tiling import most_pieces, tiling_of
+from einpage.einsum_front.tile.split import cuts_by_letter
 
 BUDGET_DIVISORS = (4, 2, 1)
 """A task should take at most a fourth of the budget, so that its successors' operands can be loaded while it runs; failing that a half,
@@ -41,22 +40,20 @@ def coarse_to_fine(working_sets: WorkingSets, fixed: Mapping[Letter, int]) -> It
 
     Raises UsageError for a `fixed` split that cannot be.
     """
-    opgraph = working_sets.opgraph
-    check_pieces(opgraph, fixed)
-    most = most_pieces(map(tiling_of, opgraph.ops), opgraph.program.extents)
+    working_sets.check(fixed)
     pieces = dict(fixed)
     choice = working_sets.measure(pieces)
     yield choice
-    while (finer := _finer(working_sets, pieces, fixed, most, choice)) is not None:
+    while (finer := _finer(working_sets, pieces, fixed, choice)) is not None:
         pieces, choice = finer, working_sets.measure(finer)
         yield choice
 
 
 def _finer(
-    working_sets: WorkingSets, pieces: Mapping[Letter, int], fixed: Mapping[Letter, int], most: Mapping[Letter, int], choice: Choice
+    working_sets: WorkingSets, pieces: Mapping[Letter, int], fixed: Mapping[Letter, int], choice: Choice
 ) -> dict[Letter, int] | None:
     """`pieces` with one more cut of the op that is largest in `choice`; None where no cut of it helps."""
-    pattern = working_sets.pattern_by_value[choice.task]
+    pattern, most = working_sets.pattern_by_value[choice.task], working_sets.most
 
     def largest_bytes(pieces: Mapping[Letter, int]) -> int:
         return working_sets.largest_bytes(pattern, cuts_by_letter(working_sets.opgraph, pieces))

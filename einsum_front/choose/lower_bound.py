@@ -39,12 +39,12 @@ class PieceLengths:
 class LowerBounds:
     """Bytes by pattern and range of splits, remembered."""
 
-    def __init__(self, working_sets: WorkingSets, most: Mapping[Letter, int]) -> None:
+    def __init__(self, working_sets: WorkingSets) -> None:
         self.working_sets, self.extents = working_sets, working_sets.opgraph.program.extents
         self.measured = 0
         """How many bounds were computed: what the time of a search is in proportion to."""
         self._known: dict[tuple[object, ...], int] = {}
-        self._longest_and_shortest = {x: longest_and_shortest(self.extents[x], top) for x, top in most.items()}
+        self._longest_and_shortest = {x: longest_and_shortest(self.extents[x], top) for x, top in working_sets.most.items()}
         self._shortest_known: dict[tuple[Letter, int, int], int] = {}
 
     def of(self, pattern: Pattern, splits: SplitRange) -> int:

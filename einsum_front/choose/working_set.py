@@ -20,10 +20,10 @@ from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.opgraph import AttentionOp, GatherOp, OpGraph, op_loads
 from einpage.einsum_front.graph.taskgraph import Kind, Value, tile_name
 from einpage.einsum_front.tile.grid import Grid, boundaries_read, templates_of
-from einpage.einsum_front.tile.split import cuts_by_letter, declared_values
+from einpage.einsum_front.tile.split import check_pieces, cuts_by_letter, declared_values
 from einpage.einsum_front.tile.task_template import accumulator_box
 from einpage.einsum_front.tile.template import Template, Tile, in_place_slots, result_cuts, tiles
-from einpage.einsum_front.tile.tiling import Cuts, load_box
+from einpage.einsum_front.tile.tiling import Cuts, load_box, most_pieces
 
 POINTS = 128
 """Cut points that are handled in about the time in which a task is measured."""
@@ -123,6 +123,13 @@ class WorkingSets:
             pattern = pattern_by_key[key]
             self.patterns.setdefault(pattern, op.value)
             self.pattern_by_value[op.value] = pattern
+
+        self.most = most_pieces((pattern.template.tiling for pattern in self.patterns), opgraph.program.extents)
+        """Into how many pieces each letter may be cut."""
+
+    def check(self, pieces: Mapping[Letter, int]) -> None:
+        """Raises UsageError for a letter that cannot be cut, or not into so many pieces."""
+        check_pieces(pieces, self.most, self.opgraph.program.extents)
 
     def measure(self, pieces: Mapping[Letter, int]) -> Choice:
         """The largest working set under `pieces`."""

@@ -29,7 +29,7 @@ from einpage.einsum_front.tile.grid import Grid, host_grids, templates_of
 from einpage.einsum_front.tile.order import Draft, in_tile_order
 from einpage.einsum_front.tile.task_template import TaskTemplate, task_template
 from einpage.einsum_front.tile.template import Template, result_cuts, tiles
-from einpage.einsum_front.tile.tiling import Cuts, cuts, load_box, most_pieces, tiling_of
+from einpage.einsum_front.tile.tiling import Cuts, cuts, load_box, most_pieces
 
 
 def split(opgraph: OpGraph, pieces: Mapping[Letter, int], dtype: DType) -> TaskGraph:
@@ -37,21 +37,19 @@ def split(opgraph: OpGraph, pieces: Mapping[Letter, int], dtype: DType) -> TaskG
 
     Raises UsageError for a letter that no op can be cut along, or for more pieces than the rule on sides allows.
     """
-    check_pieces(opgraph, pieces)
     graph = _Splitter(opgraph, pieces, dtype).run()
     graph.verify()
     return graph
 
 
-def check_pieces(opgraph: OpGraph, pieces: Mapping[Letter, int]) -> None:
-    """Raises UsageError for a letter that cannot be cut, or not into so many pieces."""
-    most = most_pieces(map(tiling_of, opgraph.ops), opgraph.program.extents)
+def check_pieces(pieces: Mapping[Letter, int], most: Mapping[Letter, int], extents: Mapping[Letter, int]) -> None:
+    """Raises UsageError for a letter that cannot be cut, or not into so many pieces; `most` as `most_pieces` has it."""
     for letter, n in pieces.items():
         if letter not in most:
             raise UsageError(f"--split {letter}={n}: no operation can be cut along {letter!r}; letters that can: {', '.join(most)}")
         if not 1 <= n <= most[letter]:
             can = f"can be cut into 1 to {most[letter]} pieces" if most[letter] > 1 else "is too short to be cut"
-            raise UsageError(f"--split {letter}={n}: {letter!r} (extent {opgraph.program.extents[letter]}) {can}")
+            raise UsageError(f"--split {letter}={n}: {letter!r} (extent {extents[letter]}) {can}")
 
 
 def cuts_by_letter(opgraph: OpGraph, pieces: Mapping[Letter, int]) -> dict[Letter, Cuts]:
@@ -64,9 +62,11 @@ class _Splitter:
 
     def __init__(self, opgraph: OpGraph, pieces: Mapping[Letter, int], dtype: DType) -> None:
         self.opgraph, self.program, self.dtype = opgraph, opgraph.program, dtype
-        self.cuts = cuts_by_letter(opgraph, pieces)
         self.values = declared_values(opgraph, dtype)
         self.templates = templates_of(opgraph, self.values)
+        tilings = {template.tiling for template, _ in self.templates.values()}
+        check_pieces(pieces, most_pieces(tilings, self.program.extents), self.program.extents)
+        self.cuts = cuts_by_letter(opgraph, pieces)
         self.weight_letters = frozenset(letter for weight in self.program.weights for letter in weight.letters)
         self.grids: dict[str, Grid] = host_grids(self.templates, self.cuts, self.values)
         self.boxes: dict[Box, Box] = {}
