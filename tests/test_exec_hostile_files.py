@@ -60,8 +60,9 @@ def trace_with(old: str, new: str) -> bytes:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (gzip.compress(b'{"tensors": [') + ROWS * 256, "more than 64MiB of JSON when unpacked"),
-        (b'{"tensors": [' + b"1, " * (30 << 20), "more than 64MiB of JSON, which"),
+        (gzip.compress(b'{"tensors": [') + ROWS * 256, "more than 32MiB of JSON when unpacked"),
+        (b'{"tensors": [' + b"1, " * (30 << 20), "more than 32MiB of JSON, which"),
+        (gzip.compress(b'{"ops": [], "tensors": [' + b"[]," * (1 << 18) + b"[]]}", 1), "tensors: 262145 rows; there may be 262144"),
         (trace_with("12.5", DIGITS), r"ops\[0\] \(Conv\): a whole number of 1329 bits is not a duration"),
         (trace_with("12.5", "9" * 5000), "truncated or not JSON"),
         (trace_with("12.5", "1e300"), "1e\\+300 is not a duration"),
@@ -126,6 +127,28 @@ def test_an_array(content: bytes, said: str, tmp_path: Path, monkeypatch: pytest
 def test_numbers_in_json(content: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {"spec.yaml": SPEC, "x.json": content.encode()}
     assert re.search(said, refused(Case((*GIVEN, "x=x.json"), files), tmp_path, monkeypatch))
+
+
+def safetensors(header: object) -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(48)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (safetensors({"x": {"dtype": "F32", "shape": [0] * 1000, "data_offsets": [0, 4]}}), r"x is F32 \[0, 0, .*…, 0 bytes"),
+        (safetensors({"x": {"dtype": "F32", "shape": [10**400, 10**400], "data_offsets": [0, 4]}}), "a whole number of .* bits bytes"),
+        (safetensors({"x": "\n"}), r"the entry of x is '\\n'"),
+        (safetensors({"\n": {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, 48]}}), r"a tensor is called '\\n'"),
+        (safetensors({"n" * 1000: {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, 48]}}), r"a tensor is called 'nn.*\(1000 char"),
+        (safetensors({"\ud800": {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, 48]}}), r"a tensor is called '\\ud800'"),
+        ((2**63).to_bytes(8, "little") + b"{}", "its header would be"),
+    ],
+)
+def test_a_safetensors_file(content: bytes, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"spec.yaml": SPEC, "x.safetensors": content}
+    assert re.search(said, refused(Case((*GIVEN, "x=x.safetensors"), files), tmp_path, monkeypatch))
 
 
 @pytest.mark.parametrize(("dtype", "number", "most"), [("fp16", 1e5, "6.55e+04"), ("bf16", 3.4e38, "3.39e+38")])

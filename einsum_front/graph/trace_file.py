@@ -32,8 +32,10 @@ TENSOR_FIELDS = ["bytes", "host_copy_at_start", "must_end_on_host", "kind"]
 OP_FIELDS = ["name", "inputs", "outputs", "duration_us"]
 GZIP = b"\x1f\x8b"
 """The first two bytes of a gzipped file."""
-MOST_BYTES = 64 << 20
-"""Of a trace's JSON, unpacked: half a million ops."""
+MOST_BYTES = 32 << 20
+"""Of a trace's JSON, unpacked: a quarter of a million ops. Each takes up to twenty bytes of memory as it is read."""
+MOST_ROWS = 1 << 18
+"""Of tensors, and of ops."""
 MOST_TENSOR_BYTES = 2**48
 """Larger tensors are refused: no machine holds one."""
 MOST_TOTAL_BYTES = 2**62
@@ -125,6 +127,8 @@ def _list(where: str, raw: dict[str, object], key: str, fields: list[str]) -> li
     found = raw[key]
     if not isinstance(found, list):
         _refuse(where, key, f"{type(found).__name__}, not a list", f"write {shape}")
+    if len(found) > MOST_ROWS:
+        _refuse(where, key, f"{len(found)} rows", f"there may be {MOST_ROWS}")
     columns = f"{key[:-1]}_fields"
     if raw.get(columns, fields) != fields:
         _refuse(where, columns, shown(raw[columns]), f"columns are {fields}, in this order")

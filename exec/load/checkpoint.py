@@ -23,6 +23,9 @@ WeightRows: TypeAlias = "NDArray[Any]"
 """[rows, columns], float32, or float16 where the file holds that."""
 
 
+_LONGEST_NAME = 500
+
+
 class WeightError(EinpageError):
     """A checkpoint that cannot be read, or does not hold what a spec asks for. The message lists every fault found."""
 
@@ -44,6 +47,11 @@ class Checkpoint(Protocol):
 
     def read_rows(self, name: str, start: int, end: int) -> WeightRows:
         """Rows [start, end) of a tensor, read anew: [end - start, columns]. Raises WeightError where the file fails."""
+
+
+def is_name(name: str) -> bool:
+    """Whether `name` can be a tensor's or a metadata key's: messages show it on one line."""
+    return name.isprintable() and len(name) <= _LONGEST_NAME
 
 
 def rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -21,8 +21,8 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from einpage.einsum_front.base.units import aligned
-from einpage.exec.load.checkpoint import WeightError, WeightRows, cut_off, file_size, read_bytes, rows_and_columns, unreadable
+from einpage.einsum_front.base.units import aligned, shown
+from einpage.exec.load.checkpoint import WeightError, WeightRows, cut_off, file_size, is_name, read_bytes, rows_and_columns, unreadable
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -141,7 +141,7 @@ def _read_header(data: mmap.mmap) -> tuple[dict[str, MetadataValue | list[Metada
     tensor_count, key_count = at.count("Q"), at.count("Q")
     metadata: dict[str, MetadataValue | list[MetadataValue] | LongArray] = {}
     for _ in range(key_count):
-        key = at.string()
+        key = at.name()
         if key in metadata:
             raise _Broken(f"corrupt header: metadata key {key!r} stands twice")
         metadata[key] = at.value()
@@ -153,14 +153,14 @@ def _read_header(data: mmap.mmap) -> tuple[dict[str, MetadataValue | list[Metada
         entries[name] = entry
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment <= 0:
-        raise _Broken(f"corrupt header: general.alignment is {alignment!r}")
+        raise _Broken(f"corrupt header: general.alignment is {shown(alignment)}")
     base = aligned(at.offset, alignment)
     placed = sorted(entries.items(), key=lambda item: item[1].offset)
     return metadata, {name: GgufTensor(e.shape, e.type, base + e.offset) for name, e in placed}
 
 
 def _read_entry(at: _Cursor) -> tuple[str, GgufTensor]:
-    name = at.string()
+    name = at.name()
     dimensions = at.count("I")
     if dimensions > _MOST_DIMENSIONS:
         raise _Broken(f"corrupt header: tensor {name!r} has {dimensions} dimensions, at most {_MOST_DIMENSIONS} are possible")
@@ -222,6 +222,13 @@ class _Cursor:
             return self._data[start : self.offset].decode("utf-8")
         except UnicodeDecodeError:
             raise _Broken(f"corrupt header: the string at byte {start} is not UTF-8") from None
+
+    def name(self) -> str:
+        """A string that can name something."""
+        found = self.string()
+        if not is_name(found):
+            raise _Broken(f"corrupt header: a name before byte {self.offset} is {shown(found)}")
+        return found
 
     def value(self) -> MetadataValue | list[MetadataValue] | LongArray:
         kind = self.count("I")

@@ -15,7 +15,19 @@ from pathlib import Path
 
 import numpy as np
 
-from einpage.exec.load.checkpoint import WeightError, WeightRows, cut_off, file_size, folded, read_bytes, rows_and_columns, unreadable
+from einpage.einsum_front.base.errors import listing
+from einpage.einsum_front.base.units import shown
+from einpage.exec.load.checkpoint import (
+    WeightError,
+    WeightRows,
+    cut_off,
+    file_size,
+    folded,
+    is_name,
+    read_bytes,
+    rows_and_columns,
+    unreadable,
+)
 
 _LENGTH_BYTES = 8
 _LONGEST_HEADER = 100_000_000
@@ -83,7 +95,7 @@ def open_index(path: Path) -> SafetensorsFiles:
     shards = dict.fromkeys(shard_by_name.values())
     outside = [s for s in shards if Path(s).name != s]
     if outside:
-        raise WeightError(f"{path}: shards must lie beside their index; it names {', '.join(outside)}")
+        raise WeightError(f"{path}: shards must lie beside their index; it names {listing(map(shown, outside))}")
     there = tuple(path.parent / s for s in shards if (path.parent / s).is_file())
     damage = [
         f"{path}: shard {s} is missing; it holds {', '.join(folded(n for n, of in shard_by_name.items() if of == s))}"
@@ -129,15 +141,19 @@ def _read_header(path: Path, size: int) -> dict[str, SafetensorsTensor]:
 
 
 def _entry(path: Path, name: str, entry: object, base: int) -> SafetensorsTensor:
+    if not is_name(name):
+        raise WeightError(f"{path}: corrupt header: a tensor is called {shown(name)}")
     match entry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(end)]} if (
             all(type(n) is int and n >= 0 for n in shape) and 0 <= start <= end
         ):
             wanted = prod(shape) * _NBYTES.get(dtype, 0)
             if dtype in _NBYTES and end - start != wanted:
-                raise WeightError(f"{path}: corrupt header: {name} is {dtype} {shape}, {wanted} bytes, but is given {end - start}")
+                raise WeightError(
+                    f"{path}: corrupt header: {name} is {dtype} {shown(shape)}, {shown(wanted)} bytes, but is given {end - start}"
+                )
             return SafetensorsTensor(path, dtype, tuple(shape), base + start)
-    raise WeightError(f"{path}: corrupt header: the entry of {name} is {str(entry)[:80]}")
+    raise WeightError(f"{path}: corrupt header: the entry of {name} is {shown(entry)}")
 
 
 def _config_beside(path: Path) -> dict[str, object]:

@@ -84,7 +84,9 @@ def load_machine(
 def checked_threads(threads: int) -> int:
     """`threads` where a kernel may be given so many. Raises UsageError."""
     if not 1 <= threads <= MOST_THREADS:
-        raise UsageError(f"--threads {threads}: expected a number from 1 to {MOST_THREADS}; leave it out for what suits this machine")
+        raise UsageError(
+            f"--threads {shown(threads)}: expected a number from 1 to {MOST_THREADS}; leave it out for what suits this machine"
+        )
     return threads
 
 
