@@ -118,18 +118,21 @@ def run(
     split: Mapping[str, int] | None = None,
     no_fuse: Sequence[str] = (),
     device: str = "auto",
-    dispatch: str = "dynamic",
+    dispatch: str | None = None,
     inputs: Mapping[str, ArrayLike | torch.Tensor] | None = None,
     perplexity: bool = False,
+    find_nan: bool = False,
     effort: int = 0,
     passes: int | None = None,
 ) -> RunResult:
     """Plan `model` as `plan` does, load its weights, and run it once, or `passes` times.
 
     Without `machine` the plan is for the machine at hand, which is measured once (two seconds) and its profile cached. `device` is
-    auto, cpu or cuda; `dispatch` dynamic, static or serial, with the same bits. `inputs` are arrays by name in the declared shapes (of
-    numpy, tensors of torch on any device, or nested lists), for all but the tokens that the model was opened with. `perplexity` adds
-    the output that has logits for every position [batch, seq, vocab].
+    auto, cpu or cuda; `dispatch` dynamic (None), static or serial, with the same bits. `inputs` are arrays by name in the declared
+    shapes (of numpy, tensors of torch on any device, or nested lists), for all but the tokens that the model was opened with.
+    `perplexity` adds the output that has logits for every position [batch, seq, vocab]. That an output holds NaN or inf is in
+    `report.warnings`; `find_nan` runs one node after the other, looks at every result, and names in `report.find_nan` the first task that
+    it comes from.
 
     In the result `outputs` are CPU tensors by name in the declared shapes and the run's dtype, `report` what was predicted, counted and
     timed, `facts` the same as `run --json` prints it. Raises what `plan` raises; InputError for an input that is missing, unknown or of
@@ -137,7 +140,7 @@ def run(
     where the host has too little memory; NodeError where a node fails.
     """
     from einpage.exec.run.arrays import arrays
-    from einpage.exec.run.choose import Dispatch, device_for, kernels_for, measured_machine
+    from einpage.exec.run.choose import Dispatch, device_for, dispatch_of, kernels_for, measured_machine
     from einpage.exec.run.options import RunOptions
     from einpage.exec.run.prepared import run_model
 
@@ -155,7 +158,8 @@ def run(
         effort=effort,
         passes=passes,
     )
-    options = RunOptions(request, perplexity, _choice(Dispatch, dispatch, "dispatch"), kind, kernels_for("auto", kind))
+    asked = None if dispatch is None else _choice(Dispatch, dispatch, "dispatch").value
+    options = RunOptions(request, perplexity, dispatch_of(asked, find_nan), kind, kernels_for("auto", kind), find_nan=find_nan)
     given = None if inputs is None else arrays(inputs)
     profile = measured_machine(kind) if machine is None else _machine_named(machine)
     return run_model(model, profile, options, given)

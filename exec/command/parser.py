@@ -114,7 +114,7 @@ def _add_run(commands: Commands) -> None:
     _plan_arguments(p)
     p.add_argument("--machine", metavar="NAME|FILE", help="plan for this profile instead of the measured one")
     p.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    p.add_argument("--dispatch", choices=("dynamic", "static", "serial"), default="dynamic")
+    p.add_argument("--dispatch", choices=("dynamic", "static", "serial"), help="default: dynamic; with --find-nan: serial")
     p.add_argument("--kernels", choices=("auto", "torch", "triton"), default="auto")
     prompts = "a text, or that of a file or stdin (UTF-8, less one final newline); @@… for a text that begins with @; repeat for a batch"
     p.add_argument("--prompt", action="append", type=lambda text: PromptArgument(text, False), metavar="TEXT|@FILE|-", help=prompts)
@@ -125,6 +125,8 @@ def _add_run(commands: Commands) -> None:
     p.add_argument("--tokens", metavar="FILE", help="JSON: a list of token ids, or a list of such lists")
     p.add_argument("--input", action="append", default=[], metavar="NAME=FILE", help="a .json, .npy or .safetensors array")
     p.add_argument("--perplexity", action="store_true", help="of the prompt or tokens")
+    searched = "look at every result, and name the first task from which NaN or inf reaches an output (slower)"
+    p.add_argument("--find-nan", action="store_true", help=searched)
     p.add_argument("--threads", type=int, metavar="N", help="threads a kernel may use")
     p.add_argument("--logits", metavar="FILE", help="save the outputs as safetensors")
     p.add_argument("--trace", metavar="FILE", help="save a Chrome/Perfetto trace")

@@ -34,7 +34,7 @@ from einpage.exec.measure.cpu import cores
 from einpage.exec.picture.chrome_trace import write_trace
 from einpage.exec.planning.judged_plan import Planned
 from einpage.exec.planning.model import open_model
-from einpage.exec.run.choose import DeviceKind, Dispatch, device_for, kernels_for, measured_machine
+from einpage.exec.run.choose import DeviceKind, device_for, dispatch_of, kernels_for, measured_machine
 from einpage.exec.run.options import RunOptions
 from einpage.exec.run.prepared import RunResult, run_model
 from einpage.exec.system.spinner import planning_text, spinner
@@ -56,7 +56,8 @@ def run_command(a: argparse.Namespace) -> int:
     options = RunOptions(
         plan=request_of(a, budget),
         perplexity=a.perplexity,
-        dispatch=Dispatch(a.dispatch),
+        dispatch=dispatch_of(a.dispatch, a.find_nan),
+        find_nan=a.find_nan,
         device=chosen.kind,
         kernels=kernels_for(a.kernels, chosen.kind),
     )
@@ -221,6 +222,8 @@ def rendered(result: RunResult, timeline: str | None) -> str:
     arena, scratch, host, peak = map(format_bytes, sizes)
     moved_in, moved_out = format_bytes(r.measured.moved_bytes[Queue.H2D]), format_bytes(r.measured.moved_bytes[Queue.D2H])
     predicted, measured, bound, planning = map(format_seconds, (plan.predicted_s, r.wall_s, plan.bound_s, plan.plan_s))
+    if r.find_nan is not None:
+        lines.append(f"find-nan    {r.find_nan.text()}")
     lines += [
         "",
         f"plan        {plan.tasks} tasks, {plan.nodes} nodes, split {split}; judged right; made in {planning}",

@@ -21,7 +21,7 @@ from einpage.einsum_front.graph.taskgraph import TaskId
 from einpage.exec.device.arena import HostArena, MappedArena, residency_view
 from einpage.exec.device.device import MovedBytes, no_op
 from einpage.kernels.prepare import Backend, PreparedKernels
-from einpage.memplan.graph.memgraph import Compute, Extent, Free, HostGather, MemGraph, Move, NodeId, Offset
+from einpage.memplan.graph.memgraph import Compute, Extent, Free, HostGather, MemGraph, Move, NodeId, Offset, ResidencyId
 from einpage.memplan.graph.packed import Nodes, Residencies
 from einpage.memplan.problem.places import DEVICE, Place, PlaceKind, Queue
 
@@ -102,6 +102,11 @@ class CpuDevice:
             residency = self._memgraph.residencies[freed.residency]
             for extent in residency.extents:
                 self._arena(residency.place).poison(extent)
+
+    def contents(self, residency: ResidencyId) -> torch.Tensor:
+        """The bytes of `residency` as its tensor; no copy."""
+        found = self._memgraph.residencies[residency]
+        return residency_view(self._memgraph, found, self._arena(found.place))
 
     def _prepare(self, calls: _KernelCalls, i: NodeId, node: Compute | Move | HostGather | Free) -> Callable[[], object]:
         match node:

@@ -171,6 +171,10 @@ class StreamDevice:
     def free(self, node: NodeId) -> None:
         """Nothing: a Free has no stream, and the arena is one allocation."""
 
+    def contents(self, residency: ResidencyId) -> Tensor:
+        """The bytes of `residency`, which no stream is writing, as its tensor, copied to the host."""
+        return self._view(residency).cpu()
+
     def _run(self, node: NodeId) -> None:
         stream = self._streams[node]
         assert stream is not None

@@ -9,7 +9,7 @@ reordered by a view (no copy), and copied, casting, into every tile it meets.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -20,6 +20,23 @@ from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, TensorId
 from einpage.exec.load.checkpoint import Checkpoint
 from einpage.exec.load.resolve import Resolved
 
+
+@dataclass(frozen=True, slots=True)
+class NotFiniteWeight:
+    """Numbers of a checkpoint's tensor that are not finite, or not finite in the run's dtype."""
+
+    tensor: str
+    shape: tuple[int, ...]
+    count: int
+    """How many."""
+    beyond: bool
+    """True for finite numbers that the dtype does not hold, False for NaN and inf in the file."""
+    first: tuple[int, ...]
+    """Index of the first, in the checkpoint's tensor."""
+    value: float
+    """The first."""
+
+
 BLOCK_BYTES = 2 << 20
 """Of a block as float32. Dequantising takes up to four times that for a moment."""
 
@@ -29,12 +46,13 @@ def fill(
     resolved: Resolved,
     slots: Mapping[TensorId, torch.Tensor],
     progress: Callable[[str, int], None] | None = None,
-) -> None:
-    """Write every weight tile of `graph` that has a slot into it, a tensor of the tile's shape in the run's dtype.
+) -> tuple[NotFiniteWeight, ...]:
+    """Write every weight tile of `graph` that has a slot into it, a tensor of the tile's shape in the run's dtype; say what is not finite.
 
     `progress(name, nbytes)` is called after each block with the bytes written to slots of that weight. Raises WeightError
     where the file cannot be read any more.
     """
+    not_finite: dict[tuple[str, bool], NotFiniteWeight] = {}
     tiles_by_value: dict[str, list[TensorId]] = {}
     for tensor in graph.tensors:
         if tensor.kind is Kind.WEIGHT and tensor.id in slots:
@@ -45,8 +63,28 @@ def fill(
         tiles = [(graph.tensors[tile].box, slots[tile]) for tile in tiles_by_value.pop(value)]
         for block in read_blocks(resolved.checkpoint, resolved.source_by_weight[value], shape_by_value[value]):
             nbytes = sum(_copy_overlap(block, box, slot) for box, slot in tiles)
+            for weight in _not_finite(block, resolved, value, tiles[0][1].dtype):
+                earlier = not_finite.setdefault((value, weight.beyond), replace(weight, count=0))
+                not_finite[value, weight.beyond] = replace(earlier, count=earlier.count + weight.count)
             if progress is not None:
                 progress(value, nbytes)
+    return tuple(dict.fromkeys(not_finite.values()))  # two weights may be one tensor
+
+
+def _not_finite(block: WeightBlock, resolved: Resolved, value: str, dtype: torch.dtype) -> Iterator[NotFiniteWeight]:
+    """What of `block` is not finite, and what is not in `dtype`: most often nothing, which one pass over rows in the cache tells."""
+    most = torch.finfo(dtype).max
+    low, high = (float(x) for x in torch.aminmax(block.rows))
+    if -most <= low and high <= most:
+        return
+    name = resolved.source_by_weight[value].name
+    shape = resolved.checkpoint.tensors[name]
+    finite = block.rows.isfinite()
+    for beyond, found in ((False, ~finite), (True, finite & ~block.rows.to(dtype).isfinite())):
+        if count := int(found.sum()):
+            row, column = (int(i) for i in found.nonzero()[0])
+            first = _unravel((block.first_row + row) * block.rows.shape[1] + column, shape)
+            yield NotFiniteWeight(name, shape, count, beyond, first, float(block.rows[row, column]))
 
 
 def read_weight(resolved: Resolved, weight: Weight) -> torch.Tensor:
@@ -69,6 +107,9 @@ class WeightBlock:
 
     box: Box
     data: torch.Tensor
+    rows: torch.Tensor
+    """The same elements as the checkpoint has them, from `first_row` on."""
+    first_row: int
 
 
 def read_blocks(checkpoint: Checkpoint, source: Source, shape: tuple[int, ...]) -> Iterator[WeightBlock]:
@@ -86,13 +127,13 @@ def read_blocks(checkpoint: Checkpoint, source: Source, shape: tuple[int, ...]) 
     back = tuple(order.index(d) for d in range(len(shape)))
     for corner, counts, first_row in _boxes(extents, max(1, BLOCK_BYTES // (4 * max(1, prod(columns))))):
         rows = checkpoint.read_rows(source.name, first_row, first_row + prod(counts))
-        data = torch.from_numpy(rows)
+        read = torch.from_numpy(rows)
         if source.plus:
-            data = data.float() + source.plus
-        data = data.view((*counts, *columns)).permute(back)
+            read = read.float() + source.plus
+        data = read.view((*counts, *columns)).permute(back)
         start = (*corner, *(0 for _ in columns))
         start = tuple(start[i] for i in back)
-        yield WeightBlock(Box(start, tuple(a + n for a, n in zip(start, data.shape, strict=True))), data)
+        yield WeightBlock(Box(start, tuple(a + n for a, n in zip(start, data.shape, strict=True))), data, read, first_row)
 
 
 def _boxes(extents: tuple[int, ...], most: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int]]:

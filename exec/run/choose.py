@@ -99,6 +99,17 @@ def make_device(
     return CpuDevice(memgraph, host, backend=backend, threads=machine.threads, poison=poison)
 
 
+def dispatch_of(option: str | None, find_nan: bool) -> Dispatch:
+    """The dispatcher that is asked for. Raises UsageError where NaN is looked for, by one that runs several nodes at once."""
+    if not find_nan:
+        return Dispatch(option or Dispatch.DYNAMIC.value)
+    if option not in (None, Dispatch.SERIAL.value):
+        raise UsageError(
+            f"--find-nan runs one node after the other, which --dispatch {option} does not; leave --dispatch out, or say serial"
+        )
+    return Dispatch.SERIAL
+
+
 def dispatcher(kind: DeviceKind, dispatch: Dispatch) -> Callable[..., Measured]:
     """The dispatcher of that name for a device of that kind."""
     on_streams = kind is DeviceKind.CUDA

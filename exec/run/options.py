@@ -20,3 +20,5 @@ class RunOptions:
     """torch | triton; CUDA runs triton alone, the CPU runs that only under Triton's interpreter."""
     poison: bool = False
     """Overwrite memory whose contents have ended, to show any read of it."""
+    find_nan: bool = False
+    """Look at every result as it is made: one node after the other, whatever `dispatch` says."""

@@ -6,7 +6,7 @@ In: a Model with its token lists before the run; the output tensors after it. Ou
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from einpage.exec.load.inputs import TOKENS
 from einpage.exec.planning.model import Model
 from einpage.exec.run.logits import TopToken, last_logits, mean_nll, top_tokens
 from einpage.exec.run.options import RunOptions
+from einpage.exec.system.finite import number_counts
 
 TOP = 5
 """How many next tokens are reported for each sequence."""
@@ -90,4 +91,23 @@ def text_figures(found: Mapping[str, torch.Tensor], model: Model, perplexity: bo
     losses = [mean_nll(every[b], row) for b, row in enumerate(tokens.lists)]
     weights = [n - 1 for n in lengths]
     mean = sum(loss * w for loss, w in zip(losses, weights, strict=True)) / sum(weights)
-    return TextFigures(top, Perplexity(mean, math.exp(mean), sum(lengths)))
+    return TextFigures(top, Perplexity(mean, _exp(mean), sum(lengths)))
+
+
+def _exp(nats: float) -> float:
+    """e to the power `nats`; inf beyond what a float holds."""
+    try:
+        return math.exp(nats)
+    except OverflowError:
+        return math.inf
+
+
+def output_warnings(found: Mapping[str, torch.Tensor], text: TextFigures, searched: bool) -> Iterator[str]:
+    """A line for each output that holds NaN or inf, and for a perplexity that is none. `searched`: the report says where they come from."""
+    cure = "" if searched else "; --find-nan names the task that it comes from"
+    for name, tensor in found.items():
+        counts = number_counts(tensor)
+        if counts.bad:
+            yield f"output {name}: {counts.text()}{cure}"
+    if text.perplexity is not None and not math.isfinite(text.perplexity.perplexity):
+        yield f"the perplexity is {text.perplexity.perplexity}, which says nothing of the model"

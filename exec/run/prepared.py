@@ -25,14 +25,15 @@ from einpage.exec.device.device import Device
 from einpage.exec.device.streams import StreamDevice
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.progress import SILENT, Hooks
-from einpage.exec.load.fill import fill
+from einpage.exec.load.fill import NotFiniteWeight, fill
 from einpage.exec.load.inputs import bind_inputs, refuse_beyond
 from einpage.exec.planning.judged_plan import Planned, plan_program
 from einpage.exec.planning.model import Model
 from einpage.exec.run.choose import DeviceKind, Dispatch, dispatcher, make_device
+from einpage.exec.run.find_nan import CheckedDevice, FoundNan, find_nan
 from einpage.exec.run.options import RunOptions
-from einpage.exec.run.outputs import text_figures, wanted_outputs
-from einpage.exec.run.report import DeviceFigures, RunReport, profile_warnings
+from einpage.exec.run.outputs import output_warnings, text_figures, wanted_outputs
+from einpage.exec.run.report import DeviceFigures, RunReport, profile_warnings, weight_warnings
 from einpage.exec.system.process_memory import available_bytes, give_back_memory, peak_resident_bytes, rebuilt
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.memplan.errors import DoesNotFit, Misfit
@@ -69,10 +70,19 @@ class Prepared:
     planned: Planned
     host: HostArena
     device: CpuDevice | StreamDevice
+    not_finite: tuple[NotFiniteWeight, ...] = ()
+    """What of the weights is not finite."""
 
     def run(self, dispatch: Dispatch, hooks: Hooks = SILENT) -> list[Measured]:
         """Every pass that the options ask for. Raises the errors of the engines."""
         return [*run_passes(self.planned.memgraph, self.device, self.options, dispatch, hooks)]
+
+    def run_checked(self, hooks: Hooks = SILENT) -> tuple[list[Measured], FoundNan]:
+        """As `run`, one node after the other, with every result looked at: where NaN and inf in the outputs come from."""
+        memgraph = self.planned.memgraph
+        device = CheckedDevice(memgraph, self.device)
+        passes = [*run_passes(memgraph, device, self.options, Dispatch.SERIAL, hooks)]
+        return passes, find_nan(self.model.program, memgraph.graph, device.counts_by_task, host_copies(memgraph, self.host))
 
     def outputs(self) -> dict[str, torch.Tensor]:
         """What the last run left, by name: new tensors."""
@@ -108,12 +118,12 @@ def prepare_run(
         planned_hook(planned)
     host = HostArena(memgraph.host_bytes)
     slots = host_copies(memgraph, host)
-    fill(planned.graph, model.resolved, slots, loading)
+    not_finite = fill(planned.graph, model.resolved, slots, loading)
     fill_inputs(planned.graph, arrays, slots)
     del slots
     give_back_memory()
     device = make_device(options.device, memgraph, host, machine, options.kernels, poison=options.poison)
-    return Prepared(model, options, planned, host, device)
+    return Prepared(model, options, planned, host, device, not_finite)
 
 
 def run_model(
@@ -133,27 +143,38 @@ def run_model(
     prepared = prepare_run(model, machine, options, named, loading, planned_hook)
     planned, host, device = prepared.planned, prepared.host, prepared.device
     try:
-        passes = prepared.run(options.dispatch, hooks)
+        searched: FoundNan | None = None
+        if options.find_nan:
+            passes, searched = prepared.run_checked(hooks)
+        else:
+            passes = prepared.run(options.dispatch, hooks)
     except Exception:  # an interrupt does not wait for what the device still has to do
         prepared.close()
         raise
     figures = DeviceFigures(device.name, device.arena_bytes, device.outside_arena_bytes)
     prepared.close()
+    not_finite = prepared.not_finite
     del prepared, device  # its arena and the weights go before outputs, which may be as large, are put together
     host.drop(bytes_before_outputs(planned.memgraph))
     found = outputs(planned.memgraph, host)
     report = RunReport(
         plan=planned.report,
         device=figures,
-        dispatch=options.dispatch,
+        dispatch=Dispatch.SERIAL if options.find_nan else options.dispatch,
         kernels=options.kernels,
         threads=torch.get_num_threads(),
         passes=tuple(passes),
         peak_rss_bytes=peak_resident_bytes(),
         text=text_figures(found, model, options.perplexity),
         warnings=(),
+        find_nan=searched,
     )
-    warnings = (*model.warnings, *profile_warnings(machine, options.device, report.wall_s, planned.report))
+    warnings = (
+        *model.warnings,
+        *weight_warnings(not_finite, options.plan.dtype),
+        *output_warnings(found, report.text, searched is not None),
+        *profile_warnings(machine, options.device, report.wall_s, planned.report),
+    )
     return RunResult(planned, found, replace(report, warnings=warnings))
 
 

@@ -5,17 +5,26 @@ In: the plan's Report, the Measured of each pass, the device's figures. Out: a R
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from math import isfinite, isnan, prod
 
+import torch
+
+from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import format_seconds
 from einpage.exec.dispatch.engine import Measured
+from einpage.exec.load.fill import NotFiniteWeight
 from einpage.exec.measure.profiles import forget
 from einpage.exec.run.choose import DeviceKind, Dispatch
+from einpage.exec.run.find_nan import FoundNan
 from einpage.exec.run.outputs import TextFigures
+from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.memplan.problem.machine import Machine
 from einpage.memplan.report import Report
 
+MOST_WEIGHTS = 3
+"""Named in one warning."""
 TOO_FAST = 0.6
 """A run that takes less than this share of what was predicted had its machine measured under load."""
 
@@ -42,6 +51,8 @@ class RunReport:
     peak_rss_bytes: int
     text: TextFigures
     warnings: tuple[str, ...]
+    find_nan: FoundNan | None = None
+    """What was found where it was asked for."""
 
     @property
     def measured(self) -> Measured:
@@ -75,10 +86,32 @@ class RunReport:
             **{f"measured_{queue.name}_bytes": nbytes for queue, nbytes in measured.moved_bytes.items()},
             **{f"measured_{queue.name}_s": seconds for queue, seconds in measured.busy_s.items()},
             "peak_rss_bytes": self.peak_rss_bytes,
-            **({} if text.top is None else {"top": [[list(token) for token in row] for row in text.top]}),
-            **({} if text.perplexity is None else asdict(text.perplexity)),
+            **({} if text.top is None else {"top": [[[i, word, _finite(x)] for i, word, x in row] for row in text.top]}),
+            **({} if text.perplexity is None else {name: _finite(x) for name, x in asdict(text.perplexity).items()}),
+            **({} if self.find_nan is None else {"find_nan": asdict(self.find_nan)}),
             "warnings": list(self.warnings),
         }
+
+
+def _finite(x: float) -> float | None:
+    """`x`; None for NaN and inf, which JSON has no number for."""
+    return x if isfinite(x) else None
+
+
+def _weight_text(f: NotFiniteWeight) -> str:
+    first = "NaN" if isnan(f.value) else f"{f.value:g}"
+    return f"{f.tensor}, {f.count} of {prod(f.shape)} values, the first {first} at {list(f.first)}"
+
+
+def weight_warnings(not_finite: Sequence[NotFiniteWeight], dtype: DType) -> Iterator[str]:
+    """Up to two lines: weights that hold NaN or inf, and weights that do in the run's dtype."""
+    most = torch.finfo(TORCH_DTYPE[dtype]).max
+    beyond = f"weights beyond {dtype.value}, whose largest number is {most:.4g}, are infinite in this run (bf16 and fp32 hold more)"
+    for kind, what in ((False, "weights of the checkpoint are not finite"), (True, beyond)):
+        lines = [_weight_text(weight) for weight in not_finite if weight.beyond is kind]
+        if lines:
+            more = f"; and {len(lines) - MOST_WEIGHTS} more weights" if len(lines) > MOST_WEIGHTS else ""
+            yield f"{what}: {'; '.join(lines[:MOST_WEIGHTS])}{more}"
 
 
 def profile_warnings(machine: Machine, device: DeviceKind, wall_s: float, plan: Report) -> Iterator[str]:
