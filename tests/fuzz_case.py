@@ -125,7 +125,7 @@ def wrong_with(case: Case, folder: Path, status: int, stdout: str, stderr: str) 
     written = sorted(set(left) - set(case.outputs if status == 0 else ()))
     if changed or written:
         return f"writes {', '.join(changed + written)}, status {status}"
-    if status == 0 and "--json" in case.argv:
+    if status == 0 and "--json" in case.argv and not stdout.startswith("usage: "):
         try:
             json.loads(stdout, parse_constant=_no_constant)
         except ValueError as error:

@@ -77,7 +77,9 @@ def fuzz(name: str, seconds: float, seed: int = 0, first: int = 0) -> Statistics
 def _worker(name: str, seconds: float, seed: int, first: int, scratch: str, faults: io.TextIOBase) -> Iterator[dict[str, object]]:
     """What a worker process says, line by line."""
     words = [sys.executable, str(HERE / "fuzzing.py"), name, "--worker", scratch, "--seconds", str(seconds), "--seed", str(seed)]
-    worker = subprocess.Popen([*words, "--case", str(first)], stdout=subprocess.PIPE, stderr=faults, env=_environment(scratch))
+    worker = subprocess.Popen(
+        [*words, "--case", str(first)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=faults, env=_environment(scratch)
+    )
     try:
         assert worker.stdout is not None
         for line in worker.stdout:

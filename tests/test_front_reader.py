@@ -14,6 +14,7 @@ from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.spec.document import Document, Repeat
 from einpage.einsum_front.spec.parse import Statement
 from einpage.einsum_front.spec.reader import load_document, read_document
+from einpage.einsum_front.spec.schema import _KINDS
 from einpage.einsum_front.spec.source import SourceFile
 from einpage.einsum_front.spec.yamltree import YamlMapping, YamlScalar, parse_yaml
 from front_text import HEAD, PATH, failure, place, program, spec
@@ -270,3 +271,28 @@ def test_ranges_that_are_none(declared: str, shown: str, words: str) -> None:
 def test_ranges_are_expressions_over_sizes(declared: str, ends: tuple[int, int]) -> None:
     head = HEAD.replace("axes: b s, dtype: int32", f"axes: b s, dtype: int32, range: {declared}")
     assert elaborate(read_document(spec(Y, head=head), PATH)).inputs[0].range == ends
+
+
+def test_every_kind_of_value_that_the_schema_knows_has_a_name_in_messages() -> None:
+    """A `type:` of the schema that had none ended in a KeyError."""
+    words = json.loads((SPECS / "schema.json").read_text())
+
+    def kinds(node: object) -> set[str]:
+        if isinstance(node, list):
+            return set().union(*map(kinds, node))
+        if not isinstance(node, dict):
+            return set()
+        said = node.get("type", [])
+        own = {said} if isinstance(said, str) else set(said) if isinstance(said, list) else set()
+        return own | set().union(*(kinds(v) for k, v in node.items() if k != "description"))
+
+    assert kinds(words) <= set(_KINDS)
+    with pytest.raises(SpecError, match="expected: text or a number or true or false"):
+        read_document("einpage: 1\nassume:\n  e:\n", PATH)
+
+
+def test_a_message_is_one_line_and_short_whatever_name_it_quotes() -> None:
+    e = failure(HEAD.replace("ids: {axes", '"i\u2028d": {axes').replace("x0:", "x" * 5000 + ":"))
+    assert len(str(e).splitlines()) == len([*e.args[0].split("\n")]) and len(str(e)) < 2000
+    e = failure(spec("y[b,s,m] = x0[b,s,m] + " + "q" * 5000))
+    assert e.message.startswith("unknown name `qqq") and len(str(e)) < 1000

@@ -89,6 +89,7 @@ def test_a_statement_means(statement: str, resolved: str) -> None:
         ("r[b,s] = g[ids[b,s] % 2 + 6]", "ids[b,s] % 2 + 6]", "outside"),
         ("r[s] = g[s / 2]", "s / 2]", "not a whole number"),
         ("r[s] = g[1.0]", "1.0]", "not a whole number"),
+        ("r[s] = g[inf]", "inf]", "not a whole number"),
         ("r[b,s] = g[x0[b,s,0]]", "x0[b,s,0]]", "does not hold integers"),
         ("r[b] = x0[b,s,0] * x0[b,ids[0,s],0] * g[z*n]", "z*n]", "would vanish silently"),
         # silent reductions

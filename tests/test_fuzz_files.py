@@ -201,7 +201,7 @@ def searched(name: str, seconds: float, seed: int) -> None:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("name", "seconds"), [("PLANNED", 1.5), ("RUN_WITH", 3.5)])
+@pytest.mark.parametrize(("name", "seconds"), [("PLANNED", 5), ("RUN_WITH", 5)])
 def test_any_file_is_right_or_refused(name: str, seconds: float) -> None:
     searched(name, seconds, seed=0)
 
@@ -209,7 +209,7 @@ def test_any_file_is_right_or_refused(name: str, seconds: float) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize(
-    ("name", "seconds"), [("PLAN_FILES", 10), ("TRACES", 8), ("PROFILES", 8), ("ARRAYS", 12), ("TOKEN_LISTS", 6), ("CHECKPOINTS", 16)]
+    ("name", "seconds"), [("PLAN_FILES", 30), ("TRACES", 15), ("PROFILES", 15), ("ARRAYS", 20), ("TOKEN_LISTS", 10), ("CHECKPOINTS", 30)]
 )
 def test_any_file_of_a_kind_is_right_or_refused(name: str, seconds: float) -> None:
     searched(name, seconds, seed=1)

@@ -6,6 +6,7 @@ name that would have been right.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -23,7 +24,11 @@ class Span:
 _LISTED = 12
 """So many of the existing names does a message list."""
 _WIDTH = 120
-"""So many characters of a source line does a message show."""
+"""So many characters of a source line, or of one word, does a message show."""
+_BREAKS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""What ends a line, steers a terminal, or cannot be printed."""
+_LONGEST = 800
+"""So many characters of what was expected, of what exists, …"""
 
 
 class EinpageError(Exception):
@@ -49,18 +54,27 @@ class SpecError(EinpageError):
         exists: str | None = None,
         cure: str | None = None,
     ) -> None:
-        self.message = message
+        self.message = message = _shortened(message)
         self.path = path
         self.line = span.line
         self.column = span.column
         self.source_line = source_line
-        self.expected = expected
-        self.exists = exists
-        self.cure = cure
+        self.expected, self.exists, self.cure = (None if text is None else _shortened(text) for text in (expected, exists, cure))
         rows = [f"{path}:{span.line}:{span.column}: {message}", *_under_caret(source_line, span)]
-        labelled = (("expected", expected), ("exists", exists), ("cure", cure))
+        labelled = (("expected", self.expected), ("exists", self.exists), ("cure", self.cure))
         rows.extend(f"  {label}: {text}" for label, text in labelled if text is not None)
         super().__init__("\n".join(rows))
+
+
+def one_line(text: str, most: int = _WIDTH) -> str:
+    """`text` with what would break its line escaped, and the middle of words of more than `most` characters left out."""
+    text = _BREAKS.sub(lambda c: ascii(c[0])[1:-1], text)
+    return re.sub(rf"\S{{{most + 1},}}", lambda word: f"{word[0][: most // 2]}…{word[0][-most // 4 :]}", text)
+
+
+def _shortened(text: str) -> str:
+    text = one_line(text)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def _under_caret(source_line: str, span: Span) -> list[str]:

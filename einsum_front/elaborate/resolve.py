@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import isfinite
 
 from einpage.einsum_front.algebra import arithmetic
 from einpage.einsum_front.algebra.expr import COMPARISONS, Axis, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Unary, text, walk
@@ -191,7 +192,7 @@ class _Resolver:
             return self._source.error(span, message, expected="an input of dtype int32 or int64")
         message = f"`{text(node)}` is not a whole number, so it cannot be an index"
         match node:
-            case Num(value) if value == int(value):
+            case Num(value) if isfinite(value) and value == int(value):
                 cure = f"write `{int(value)}`"
             case Binary("/"):
                 cure = "`//` divides to one"

@@ -25,6 +25,7 @@ _KINDS = {
     "string": "text",
     "number": "a number",
     "integer": "a whole number",
+    "boolean": "true or false",
 }
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import errno
+import re
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 from einpage.einsum_front.base.dtype import RUN_DTYPES
-from einpage.einsum_front.base.errors import EinpageError, UsageError
+from einpage.einsum_front.base.errors import EinpageError, UsageError, one_line
 from einpage.exec.command.machine import machine_command
 from einpage.exec.command.options import DTYPE, PromptArgument
 from einpage.exec.command.pack import pack_command
@@ -62,8 +63,20 @@ MOST_NAME = 300
 
 
 def _refused(message: str, status: int) -> int:
-    print(f"einpage: {message}", file=sys.stderr)
+    print(f"einpage: {_rows(message)}", file=sys.stderr)
     return status
+
+
+def _rows(message: str) -> str:
+    """The message on one line, and the rows under it, which are indented: a name that it quotes may hold anything."""
+    return "\n".join(one_line(row, MOST_NAME) for row in re.split(r"\n(?=  )", message))
+
+
+class _CommandLine(argparse.ArgumentParser):
+    """Quotes what stands on the command line at no more length than other errors do."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(_rows(message))
 
 
 def _bug() -> int:
@@ -76,7 +89,9 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def parser() -> argparse.ArgumentParser:
     """The grammar of the command line."""
-    root = argparse.ArgumentParser(prog="einpage", description="A model as math in YAML, a plan for every byte, a run that replays it.")
+    root: argparse.ArgumentParser = _CommandLine(
+        prog="einpage", description="A model as math in YAML, a plan for every byte, a run that replays it."
+    )
     commands = root.add_subparsers(required=True, metavar="COMMAND")
     for add in (_add_show, _add_plan, _add_run, _add_verify, _add_pack, _add_machine):
         add(commands)
