@@ -12,7 +12,7 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 
-from einpage.einsum_front.algebra.expr import Acc, Axis, Expr, Letter, Load, Reduction, loads, walk
+from einpage.einsum_front.algebra.expr import Acc, Axis, Expr, Letter, Load, Reduction, Unary, loads, walk
 from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import AttentionJob, Box, Contraction, ContractJob, MapJob, Part, Range, View
@@ -93,11 +93,15 @@ def expressions(draw: st.DrawFn, places: list[Load], free: frozenset[str], bound
             + ([st.sampled_from(sorted(free))] if free else [])
         )
         return ex(draw(st.one_of(atoms)))
-    kind = draw(st.sampled_from(["+", "-", "*", "/", "fn", "where", "minmax", "axis", "square", "reduce", "reduce", "leaf"]))
+    kinds = ["+", "-", "*", "/", "/", "minus", "fn", "where", "minmax", "axis", "square", "reduce", "reduce", "leaf"]
+    kind = draw(st.sampled_from(kinds))
     if kind in ("+", "-", "*"):
         return op(kind, more(), more())
     if kind == "/":
-        return op("/", more(), op("+", fn("abs", more()), 0.5))
+        divisor = op("+", fn("abs", more()), 0.5)
+        return op("/", more(), draw(st.sampled_from((divisor, Unary("-", divisor), op("/", divisor, 2)))))
+    if kind == "minus":
+        return Unary("-", more())
     if kind == "fn":
         name = draw(st.sampled_from([f.name for f in FUNCTIONS.values() if f.arity == 1]))
         inner = fn("tanh", more()) if name in ("exp", "sin", "cos") else op("+", fn("abs", more()), 0.5) if name in POSITIVE else more()
@@ -146,7 +150,11 @@ def contract_jobs(draw: st.DrawFn) -> Case:
     target = "".join(draw(st.permutations(batch + rows + columns)))
     c_view, c = factor("c", draw(st.sampled_from([target, target[:1], ""])))
     contractions = [Contraction(x, y, letters(inner))]
-    epilogue: Expr = draw(st.sampled_from([Acc(0), op("+", c, Acc(0)), op("*", fn("silu", Acc(0)), c), fn("tanh", op("+", Acc(0), c))]))
+    forms = (
+        *(Acc(0), op("+", c, Acc(0)), op("*", fn("silu", Acc(0)), c), fn("tanh", op("+", Acc(0), c))),
+        *(Unary("-", Acc(0)), op("-", c, Acc(0)), op("-", Acc(0), c), op("/", Acc(0), op("+", fn("abs", c), 0.5))),
+    )
+    epilogue: Expr = draw(st.sampled_from(forms))
     reads = [x_view, y_view, c_view]
     if draw(st.booleans()):
         z_view, z = factor("z", draw(st.sampled_from([batch + columns + inner, columns + inner, inner])))
@@ -171,6 +179,9 @@ SCORES = (
     op("*", op("+", Acc(0), ld("bias", "k", "s", "t")), 0.7),
     op("+", Acc(0), op("*", ld("bias", "k", "s", "t"), ld("slope", "g"))),
     op("-", 0.0, Acc(0)),
+    Unary("-", op("*", Acc(0), 0.3)),
+    op("/", Acc(0), -2.0),
+    op("-", ld("bias", "k", "s", "t"), op("*", Acc(0), 0.5)),
 )
 MASKS = (
     op("<=", "t", "s"),
@@ -186,6 +197,8 @@ MASKS = (
     op("!=", "t", "s"),
     op("<=", op("+", "t", "g"), "s"),
     op("<", op("*", 2, "t"), "s"),
+    op("<", op("-", "s", "t"), op("+", op("*", 3, "k"), 2)),
+    Unary("not", op("and", op(">", "t", "s"), op("==", "k", 1))),
 )
 
 

@@ -25,6 +25,7 @@ POINTWISE = (
 MASKS = (
     "{t} <= {s}", "{s} >= {t}", "{s} == {t} or {t} % 3 == 1", "{t} <= {s} and {s} - {t} < 2", "abs({s} - {t}) < 2",
     "not ({t} > {s})", "{t} > {s}", "{t} // 2 == {s} // 2", "{t} < {ids}", "{t} <= {s} and {t} < {ids}", "max({s}, {t}) < 3",
+    "{s} - {t} < 1 + 2 * {h}", "{t} <= {s} and {t} % 2 <= {h} % 2", "not ({t} > {s} or {t} < {h})",
 )  # fmt: skip
 
 
@@ -234,7 +235,8 @@ class SpecWords:
         if "{ids}" in form:
             own = self.some([x for x in letters if x != t], 0, 1)
             ids = self.load_text(self.integers(own, self.extent[t] + 1), own)
-        return str(form.format(s=s, t=t, ids=ids))
+        others = [x for x in letters if x not in (s, t)]
+        return str(form.format(s=s, t=t, ids=ids, h=self.choose(others) if others and "{h}" in form else 1))
 
     def reduction(self, letters: list[str], depth: int) -> Term:
         """A written reduction; a softmax only over letters that stay free."""
@@ -268,7 +270,12 @@ class SpecWords:
         for n, must in enumerate(in_factor):
             own = self.some([x for x in letters if x not in must], 0, 2)
             term = self.factor([*must, *own], [*letters, *must])
-            text = f"{text} {'/' if term.text.startswith('(1.5 + abs(') else '*'} {term.text}" if n else term.text
+            divides = n and term.text.startswith("(1.5 + abs(")
+            sign = self.choose(("", "", "-", "(-"))
+            if divides and self.maybe(3):
+                term = Term(f"({term.text} / (1.5 + abs({self.load(letters).text})))", term.bound)
+            factor = f"{sign}{term.text}{')' if sign == '(-' else ''}"
+            text = f"{text} {'/' if divides else '*'} {factor}" if n else factor
             bound *= term.bound
         if self.maybe(3):
             text, bound = f"{text} {self.choose(('* 0.5', '/ 2', '/ sqrt(3)'))}", bound

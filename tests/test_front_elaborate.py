@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from einpage.einsum_front.algebra.expr import Name, loads, text, walk
+from einpage.einsum_front.base.errors import SpecError
 from einpage.einsum_front.elaborate import elaborate, resolve, statement
 from einpage.einsum_front.elaborate.tied_weights import with_tied_weights
 from einpage.einsum_front.graph.program import Program
@@ -227,3 +228,46 @@ def test_an_output_that_is_a_tied_weight() -> None:
     head = HEAD.replace("  g: {", "  h: {axes: m, from: h, or: g}\n  g: {")
     p = elaborate.elaborate(read_document(spec("c = 1", head=head, outputs="{h: {axes: m}}"), PATH))
     assert with_tied_weights(p, set()).outputs[0].value == "g"
+
+
+UNROLLED = """einpage: 1
+name: unrolled
+sizes: {{rows: 3, columns: 2}}
+axes: {{a: rows, b: rows, c: columns}}
+inputs:
+  x0: {{axes: a c}}
+  g: {{axes: c}}
+body:
+  - x[a,c] = x0[a,c]
+  - n = 1.5
+{body}outputs:
+  x: {{axes: {axes}}}
+"""
+BODIES = {
+    "the same shape": ["h[a] = x[a,c] * g[c]", "x[a,c] = h[a] * g[c] * n"],
+    "turned around": ["x[c,a] = x[a,c] * 1"],
+    "turned around and read either way": ["h[a,b] = sum[c](x[a,c] * x[b,c])", "x[c,a] = x[a,c] + h[a,0]"],
+    "one dimension less": ["x[a] = x[a,c] * g[c]"],
+    "a number that becomes a row": ["x[a,c] = x[a,c] * n", "n[c] = n * g[c]"],
+    "another extent": ["x[a,b] = x[a,c] * g[c] + 0 * b"],
+}
+"""Statements of a repeat that mean something in the first iteration, not always in the second."""
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+@pytest.mark.parametrize("name", BODIES)
+def test_a_repeat_is_its_statements_written_out(name: str, times: int) -> None:
+    """The same values, or an error both times."""
+    found = []
+    once = "".join(f"      - {s}\n" for s in BODIES[name])
+    for body in (f"  - repeat: {times}\n    body:\n{once}", once.replace("      - ", "  - ") * times):
+        outcome: list[str] = []
+        for axes in ("a c", "c a", "a", "a b"):
+            try:
+                p = elaborate.elaborate(read_document(UNROLLED.format(body=body, axes=axes), PATH))
+                outcome.append("; ".join(f"{d.base}{d.shape} {lines(p)[i]}" for i, d in enumerate(p.definitions)))
+            except SpecError as error:
+                outcome.append(str(error).split("\n")[0].split(": ", 1)[1])
+        found.append(outcome)
+    assert found[0] == found[1]
+    assert times > 1 or any(word.startswith("x(") for word in found[0]), "the first iteration is right"

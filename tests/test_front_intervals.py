@@ -10,10 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from einpage.einsum_front.algebra.arithmetic import BadNumber, binary, call, unary
-from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Num, Unary, text
+from einpage.einsum_front.algebra.expr import COMPARISONS, Axis, Binary, Call, Expr, Letter, Num, Unary, text
 from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.algebra.intervals import interval, not_whole
-from einpage.einsum_front.base.interval import FALSE, TRUE, Interval, truth
+from einpage.einsum_front.base.interval import FALSE, TRUE, Interval, arithmetic, compared, truth
 from front_text import over_letters
 
 S, T = Letter("s"), Letter("t")
@@ -64,6 +64,29 @@ def test_an_interval_holds_every_value(e: Expr, s0: int, ns: int, t0: int, nt: i
         except BadNumber:
             continue
         assert found.low <= exact <= found.high, f"{text(e)} at s={s} t={t} is {exact}, outside {found}"
+
+
+SMALL = [(a, b) for a in range(-5, 5) for b in range(a, min(a + 4, 5))]
+
+
+@pytest.mark.parametrize("op", ["+", "-", "*", "//", "%"])
+def test_arithmetic_of_small_intervals_holds_every_result(op: str) -> None:
+    for (a, b), (c, d) in product(SMALL, SMALL):
+        found = arithmetic(op, Interval(a, b), Interval(c, d), whole=True)
+        if found is None:
+            assert op in ("//", "%") and c <= 0
+            continue
+        exact = [binary(op, x, y) for x in range(a, b + 1) for y in range(c, d + 1)]
+        assert found.low <= min(exact) and max(exact) <= found.high, f"{a}..{b} {op} {c}..{d}"
+        if op in ("+", "-", "*"):
+            assert (found.low, found.high) == (min(exact), max(exact))
+
+
+@pytest.mark.parametrize("op", COMPARISONS)
+def test_a_comparison_of_small_intervals_is_known_exactly_where_it_can_be(op: str) -> None:
+    for (a, b), (c, d) in product(SMALL, SMALL):
+        exact = {binary(op, x, y) for x in range(a, b + 1) for y in range(c, d + 1)}
+        assert compared(op, Interval(a, b), Interval(c, d)) == Interval(min(exact), max(exact)), f"{a}..{b} {op} {c}..{d}"
 
 
 @pytest.mark.parametrize(

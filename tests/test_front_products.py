@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import permutations
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -164,3 +166,49 @@ def matrix_products(draw: st.DrawFn) -> tuple[Tree, str]:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_sum_that_nobody_wrote(product: tuple[Tree, str], pieces: int, epilogues: bool) -> None:
     check(*product, False, pieces, epilogues)
+
+
+PAIRS = ["".join(p) for p in permutations("ijkl", 2)]
+READS = {
+    "one element": lambda u, v: f"2 * p[{u},{v}] + c[{v}]",
+    "two elements": lambda u, v: f"p[{u},{v}] - 3 * p[{v},{u}]",
+    "an element and a row": lambda u, v: f"p[{u},{v}] + p[{u},0] * c[{v}]",
+    "the same twice": lambda u, v: f"p[{u},{v}] * tanh(p[{u},{v}])",
+    "a diagonal": lambda u, v: f"p[{u},{u}] - c[{v}]",
+    "summed again": lambda u, v: f"sum[{u}](p[{u},{v}] * c[{u}]) + 0 * c[{u}]",
+}
+
+
+@pytest.mark.parametrize("form", READS)
+@pytest.mark.parametrize("pair", PAIRS)
+def test_a_product_is_read_by_any_letters(form: str, pair: str) -> None:
+    """By those that it sums, too: p[i,j] = x[i,k] * w[j,k], all four letters of one extent."""
+    u, v = pair
+    text = f"""einpage: 1
+name: letters
+sizes: {{n: 4}}
+axes: {{i: n, j: n, k: n, l: n}}
+weights:
+  x: {{axes: i k, from: x}}
+  w: {{axes: j k, from: w}}
+  c: {{axes: i, from: c}}
+body:
+  - p[i,j] = x[i,k] * w[j,k]
+  - y[{u},{v}] = {READS[form](u, v)}
+outputs:
+  y: {{axes: {u} {v}}}
+"""
+    rng = np.random.default_rng(1)
+    data = {"x": rng.uniform(-1, 1, (4, 4)), "w": rng.uniform(-1, 1, (4, 4)), "c": rng.uniform(-1, 1, 4)}
+    p, c = data["x"] @ data["w"].T, data["c"]
+    want = {
+        "one element": 2 * p + c,
+        "two elements": p - 3 * p.T,
+        "an element and a row": p + p[:, :1] * c,
+        "the same twice": p * np.tanh(p),
+        "a diagonal": np.diag(p)[:, None] - c,
+        "summed again": np.broadcast_to(c @ p, (4, 4)),
+    }[form]
+    for pieces in (1, 2):
+        got = computed(text, {name: array.astype(np.float32) for name, array in data.items()}, pieces, epilogues=True)
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

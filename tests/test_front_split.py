@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from einpage.einsum_front.elaborate.reference import evaluate
 from einpage.einsum_front.fuse.fuse import FuseOptions, fuse
 from einpage.einsum_front.graph.job import AttentionJob
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph
-from einpage.einsum_front.spec.reader import load_document
+from einpage.einsum_front.spec.reader import load_document, read_document
 from einpage.einsum_front.tile.split import split
 from einpage.einsum_front.tile.tiling import GRAIN, Cuts, cuts, merged, most_pieces, tiling_of
 from einpage.exec.planning.request import PlanRequest
@@ -183,6 +184,37 @@ def test_there_are_as_many_pieces_as_asked_and_none_is_short(extent: int, pieces
     finer = sizes(cuts(extent, pieces + 1))
     assert finer[0] <= found[0]
     assert found[0] <= found[-1] + 1 or found[0] % 8 == 0
+
+
+SIDES = """einpage: 1
+name: sides
+sizes: {{S: {s}, H: {h}, D: {d}, M: {m}, E: {e}}}
+axes: {{s: S, h: H, d: D, m: M, e: E}}
+inputs:
+  x: {{axes: s m e}}
+weights:
+  w: {{axes: h d m e, from: w}}
+body:
+  - y[s,h,d] = x[s,m,e] * w[h,d,m,e]
+outputs:
+  y: {{axes: s h d}}
+"""
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.fixed_dictionaries(dict.fromkeys("shdme", st.one_of(st.integers(1, 9), st.sampled_from((13, 48, 63, 64, 65, 130))))), st.data())
+def test_no_side_of_a_product_is_cut_under_the_grain(extents: dict[str, int], data: st.DataObject) -> None:
+    """Rows, columns and summed letters: each side has GRAIN elements or is whole, into however many pieces its letters are cut."""
+    program = elaborate(read_document(SIDES.format(**extents), "sides.yaml"))
+    opgraph = fuse(program)
+    most = most_pieces(map(tiling_of, opgraph.ops), program.extents)
+    pieces = {letter: n for letter, top in most.items() if (n := data.draw(st.sampled_from((top, max(1, top - 1), 1)))) > 1}
+    for task in split(opgraph, pieces, DType.FP32).tasks:
+        assert task.job is not None
+        have = {r.letter: r.extent for r in task.job.ranges}
+        for side in ("s", "hd", "me"):
+            whole = prod(extents[x] for x in side)
+            assert prod(have[Letter(x)] for x in side) >= min(GRAIN, whole), f"{side} in {pieces}"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from einpage.kernels.instructions.torch_kernel import TorchKernel
 from einpage.kernels.on_torch.attention import prepare_attention
 from einpage.kernels.on_torch.contract import prepare_contract
 from einpage.kernels.on_torch.map import prepare_map
-from einpage.kernels.prepare import Backend, prepare, scratch_bytes
+from einpage.kernels.prepare import Backend, PreparedKernels, prepare, scratch_bytes
 from kernels_build import fn, op
 from kernels_cases import ATTENTIONS, CONTRACTS, GATHERS, attention, causal, gated, gather, plain_heads, project, unproject
 from kernels_maps import MAPS, embedding, last_token, rms_norm, rotation
@@ -92,6 +93,16 @@ def test_temporaries_stay_within_what_is_declared(name: str, limit: int) -> None
         kernel(operands, out, None)
     small = 64 * len(case.job.ranges) + 64  # numbers as tensors, and the like
     assert allocations.peak <= kernel.scratch_bytes + small, f"{name}: {allocations.peak} bytes live, {kernel.scratch_bytes} declared"
+
+
+def test_kernels_of_a_plan_hold_what_the_largest_of_them_holds() -> None:
+    """In whatever order they are prepared, and each again."""
+    jobs = [case.job for case in (gated(s=30, f=90), rms_norm(s=3, m=2), rms_norm(s=300, m=200), gated(s=3, f=9))]
+    for order in permutations(jobs):
+        kernels = PreparedKernels(Backend.TORCH)
+        for n, job in enumerate((*order, order[0]), 1):
+            kernels.of(job)
+            assert kernels.scratch_bytes == max(scratch_bytes(other) for other in order[:n])
 
 
 def test_large_jobs_are_blocked() -> None:

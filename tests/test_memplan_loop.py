@@ -8,7 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.units import aligned
+from einpage.einsum_front.fuse.fuse import fuse
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph
+from einpage.einsum_front.tile.split import split
 from einpage.exec.planning.judged_plan import plan_graph
 from einpage.memplan.bounds.limit import Method
 from einpage.memplan.bounds.steady import steady_bounds
@@ -20,11 +24,13 @@ from einpage.memplan.graph.simulate import moved_bytes, simulate
 from einpage.memplan.judge.reason import Reason
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import PlanOptions, plan
+from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.order import OrderPolicy
 from einpage.memplan.problem.places import DEVICE, HOST, Queue
 from einpage.memplan.residency.resident_sets import Start
 from hand_plan import hand_graph
+from specs_small import small_program
 from strategies import a_machine, alignments, budgets, machines, task_graphs
 
 LOOP = PlanOptions(start=Start.LOOP)
@@ -54,6 +60,23 @@ def test_loops_are_right_and_end_as_they_started(data: st.DataObject, graph: Tas
     assert simulate(found, machine).makespan_s >= b.bound_order_s * (1 - 1e-9) >= b.bound_s * (1 - 2e-9)
     assert moved_bytes(found, Queue.H2D) + moved_bytes(found, Queue.D2H) >= b.bytes_bound_order
     assert moved_bytes(found, Queue.H2D) >= b.compulsory(Queue.H2D)
+
+
+@pytest.mark.parametrize("name", ["matmul_chain", "mlp", "llama"])
+def test_no_loop_moves_less_than_its_bound_whatever_the_arena_holds(name: str) -> None:
+    """From the smallest budget to one in which every weight stays, where links are slow and so decide."""
+    graph = split(fuse(small_program(name)), {}, DType.FP32)
+    machine = a_machine(h2d_bytes_per_s=1e3, d2h_bytes_per_s=1e3)
+    least = largest_footprint(graph)[1]
+    weights = sum(aligned(t.nbytes) for t in graph.tensors if t.kind is Kind.WEIGHT)
+    moved = []
+    for budget in range(least, least + weights + 4096, max(256, weights // 24)):
+        found = plan(graph, machine, budget, LOOP)
+        b = steady_bounds(graph, machine, found.budget_bytes)
+        moved.append(moved_bytes(found, Queue.H2D) + moved_bytes(found, Queue.D2H))
+        assert moved[-1] >= b.bytes_bound_order
+        assert simulate(found, machine).makespan_s >= b.bound_order_s * (1 - 1e-9)
+    assert moved[-1] < moved[0]
 
 
 @settings(max_examples=60, deadline=None)

@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from einpage.einsum_front.base.dtype import DType
-from einpage.memplan.graph.memgraph import NodeId
+from einpage.exec.dispatch.serial import random_order
+from einpage.memplan.graph.memgraph import Edges, MemGraph, NodeId
 from einpage.memplan.graph.simulate import NO_QUEUE, durations, queue_numbers, queues_of, simulate
 from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.places import Queue
 from hand_plan import edges_of, hand_plan
 from plain_plan import plain_plan
-from strategies import a_machine, budgets, machines, task_graphs
+from strategies import a_machine, budgets, machines, random_graph, task_graphs
 
 SECONDS = a_machine(
     flops_per_s=((DType.FP32, 128.0),), device_bytes_per_s=1e12, h2d_bytes_per_s=256.0, d2h_bytes_per_s=128.0,
@@ -79,3 +80,23 @@ def test_first_in_first_out_and_after_predecessors(data: st.DataObject, machine:
     assert np.allclose(line.finish_s - line.start_s, durations(plan, machine), rtol=1e-9, atol=1e-9)
     assert line.makespan_s == max(line.finish_s)
     assert all(busy <= line.makespan_s * (1 + 1e-9) for _, busy in line.busy_s)
+
+
+def in_another_order(plan: MemGraph, seed: int) -> MemGraph:
+    """The same nodes in some order that their edges allow."""
+    order = random_order(plan, seed)
+    number = {old: new for new, old in enumerate(order)}
+    sources, targets = (np.array([number[n] for n in column.tolist()]) for column in (plan.edges.source, plan.edges.target))
+    by = np.lexsort((sources, targets))
+    edges = Edges(sources[by].astype(np.int32), targets[by].astype(np.int32), plan.edges.kind[by])
+    return replace(plan, nodes=tuple(plan.nodes[n] for n in order), edges=edges)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_plan_ends_when_all_of_it_has(seed: int) -> None:
+    """Whichever node is listed last."""
+    for plan in (hand_plan(), plain_plan(random_graph(seed))):
+        for draw in range(4):
+            line = simulate(in_another_order(plan, draw), SECONDS if plan.graph.dtype is DType.FP32 else a_machine())
+            assert line.makespan_s == line.finish_s.max()
+            assert line.makespan_s >= max(busy for _, busy in line.busy_s)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Num, Region, Unary, free_letters, loads
 from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.algebra.intervals import interval
+from einpage.einsum_front.base.columns import Bools
 from einpage.einsum_front.base.interval import EITHER, FALSE, TRUE, truth
 
 LEAF = 512
@@ -105,6 +106,41 @@ def pairs(score: Expr, query: Letter | None, row: Letter, region: Region, at_lea
     return _count(mask, query or Letter(""), row, queries, keys)
 
 
+def keys_seen(score: Expr, query: Letter | None, row: Letter, region: Region) -> int:
+    """How many keys of the region some query surely or, where a clause depends on data, possibly sees.
+
+    Where that depends on other letters, and is undecided, none.
+    """
+    mask, keys = condition(score), region[row]
+    if mask is None:
+        return keys[1] - keys[0]
+    mask = without_data(mask)
+    if not free_letters(mask) <= {row, query}:
+        return keys[1] - keys[0] if truth(interval(mask, region)) == TRUE else 0
+    queries = region[query] if query is not None else (0, 1)
+    blocks = ((a, min(a + LEAF, keys[1])) for a in range(*keys, LEAF))
+    return sum(int(_seen(mask, query or Letter(""), row, queries, block).sum()) for block in blocks)
+
+
+def _seen(mask: Expr, query: Letter, row: Letter, queries: tuple[int, int], keys: tuple[int, int]) -> Bools:
+    """[key] whether some query sees it."""
+    known = truth(interval(mask, {query: queries, row: keys})) if queries[0] < queries[1] else FALSE
+    if known != EITHER:
+        return np.full(keys[1] - keys[0], known == TRUE)
+    if queries[1] - queries[0] <= LEAF:
+        seen: Bools = np.logical_or.reduce(_on_grid(mask, query, row, queries, keys), axis=0)
+        return seen
+    early, late = _halves(queries)
+    found = _seen(mask, query, row, late, keys)  # of a causal mask, the half that sees more
+    return found if found.all() else np.logical_or(found, _seen(mask, query, row, early, keys))
+
+
+def _on_grid(mask: Expr, query: Letter, row: Letter, queries: tuple[int, int], keys: tuple[int, int]) -> Bools:
+    """[query, key] whether the mask holds."""
+    grid = {query: np.arange(*queries, dtype=np.float64)[:, None], row: np.arange(*keys, dtype=np.float64)[None, :]}
+    return np.broadcast_to(_evaluate(mask, grid) != 0, (queries[1] - queries[0], keys[1] - keys[0]))
+
+
 def _area(queries: tuple[int, int], keys: tuple[int, int]) -> int:
     return (queries[1] - queries[0]) * (keys[1] - keys[0])
 
@@ -118,9 +154,7 @@ def _count(mask: Expr, query: Letter, row: Letter, queries: tuple[int, int], key
     if known != EITHER:
         return area if known == TRUE else 0
     if max(queries[1] - queries[0], keys[1] - keys[0]) <= LEAF:
-        grid = {query: np.arange(*queries, dtype=np.float64)[:, None], row: np.arange(*keys, dtype=np.float64)[None, :]}
-        found = np.broadcast_to(_evaluate(mask, grid) != 0, (queries[1] - queries[0], keys[1] - keys[0]))
-        return int(found.sum())
+        return int(_on_grid(mask, query, row, queries, keys).sum())
     return sum(_count(mask, query, row, a, b) for a in _halves(queries) for b in _halves(keys))
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import prod
 
-from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Reduce, Region, Unary, free_letters, walk
-from einpage.einsum_front.algebra.masks import condition, pairs, without_data
+from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Reduce, Region, Unary, free_letters, loads, walk
+from einpage.einsum_front.algebra.masks import condition, keys_seen, pairs, without_data
+from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.opgraph import AttentionOp, ContractOp, FusedOp, MapOp
 
 
@@ -57,11 +58,49 @@ def pointwise_flops(e: Expr, ranges: Region) -> int:
     return total
 
 
-def _attention_flops(op: AttentionOp, ranges: Region, at_least: bool) -> int:
-    rows = [i.letter for i in op.q.indices if isinstance(i, Axis) and i.letter not in op.score_letters]
+def least_elements(op: FusedOp, load: Load, ranges: Region, box: Box) -> int:
+    """Of `box`, what `load` can touch over `ranges`: the elements that some task touches, however the op is cut."""
+    return _seen_elements(op, load, ranges, box) if isinstance(op, AttentionOp) else _diagonal_elements(load, box)
+
+
+def _diagonal_elements(load: Load, box: Box) -> int:
+    """All of `box`, but for letters in several dimensions: a tile of x[i, i] has a square of the diagonal, and one element in the end."""
+    extents_by_letters: dict[frozenset[Letter], int] = {}
+    letters: frozenset[Letter]
+    for index, n in zip(load.indices, box.shape, strict=True):
+        letters = frozenset() if loads(index) else free_letters(index)  # data may point anywhere, whatever the tile
+        for joined in [found for found in extents_by_letters if found & letters]:
+            letters, n = letters | joined, max(n, extents_by_letters.pop(joined))
+        extents_by_letters[letters] = n * extents_by_letters.get(letters, 1)
+    return prod(extents_by_letters.values())
+
+
+def _seen_elements(op: AttentionOp, load: Load, ranges: Region, box: Box) -> int:
+    """A task leaves out what its own queries, of its own heads, do not see."""
+    axes = {index.letter for index in load.indices if isinstance(index, Axis)}
+    if condition(op.score) is None or op.row not in free_letters(load):
+        return _diagonal_elements(load, box)
+    if op.row not in axes:
+        return 0
+    query = _masked_query(op)
+    if query is None or query not in free_letters(load):
+        return box.size // extent([op.row], ranges) * keys_seen(op.score, query, op.row, ranges)
+    return box.size // extent([query, op.row], ranges) * pairs(op.score, query, op.row, ranges, True) if query in axes else 0
+
+
+def _masked_query(op: AttentionOp) -> Letter | None:
+    """The letter of the queries that the mask compares with keys; None where it is none, or there are several."""
     mask = condition(op.score)
-    in_mask = [letter for letter in rows if mask is not None and letter in free_letters(without_data(mask))]
-    query = in_mask[0] if len(in_mask) == 1 else None
+    in_mask = [letter for letter in _rows(op) if mask is not None and letter in free_letters(without_data(mask))]
+    return in_mask[0] if len(in_mask) == 1 else None
+
+
+def _rows(op: AttentionOp) -> list[Letter]:
+    return [i.letter for i in op.q.indices if isinstance(i, Axis) and i.letter not in op.score_letters]
+
+
+def _attention_flops(op: AttentionOp, ranges: Region, at_least: bool) -> int:
+    rows, query = _rows(op), _masked_query(op)
     seen = pairs(op.score, query, op.row, ranges, at_least)
     others = extent([letter for letter in rows if letter != query], ranges)
     depth_in = extent(op.score_letters, ranges)

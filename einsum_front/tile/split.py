@@ -24,7 +24,7 @@ from einpage.einsum_front.graph.opgraph import (
     target_letters,
 )
 from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, TaskGraph, Tensor, TensorId, Value, tile_name
-from einpage.einsum_front.tile.flops import flops
+from einpage.einsum_front.tile.flops import flops, least_elements
 from einpage.einsum_front.tile.grid import Grid, host_grids, templates_of
 from einpage.einsum_front.tile.order import Draft, in_tile_order
 from einpage.einsum_front.tile.task_template import TaskTemplate, task_template
@@ -216,6 +216,9 @@ def _whole_bytes(template: Template, dtypes: list[DType], dtype: DType, whole: M
         return Nbytes(min(result, table))
     total = result
     for loads, shape, slot_dtype in zip(template.loads, template.shapes, dtypes, strict=True):
-        boxes = {load_box(load, whole, shape) for load in loads}
-        total += min(sum(box.size for box in boxes), prod(shape)) * slot_dtype.nbytes
+        size_by_box: dict[Box, int] = {}
+        for load in loads:
+            box = load_box(load, whole, shape)
+            size_by_box[box] = max(size_by_box.get(box, 0), least_elements(template.op, load, whole, box))
+        total += min(sum(size_by_box.values()), prod(shape)) * slot_dtype.nbytes
     return Nbytes(total)
