@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from einpage.einsum_front.algebra.expr import Acc
 from einpage.kernels.errors import IndexOutOfRange, Unsupported
 from einpage.kernels.prepare import Backend, prepare
-from kernels_cases import ATTENTIONS, CONTRACTS, GATHERS
+from kernels_build import fn, op
+from kernels_cases import ATTENTIONS, CONTRACTS, GATHERS, attention
 from kernels_maps import MAPS, last_token
 from kernels_naive import Case, assert_right
 
@@ -48,6 +51,18 @@ def test_small_tiles_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -
     out = case.poisoned()
     launch_kernel.triton_kernel(case.job, Target(product=SMALL, attention=SMALL))(case.operands(), out, None)
     assert_right(case, out, f" ({name}, small tiles)")
+
+
+@pytest.mark.parametrize("shift", [-1, 0, 1, 6, 11, 17])
+def test_a_mask_ends_at_any_place_of_a_block(shift: int) -> None:
+    """The last key of each query, and the first of a window: at every place of a block of 16 keys, and for each query of a block of 16."""
+    last = op("<=", "t", op("+", "s", shift))
+    first = op(">", op("+", "t", 20), op("+", "s", shift))
+    for mask in (last, op("and", last, first)):
+        case = attention(s=(0, 20), t=60, b=1, e=2, score=fn("where", mask, op("/", Acc(0), 3.0), -math.inf))
+        out = case.poisoned()
+        launch_kernel.triton_kernel(case.job, Target(attention=SMALL))(case.operands(), out, None)
+        assert_right(case, out, f" (shift {shift})")
 
 
 @pytest.mark.parametrize(("name", "operand"), [("rms_norm", "x"), ("unproject", "x"), ("biased_gated", "gate"), ("pythonic", "x")])
