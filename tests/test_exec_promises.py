@@ -45,11 +45,21 @@ from einpage.memplan.problem.profile import machine_from_text, machine_text
 from plain_plan import plain_plan
 from real_bytes import differences, direct, run_on_bytes
 from strategies import a_machine, data, random_graph
-from tiny_specs import LANGUAGE
 
 VOCAB = 11
-SPEC = LANGUAGE.decode().replace("logits[b,v] = embed[tokens[b,seq-1], i]", "logits[b,s,v] = embed[tokens[b,s], i]")
-SPEC = SPEC.replace("logits: {axes: b v}", "logits: {axes: b s v}").replace("vocab: 300", f"vocab: {VOCAB}")
+SPEC = f"""einpage: 1
+name: language
+sizes: {{batch: 1, seq: 4, vocab: {VOCAB}, width: 8}}
+axes: {{b: batch, s: seq, v: vocab, i: width}}
+inputs:
+  tokens: {{axes: b s, dtype: int32}}
+weights:
+  embed: {{axes: v i, from: embed.weight}}
+body:
+  - logits[b,s,v] = embed[tokens[b,s], i] * embed[v,i]
+outputs:
+  logits: {{axes: b s v}}
+"""
 texts = st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=7), min_size=1, max_size=4)
 
 
