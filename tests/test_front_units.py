@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.base.units import format_bytes, format_rate, format_seconds, parse_bytes, parse_rate
+from einpage.einsum_front.base.units import aligned, format_bytes, format_rate, format_seconds, parse_bytes, parse_rate
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,9 @@ def test_rates_and_seconds_as_written() -> None:
     assert format_rate(3.4e8) == "340.0 MB/s"
     written = [format_seconds(s) for s in (0.0, 7.8e-6, 4.56e-2, 0.9999, 1.234, 61.0)]
     assert written == ["0.00 µs", "7.80 µs", "45.6 ms", "1.00 s", "1.23 s", "61.0 s"]
+
+
+@given(st.integers(0, 2**63), st.sampled_from((1, 2, 3, 16, 256, 4096)))
+def test_aligned_is_the_next_multiple(nbytes: int, alignment: int) -> None:
+    found = aligned(nbytes, alignment)
+    assert found % alignment == 0 and nbytes <= found < nbytes + alignment
