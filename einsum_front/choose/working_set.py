@@ -154,13 +154,17 @@ class WorkingSets:
         return all(self.largest_bytes(p, cut) <= most_bytes for p in self.patterns if letter in p.letters)
 
     def count(self, pieces: Mapping[Letter, int], most_tasks: int) -> Counted:
-        """The largest working set under `pieces`, from all tasks that are not alike; once `most_tasks` are counted, from a sample."""
+        """The largest working set under `pieces`, from all tasks that are not alike; once `most_tasks` are counted, from a sample.
+
+        Two pieces that are looked at, to find those alike, count as a task.
+        """
         cut = cuts_by_letter(self.opgraph, pieces)
         best, left, exact = Counted(0, "", True), most_tasks, True
         for pattern, value in self.patterns.items():
             counter = self._counter(pattern, cut)
-            counted = list(islice(tiles(pattern.template, cut, alike=counter.alike), left + 1))
-            if len(counted) > left:
+            left -= sum(len(cut[letter]) for letter, _ in pattern.template.tiling.inside) // 2
+            counted = list(islice(tiles(pattern.template, cut, alike=counter.alike), left + 1)) if left > 0 else []
+            if left <= 0 or len(counted) > left:
                 counted, exact = list(tiles(pattern.template, cut, sample=True)), False
             left = max(0, left - len(counted))
             for tile in counted:

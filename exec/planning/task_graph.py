@@ -27,7 +27,7 @@ from einpage.exec.planning.request import PlanRequest
 from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.problem.footprint import largest_footprint
 
-MOST_COUNTED = 4_000
+MOST_COUNTED = 8_000
 """Tasks that are counted one by one when a budget is refused, of layers that are alike those of one; some tenths of a second."""
 
 
