@@ -102,6 +102,8 @@ class WorkingSets:
         self.measured = 0
         """How many tasks were measured: what the time of a search is in proportion to."""
         self._known: dict[tuple[object, ...], int] = {}
+        self._grids: dict[tuple[int, ...], Grid] = {}
+        """By operand, which a pattern keeps alive, and number of pieces of each letter."""
         self._boundaries: dict[tuple[object, ...], dict[str, tuple[set[int], ...]]] = {}
         templates = templates_of(opgraph, self.values)
         readers: dict[str, set[tuple[Template, str]]] = {name: set() for name in self.values}
@@ -178,6 +180,12 @@ class WorkingSets:
         return _TaskBytes(pattern, grids, Grid(result_cuts(pattern.template, cut)), self.dtype)
 
     def _grid(self, operand: Operand, cut: Mapping[Letter, Cuts]) -> Grid:
+        key = (id(operand), *map(len, cut.values()))
+        if key not in self._grids:
+            self._grids[key] = self._new_grid(operand, cut)
+        return self._grids[key]
+
+    def _new_grid(self, operand: Operand, cut: Mapping[Letter, Cuts]) -> Grid:
         if operand.writer is not None:
             return Grid(result_cuts(operand.writer, cut))
         points: list[set[int]] = [{0, extent} for extent in operand.shape]
