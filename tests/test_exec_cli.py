@@ -342,4 +342,4 @@ def test_a_token_outside_the_vocabulary_is_named(capsys: pytest.CaptureFixture[s
         "cpu",
     ]
     _, err = ran(capsys, *words, status=2)
-    assert "200" in err and "embed" in err
+    assert "input tokens[0, 2] is 200, outside its range" in err

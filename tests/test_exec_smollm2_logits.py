@@ -47,10 +47,13 @@ def test_the_spec_is_the_model() -> None:
     assert deviation(LLAMA) <= TOLERANCE
 
 
+OTHER_THETA = "  unused: [rope_parameters.rope_theta, rope_theta, llama.rope.freq_base]\n"
+
+
 @pytest.mark.parametrize(
     ("line", "instead"),
     [
-        ("  theta: [rope_theta, rope_parameters.rope_theta, llama.rope.freq_base]\n", ""),
+        ("  theta: [rope_parameters.rope_theta, rope_theta, llama.rope.freq_base]\n", OTHER_THETA),
         ("(where(t <= s, ", "(where(t < s, "),
         ("(where(t <= s, ", "(where(t <= s + 1, "),
         ("mean[m](x[b,s,m]**2) + eps) * norm1[m]", "mean[m](x[b,s,m]**2) + 1.1*eps) * norm1[m]"),
@@ -63,6 +66,6 @@ def test_a_mutant_is_not_the_model(line: str, instead: str, tmp_path: Path) -> N
     text = LLAMA.read_text(encoding="utf-8")
     assert text.count(line) == 1, f"specs/llama.yaml no longer holds {line!r} once"
     mutant = tmp_path / "llama.yaml"
-    mutant.write_text(text.replace(line, instead), encoding="utf-8")
+    mutant.write_text(text.replace(line, instead).replace("  theta: 10000.0", "  theta: 10000.0\n  unused: 1.0"), encoding="utf-8")
     found = deviation(mutant)
     assert found > 3 * TOLERANCE, f"{found:.2e}"

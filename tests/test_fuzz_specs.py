@@ -73,14 +73,14 @@ def specs() -> Sequence[Case]:
     return (
         *(Case(SHOW, {"spec.yaml": text.encode()}) for text in (*shipped, *small)),
         *(Case((*PLAN, "2GiB"), {"spec.yaml": text.encode()}) for text in shipped),
-        *(Case((*PLAN, "64KiB"), {"spec.yaml": text.encode()}) for text in small),
+        *(Case((*PLAN, "256KiB"), {"spec.yaml": text.encode()}) for text in small),
     )
 
 
 def change(random: Random, case: Case) -> Case:
     """The text of the spec changed; now and then a budget that hardly holds anything."""
     text = change_spec(random, case.files["spec.yaml"].decode())
-    argv = tuple(random.choice(("1", "2KiB", "1MiB", "1TiB")) if word == "64KiB" and random.random() < 0.3 else word for word in case.argv)
+    argv = tuple(random.choice(("1", "2KiB", "1MiB", "1TiB")) if word == "256KiB" and random.random() < 0.3 else word for word in case.argv)
     return replace(case, argv=argv, files={"spec.yaml": text.encode("utf-8", "surrogatepass")})
 
 

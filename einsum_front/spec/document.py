@@ -117,6 +117,15 @@ class Document:
     ignore: tuple[str, ...]
 
     @property
+    def reads_weights(self) -> bool:
+        """Whether a weight is declared anywhere, repeats included."""
+        return bool(self.weights) or any(_has_weights(item) for item in self.body)
+
+    @property
     def path(self) -> str:
         """The file, for messages."""
         return self.source.path
+
+
+def _has_weights(item: BodyItem) -> bool:
+    return isinstance(item, Repeat) and (bool(item.weights) or any(map(_has_weights, item.body)))

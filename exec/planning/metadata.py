@@ -71,8 +71,10 @@ def check_metadata(document: Document, checkpoint: Checkpoint, settings: Mapping
     """Warnings about metadata that nobody here knows; `settings` give sizes and scalars as they will be.
 
     Raises WeightError where the metadata say what the spec's `assume:` rules out, or hold a key that is known to change the math and that
-    no line of the spec accounts for: the weights would fit, and the results be wrong.
+    no line of the spec accounts for: the weights would fit, and the results be wrong. A spec without weights takes none of its math.
     """
+    if not document.reads_weights:
+        return ()
     metadata = checkpoint.config()
     evaluator = Evaluator(override((*document.sizes, *document.scalars), without_lists(document.lists, settings)))
     accounted = {key.key for keys in document.config.values() for key in keys}
