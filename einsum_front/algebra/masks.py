@@ -66,15 +66,17 @@ def visible(score: Expr, row: Letter, region: Region, grain: int) -> tuple[int, 
     start, end = region[row]
     if mask is None:
         return start, end
-    edges = [*range(start, end, grain), end]
+    blocks = -(-(end - start) // grain)
+
+    def edge(i: int) -> int:
+        return min(start + i * grain, end)
 
     def seen(first: int, last: int) -> bool:
         """Whether something may be visible between two edges: of a part no more than of the whole."""
-        return truth(interval(mask, {**region, row: (edges[first], edges[last])})) != FALSE
+        return truth(interval(mask, {**region, row: (edge(first), edge(last))})) != FALSE
 
-    first = _outermost(seen, 0, len(edges) - 1, leftmost=True)
-    last = _outermost(seen, 0, len(edges) - 1, leftmost=False)
-    return (edges[first], edges[last + 1]) if first is not None and last is not None else (start, start)
+    first, last = _outermost(seen, 0, blocks, leftmost=True), _outermost(seen, 0, blocks, leftmost=False)
+    return (edge(first), edge(last + 1)) if first is not None and last is not None else (start, start)
 
 
 def _outermost(seen: Callable[[int, int], bool], first: int, last: int, leftmost: bool) -> int | None:

@@ -19,7 +19,7 @@ from einpage.einsum_front.base.units import aligned
 from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.opgraph import AttentionOp, GatherOp, OpGraph, op_loads
 from einpage.einsum_front.graph.taskgraph import Kind, Value, tile_name
-from einpage.einsum_front.tile.grid import Grid, boundaries_read, templates_of
+from einpage.einsum_front.tile.grid import Grid, boundaries_read, ranges_evaluated, templates_of
 from einpage.einsum_front.tile.split import check_pieces, cuts_by_letter, declared_values
 from einpage.einsum_front.tile.task_template import accumulator_box
 from einpage.einsum_front.tile.template import Template, Tile, in_place_slots, result_cuts, tiles
@@ -193,6 +193,7 @@ class WorkingSets:
             key = (template, *(len(cut[letter]) for letter, _ in template.tiling.inside))
             if key not in self._boundaries:
                 self._boundaries[key] = boundaries_read(template, cut)
+                self.measured += ranges_evaluated(template, cut)
             for have, more in zip(points, self._boundaries[key][slot], strict=True):
                 have |= more
         return Grid(tuple(tuple(sorted(p)) for p in points))

@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from typing import TypeAlias
 
 from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Load, free_letters, loads
@@ -95,6 +96,13 @@ def boundaries_read(template: Template, cut: Mapping[Letter, Cuts]) -> dict[str,
                 points |= _index_points(index, extent, own)
         out[slot] = sets
     return out
+
+
+def ranges_evaluated(template: Template, cut: Mapping[Letter, Cuts]) -> int:
+    """In how many ranges `boundaries_read` evaluates an index that is more than a letter: what it takes long for."""
+    own = own_cuts(template.tiling, cut)
+    indices = [index for loads_of_slot in template.loads for load in loads_of_slot for index in load.indices]
+    return sum(prod(len(own[letter]) - 1 for letter in free_letters(i)) for i in indices if not isinstance(i, Axis) and not loads(i))
 
 
 def _index_points(index: Expr, extent: int, cut: Mapping[Letter, Cuts]) -> set[int]:
