@@ -217,6 +217,14 @@ def test_true_checkpoints_run_without_a_word(name: str) -> None:
     assert warnings_about(load_document(SPECS / "llama.yaml"), SILENT[name]) == ()
 
 
+@pytest.mark.parametrize("name", ["TinyLlama", "SmolLM2", "Mistral"])
+def test_metadata_that_name_no_model_are_said(name: str) -> None:
+    """Helium and Ernie 4.5 have LLaMA's tensors and keys: where nothing names the model, nothing tells them from LLaMA."""
+    nameless = {key: value for key, value in SILENT[name].items() if key not in ("model_type", "architectures")}
+    (said,) = warnings_about(load_document(SPECS / "llama.yaml"), nameless)
+    assert "name no model" in said
+
+
 def test_gpt2_configurations() -> None:
     document = load_document(SPECS / "gpt2.yaml")
     whole = {

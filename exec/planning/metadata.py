@@ -134,6 +134,8 @@ def _about_unknown(unknown: list[str], left: Mapping[str, object]) -> Iterator[s
 def _about_no_metadata(document: Document, checkpoint: Checkpoint, metadata: Mapping[str, object]) -> Iterator[str]:
     if not metadata and document.config and not isinstance(checkpoint, RandomWeights):
         yield "the checkpoint has no metadata (no config.json beside it): sizes and scalars are the spec's own, and so may its math be"
+    elif metadata and "model_type" in document.assume and not {"model_type", "general.architecture"} & set(metadata):
+        yield "the checkpoint's metadata name no model (`model_type`): whether its math is the spec's cannot be known from them"
 
 
 def _judged(left: Mapping[str, object], metadata: Mapping[str, object]) -> tuple[list[tuple[str, MathKey]], list[str]]:
