@@ -6,6 +6,7 @@ Of random specs, masks over a head's own letter among them, in random pieces: so
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 from math import prod
 from random import Random
 from unittest.mock import patch
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from einpage.einsum_front.algebra.expr import Axis, Call, Letter, Load, Num, loads
+from einpage.einsum_front.algebra.expr import Axis, Call, Letter, Load, Num, loads, walk
 from einpage.einsum_front.algebra.masks import pairs
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.elaborate.elaborate import elaborate
@@ -33,6 +34,7 @@ from einpage.memplan.problem.footprint import largest_footprint
 from front_text import over_letters
 from spec_strategies import random_spec
 from strategies import a_machine
+from test_front_intervals import value
 
 S, T, H = map(Letter, "sth")
 MASKS = {
@@ -127,6 +129,22 @@ def assert_every_tile_is_read(graph: TaskGraph) -> None:
                     assert any(all(a < d and c < b for (a, b), (c, d) in zip(edges, at, strict=True)) for at in touched), task.name
 
 
+def assert_all_that_is_read_is_there(graph: TaskGraph, most_points: int = 2000) -> None:
+    """Every element that a load points at, at any point of its task, lies in a tile of the task; loads of too many points are left out."""
+    for task in graph.tasks:
+        assert task.job is not None
+        spans = {r.letter: range(r.start, r.end) for r in task.job.ranges}
+        boxes = {view.name: view.boxes for view in task.job.reads}
+        for load in loads_of(task.job):
+            letters = sorted({n.letter for i in load.indices for n in walk(i) if isinstance(n, Axis)})
+            if prod(len(spans[x]) for x in letters) > most_points or any(isinstance(n, Load) for i in load.indices for n in walk(i)):
+                continue
+            for point in product(*(spans[x] for x in letters)):
+                at = [int(value(i, dict(zip(letters, point, strict=True)))) for i in load.indices]
+                inside = [all(a <= x < b for a, x, b in zip(box.start, at, box.end, strict=True)) for box in boxes[load.name]]
+                assert any(inside), f"{task.name} reads {load.name} at {at}, in {boxes[load.name]}"
+
+
 def loads_of(job: Job) -> tuple[Load, ...]:
     """Every load of a job's expressions."""
     match job:
@@ -158,3 +176,27 @@ def test_operations_are_no_more_than_their_tasks_and_tasks_read_what_they_use(se
     graph = in_pieces(random_spec(seed, most_statements=4), seed, (1, 2, 4, 64)[seed % 4])
     assert_tasks_do_no_less(graph)
     assert_every_tile_is_read(graph)
+    assert_all_that_is_read_is_there(graph)
+
+
+SHIFTS = ("x[i + 1]", "x[i + 2] - x[i]", "x[6 - i]", "x[2 * i]", "x[min(i + 1, 3)]", "x[i // 2 + 4]", "x[(i + 3) % 7]", "x[i] * x[i + j]")
+
+
+@pytest.mark.parametrize("expression", SHIFTS)
+def test_what_a_shifted_load_points_at_is_there(expression: str) -> None:
+    text = f"""einpage: 1
+name: shifts
+sizes: {{n: 4, long: 7}}
+axes: {{i: n, j: n, a: long}}
+inputs:
+  x0: {{axes: a}}
+body:
+  - x[a] = tanh(x0[a])
+  - y[i,j] = {expression.replace("x[i]", "x[i + 0]")} + j
+  - z[i,j] = {expression.replace("x[i]", "x[i + 0]").replace("x[", "x0[")} + j
+outputs:
+  y: {{axes: i j}}
+  z: {{axes: i j}}
+"""
+    for seed in range(8):
+        assert_all_that_is_read_is_there(in_pieces(text, seed, 1))
