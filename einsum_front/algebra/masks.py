@@ -108,20 +108,24 @@ def pairs(score: Expr, query: Letter | None, row: Letter, region: Region, at_lea
     return _count(mask, query or Letter(""), row, queries, keys)
 
 
-def keys_seen(score: Expr, query: Letter | None, row: Letter, region: Region) -> int:
-    """How many keys of the region some query surely or, where a clause depends on data, possibly sees.
+def keys_seen(score: Expr, query: Letter | None, row: Letter, region: Region) -> Bools:
+    """[key] whether some query of the region surely or, where a clause depends on data, possibly sees it.
 
-    Where that depends on other letters, and is undecided, none.
+    Where that depends on other letters, and is undecided, none does.
     """
     mask, keys = condition(score), region[row]
     if mask is None:
-        return keys[1] - keys[0]
+        return np.ones(keys[1] - keys[0], bool)
     mask = without_data(mask)
     if not free_letters(mask) <= {row, query}:
-        return keys[1] - keys[0] if truth(interval(mask, region)) == TRUE else 0
-    queries = region[query] if query is not None else (0, 1)
+        return np.full(keys[1] - keys[0], truth(interval(mask, region)) == TRUE)
+    return _keys_seen(mask, query or Letter(""), row, region[query] if query is not None else (0, 1), keys)
+
+
+@lru_cache(maxsize=256)
+def _keys_seen(mask: Expr, query: Letter, row: Letter, queries: tuple[int, int], keys: tuple[int, int]) -> Bools:
     blocks = ((a, min(a + LEAF, keys[1])) for a in range(*keys, LEAF))
-    return sum(int(_seen(mask, query or Letter(""), row, queries, block).sum()) for block in blocks)
+    return np.concatenate([_seen(mask, query, row, queries, block) for block in blocks] or [np.zeros(0, bool)])
 
 
 def _seen(mask: Expr, query: Letter, row: Letter, queries: tuple[int, int], keys: tuple[int, int]) -> Bools:

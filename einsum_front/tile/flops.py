@@ -82,13 +82,13 @@ def _seen_elements(op: AttentionOp, load: Load, ranges: Region, box: Box) -> int
         return _diagonal_elements(load, box)
     if op.row not in axes:
         return 0
-    query = _masked_query(op)
+    query = masked_query(op)
     if query is None or query not in free_letters(load):
-        return box.size // extent([op.row], ranges) * keys_seen(op.score, query, op.row, ranges)
+        return box.size // extent([op.row], ranges) * int(keys_seen(op.score, query, op.row, ranges).sum())
     return box.size // extent([query, op.row], ranges) * pairs(op.score, query, op.row, ranges, True) if query in axes else 0
 
 
-def _masked_query(op: AttentionOp) -> Letter | None:
+def masked_query(op: AttentionOp) -> Letter | None:
     """The letter of the queries that the mask compares with keys; None where it is none, or there are several."""
     mask = condition(op.score)
     in_mask = [letter for letter in _rows(op) if mask is not None and letter in free_letters(without_data(mask))]
@@ -100,7 +100,7 @@ def _rows(op: AttentionOp) -> list[Letter]:
 
 
 def _attention_flops(op: AttentionOp, ranges: Region, at_least: bool) -> int:
-    rows, query = _rows(op), _masked_query(op)
+    rows, query = _rows(op), masked_query(op)
     seen = pairs(op.score, query, op.row, ranges, at_least)
     others = extent([letter for letter in rows if letter != query], ranges)
     depth_in = extent(op.score_letters, ranges)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.algebra.expr import Letter, Region
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import Nbytes
@@ -26,6 +26,7 @@ from einpage.einsum_front.graph.opgraph import (
 from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, TaskGraph, Tensor, TensorId, Value, tile_name
 from einpage.einsum_front.tile.flops import flops, least_elements
 from einpage.einsum_front.tile.grid import Grid, host_grids, templates_of
+from einpage.einsum_front.tile.needed import Ranges, needed_ranges
 from einpage.einsum_front.tile.order import Draft, in_tile_order
 from einpage.einsum_front.tile.task_template import TaskTemplate, task_template
 from einpage.einsum_front.tile.template import Template, result_cuts, tiles
@@ -79,19 +80,21 @@ class _Splitter:
     def run(self) -> TaskGraph:
         """Cut every op and order the tasks."""
         ops = []
-        whole = {letter: (0, extent) for letter, extent in self.program.extents.items()}
         segments = _segments(self.opgraph)
         depths = self.row_depths(segments)
-        cost: dict[Template, tuple[int, Nbytes]] = {}
+        needed = needed_ranges(self.opgraph, self.templates)
+        cost: dict[tuple[Template, Ranges], tuple[int, Nbytes]] = {}
         descriptions: dict[tuple[Template, tuple[str, ...]], str] = {}
         for n, op in enumerate(self.opgraph.ops):
             template, names = self.templates[op.value]
-            if template not in cost:
-                dtypes = [self.values[v].dtype for v in names]
-                cost[template] = flops(op, whole, at_least=True), _whole_bytes(template, dtypes, self.dtype, whole)
+            for ranges in (found := needed.get(op.value, ())):
+                if (template, ranges) not in cost:
+                    dtypes, at = [self.values[v].dtype for v in names], dict(ranges)
+                    cost[template, ranges] = flops(op, at, at_least=True), _least_bytes(template, dtypes, self.dtype, at)
+            most = [max((cost[template, ranges][n] for ranges in found), default=0) for n in range(2)]
             if (template, op.fused) not in descriptions:
                 descriptions[template, op.fused] = describe(template.op, op.fused)
-            ops.append(Op(OpId(n), op.value, KIND_WORD[type(op)], *cost[template], descriptions[template, op.fused]))
+            ops.append(Op(OpId(n), op.value, KIND_WORD[type(op)], most[0], Nbytes(most[1]), descriptions[template, op.fused]))
             self.cut(OpId(n), op, template, names, segments[n], depths.get(op.value, 0))
         tensors, tasks = in_tile_order(self.tensors, self.drafts, [v for _, v in self.opgraph.outputs])
         used = {t.value for t in tensors}
@@ -208,9 +211,10 @@ def _segments(opgraph: OpGraph) -> list[int]:
     return found
 
 
-def _whole_bytes(template: Template, dtypes: list[DType], dtype: DType, whole: Mapping[Letter, tuple[int, int]]) -> Nbytes:
-    """Distinct operand bytes plus result bytes of the op in one piece; of a gather, the bytes that cross the link."""
-    result = prod(template.op.shape) * dtype.nbytes
+def _least_bytes(template: Template, dtypes: list[DType], dtype: DType, ranges: Region) -> Nbytes:
+    """Distinct operand bytes plus result bytes of the op over `ranges`, however it is cut; of a gather, the bytes that cross the link."""
+    target = zip(template.tiling.target, template.op.shape, strict=True)
+    result = prod(extent if letter is None else ranges[letter][1] - ranges[letter][0] for letter, extent in target) * dtype.nbytes
     if isinstance(template.op, GatherOp):
         table = prod(template.shapes[0]) * dtype.nbytes
         return Nbytes(min(result, table))
@@ -218,7 +222,11 @@ def _whole_bytes(template: Template, dtypes: list[DType], dtype: DType, whole: M
     for loads, shape, slot_dtype in zip(template.loads, template.shapes, dtypes, strict=True):
         size_by_box: dict[Box, int] = {}
         for load in loads:
-            box = load_box(load, whole, shape)
-            size_by_box[box] = max(size_by_box.get(box, 0), least_elements(template.op, load, whole, box))
-        total += min(sum(size_by_box.values()), prod(shape)) * slot_dtype.nbytes
+            box = load_box(load, ranges, shape)
+            size_by_box[box] = max(size_by_box.get(box, 0), least_elements(template.op, load, ranges, box))
+        apart: list[Box] = []
+        for box in sorted(size_by_box, key=lambda box: -size_by_box[box]):
+            if not any(box.intersects(other) for other in apart):
+                apart.append(box)
+        total += sum(size_by_box[box] for box in apart) * slot_dtype.nbytes
     return Nbytes(total)
