@@ -64,9 +64,9 @@ def _reads(template: Template, ranges: Region) -> tuple[list[Box], ...]:
 
 def _covered(box: Box, tiling: Tiling, cuttable: set[Letter], whole: Box) -> Box:
     """`box`, and all along the dimensions that are never cut."""
-    kept = [letter is not None and letter in cuttable for letter in tiling.target]
-    start = tuple(a if keep else b for a, b, keep in zip(box.start, whole.start, kept, strict=True))
-    end = tuple(a if keep else b for a, b, keep in zip(box.end, whole.end, kept, strict=True))
+    cut = [letter is not None and letter in cuttable for letter in tiling.target]
+    start = tuple(a if may else b for a, b, may in zip(box.start, whole.start, cut, strict=True))
+    end = tuple(a if may else b for a, b, may in zip(box.end, whole.end, cut, strict=True))
     return Box(start, end)
 
 
