@@ -139,6 +139,7 @@ def safetensors(header: object) -> bytes:
     [
         (safetensors({"x": {"dtype": "F32", "shape": [0] * 1000, "data_offsets": [0, 4]}}), r"x is F32 \[0, 0, .*…, 0 bytes"),
         (safetensors({"x": {"dtype": "F32", "shape": [10**400, 10**400], "data_offsets": [0, 4]}}), "a whole number of .* bits bytes"),
+        (safetensors({"x": {"dtype": "F\n", "shape": [3, 4], "data_offsets": [0, 48]}}), r"x is stored as 'F\\n'"),
         (safetensors({"x": "\n"}), r"the entry of x is '\\n'"),
         (safetensors({"\n": {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, 48]}}), r"a tensor is called '\\n'"),
         (safetensors({"n" * 1000: {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, 48]}}), r"a tensor is called 'nn.*\(1000 char"),
@@ -149,6 +150,21 @@ def safetensors(header: object) -> bytes:
 def test_a_safetensors_file(content: bytes, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {"spec.yaml": SPEC, "x.safetensors": content}
     assert re.search(said, refused(Case((*GIVEN, "x=x.safetensors"), files), tmp_path, monkeypatch))
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"hidden_size": 10**400}, "`hidden_size` is a whole number of 1329 bits, more than a float holds"),
+        ({"a": {"b": [1, [2**1023]]}}, "`a.b` is a whole number of 1024 bits, more than a float holds"),
+        ({"a\nb": 1}, r"a key is 'a\\nb'"),
+        ({"n" * 1000: 1}, r"a key is 'nn.*\(1000 characters\)"),
+    ],
+)
+def test_a_config(config: object, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = safetensors({"w.weight": {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, 48]}})
+    files = {"spec.yaml": SPEC, "m/model.safetensors": weights, "m/config.json": json.dumps(config).encode()}
+    assert re.search(said, refused(Case(("plan", "spec.yaml", "--budget", "1MiB", "--weights", "m"), files), tmp_path, monkeypatch))
 
 
 @pytest.mark.parametrize(("dtype", "number", "most"), [("fp16", 1e5, "6.55e+04"), ("bf16", 3.4e38, "3.39e+38")])

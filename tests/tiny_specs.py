@@ -20,7 +20,7 @@ LANGUAGE = b"""einpage: 1
 name: language
 sizes: {batch: 1, seq: 4, vocab: 300, width: 8}
 scalars: {eps: 1.0e-5}
-config: {eps: llama.attention.layer_norm_rms_epsilon}
+config: {eps: llama.attention.layer_norm_rms_epsilon, width: hidden_size}
 axes: {b: batch, s: seq, v: vocab, i: width}
 inputs:
   tokens: {axes: b s, dtype: int32}

@@ -29,6 +29,8 @@ from einpage.exec.load.checkpoint import (
     unreadable,
 )
 
+_BEYOND = 2**1023
+"""No float holds such a number."""
 _LENGTH_BYTES = 8
 _LONGEST_HEADER = 100_000_000
 """The library's own limit."""
@@ -92,8 +94,10 @@ def open_index(path: Path) -> SafetensorsFiles:
     shard_by_name = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(shard_by_name, dict) or not all(isinstance(s, str) for s in shard_by_name.values()):
         raise WeightError(f"{path}: an index needs `weight_map`, a mapping of tensor names to shard files")
+    if unnamed := [n for n in shard_by_name if not is_name(n)]:
+        raise WeightError(f"{path}: a tensor is called {shown(unnamed[0])}")
     shards = dict.fromkeys(shard_by_name.values())
-    outside = [s for s in shards if Path(s).name != s]
+    outside = [s for s in shards if Path(s).name != s or not is_name(s)]
     if outside:
         raise WeightError(f"{path}: shards must lie beside their index; it names {listing(map(shown, outside))}")
     there = tuple(path.parent / s for s in shards if (path.parent / s).is_file())
@@ -143,6 +147,8 @@ def _read_header(path: Path, size: int) -> dict[str, SafetensorsTensor]:
 def _entry(path: Path, name: str, entry: object, base: int) -> SafetensorsTensor:
     if not is_name(name):
         raise WeightError(f"{path}: corrupt header: a tensor is called {shown(name)}")
+    if isinstance(entry, dict) and isinstance(entry.get("dtype"), str) and not is_name(entry["dtype"]):
+        raise WeightError(f"{path}: corrupt header: {name} is stored as {shown(entry['dtype'])}")
     match entry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(end)]} if (
             all(type(n) is int and n >= 0 for n in shape) and 0 <= start <= end
@@ -158,7 +164,24 @@ def _entry(path: Path, name: str, entry: object, base: int) -> SafetensorsTensor
 
 def _config_beside(path: Path) -> dict[str, object]:
     config = path.parent / "config.json"
-    return dict(_flat(read_json(config), "")) if config.is_file() else {}
+    if not config.is_file():
+        return {}
+    found = dict(_flat(read_json(config), ""))
+    for key, value in found.items():
+        if not is_name(key):
+            raise WeightError(f"{config}: a key is {shown(key)}")
+        if beyond := next((n for n in _numbers(value) if abs(n) >= _BEYOND), None):
+            raise WeightError(f"{config}: `{key}` is {shown(beyond)}, more than a float holds")
+    return found
+
+
+def _numbers(value: object) -> Iterator[int]:
+    """The whole numbers of a value, of lists in it too."""
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _numbers(item)
 
 
 def _flat(value: object, prefix: str) -> Iterator[tuple[str, object]]:
