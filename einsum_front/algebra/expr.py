@@ -9,7 +9,7 @@ Source positions do not take part in equality, so equal mathematics is equal dat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType, TypeAlias, assert_never
 
@@ -157,19 +157,19 @@ def rebuild(e: Expr, f: Callable[[Expr], Expr]) -> Expr:
             return e
         case Load():
             indices = tuple(f(i) for i in e.indices)
-            return e if _same(indices, e.indices) else replace(e, indices=indices)
+            return e if _same(indices, e.indices) else Load(e.name, indices, e.span)
         case Unary():
             x = f(e.x)
-            return e if x is e.x else replace(e, x=x)
+            return e if x is e.x else Unary(e.op, x, e.span)
         case Binary():
             x, y = f(e.x), f(e.y)
-            return e if x is e.x and y is e.y else replace(e, x=x, y=y)
+            return e if x is e.x and y is e.y else Binary(e.op, x, y, e.span)
         case Call():
             args = tuple(f(a) for a in e.args)
-            return e if _same(args, e.args) else replace(e, args=args)
+            return e if _same(args, e.args) else Call(e.fn, args, e.span)
         case Reduce():
             body = f(e.body)
-            return e if body is e.body else replace(e, body=body)
+            return e if body is e.body else Reduce(e.op, e.letters, body, e.span)
     assert_never(e)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 
 from einpage.einsum_front.algebra import arithmetic
 from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Load, Num, rebuild
+from einpage.einsum_front.base.collection import garbage_collection_paused
 from einpage.einsum_front.base.errors import Span, listing
 from einpage.einsum_front.elaborate.declare import Declarations, bind_output
 from einpage.einsum_front.elaborate.partial_definitions import PartialDefinitions
@@ -31,6 +32,7 @@ MOST_STATEMENTS = 50_000
 """Statements after unrolling: a repeat far longer than any model is a mistake."""
 
 
+@garbage_collection_paused()
 def elaborate(document: Document, settings: Mapping[str, Setting] = {}) -> Program:
     """The program of a spec at its own sizes, or at those of `settings`. Raises SpecError, UsageError for an unknown setting."""
     return _Elaborator(document, settings).program()

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.base.collection import garbage_collection_paused
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import format_bytes
 from einpage.einsum_front.choose.best_first import coarsened, least_of_all, smallest_first
@@ -50,6 +51,7 @@ class Built:
         return f"{render(self.opgraph, self.graph)}\n\n{largest}"
 
 
+@garbage_collection_paused()
 def build_graph(program: Program, request: PlanRequest) -> Built:
     """Fuse (all but `no_fuse`), choose a split for the budget (letters in `pieces` are fixed), and split.
 

@@ -10,12 +10,11 @@ In: a Problem, and the tensors resident from the start. Out: a MemGraph, the sam
 
 from __future__ import annotations
 
-import gc
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from einpage.einsum_front.base.collection import garbage_collection_paused
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import Task, TensorId
 from einpage.memplan.graph.arena import FIT_BY_POLICY, FitPolicy
@@ -64,18 +63,6 @@ def plan_by_horizons(problem: Problem, options: HorizonOptions, residents: Resid
         end=memory.end(),
         alignment=problem.alignment,
     )
-
-
-@contextmanager
-def garbage_collection_paused() -> Iterator[None]:
-    """No search for garbage cycles: the horizons make none, and each search visits all objects of the graph."""
-    ran = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if ran:
-            gc.enable()
 
 
 class Horizons:
