@@ -7,8 +7,9 @@ unknown: weights that fit a spec say nothing of activations, scales and position
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from math import isclose, isfinite
+from operator import ge, gt, le, lt
 
 from einpage.einsum_front.algebra.expr import Name
 from einpage.einsum_front.base.errors import SpecError, listing
@@ -19,26 +20,31 @@ from einpage.einsum_front.spec.sizes import Evaluator, Setting, override, withou
 from einpage.einsum_front.spec.source import Snippet
 from einpage.exec.load.checkpoint import Checkpoint, WeightError
 from einpage.exec.load.random import RandomWeights
-from einpage.exec.planning.metadata_keys import MathKey, general_key, row_of
+from einpage.exec.planning.metadata_keys import AbsentKey, Harmless, MathKey, MetadataScalar, general_key, left_out, row_of, same_word
 
 _CLOSE = 1e-6
 """Relative: metadata are float32 in GGUF, and 1 / sqrt(head) is written with as many digits as someone liked."""
 
 
-def spec_settings(document: Document, checkpoint: Checkpoint) -> dict[str, Setting]:
-    """Sizes, scalars and lists that a spec's `config:` takes from a checkpoint: for each name, the first of its keys that the metadata has.
+_COMPARE_BY_SIGN: Mapping[str, Callable[[float, float], bool]] = {">=": ge, "<=": le, ">": gt, "<": lt}
 
-    A name none of whose keys is there keeps the spec's own value. Raises WeightError where a key holds no finite number, for a size none
+
+def spec_settings(document: Document, checkpoint: Checkpoint) -> dict[str, Setting]:
+    """Sizes, scalars and lists that a spec's `config:` takes from a checkpoint: for each name, the first of its keys that the metadata has,
+    else the first that the model which they name may leave out. A name with none of them keeps the spec's own value.
+
+    Raises WeightError where a key holds no finite number, for a size none
     that is whole and at least 1, for a list no list of numbers; SpecError where `values:` has no number for what it holds.
     """
     metadata = checkpoint.config()
     sizes, lists = {entry.name for entry in document.sizes}, {entry.name for entry in document.lists}
+    absent = {key: entry.value for entry in left_out(metadata) for key in entry.keys}
     settings: dict[str, Setting] = {}
     for name, keys in document.config.items():
-        key = next((key for key in keys if metadata.get(key.key) is not None), None)
-        if key is None:
+        given = next(((key, held[key.key]) for held in (metadata, absent) for key in keys if held.get(key.key) is not None), None)
+        if given is None:
             continue
-        value = metadata[key.key]
+        key, value = given
         said = f"the checkpoint's `{key.key}` is {_shown(value)}; the spec's"
         if name in lists:
             if not isinstance(value, list):
@@ -78,32 +84,37 @@ def check_metadata(document: Document, checkpoint: Checkpoint, settings: Mapping
     metadata = checkpoint.config()
     evaluator = Evaluator(override((*document.sizes, *document.scalars), without_lists(document.lists, settings)))
     accounted = {key.key for keys in document.config.values() for key in keys}
+    absent = {_named_by(document, accounted, entry): entry for entry in left_out(metadata)}
+    given = {**metadata, **{key: entry.value for key, entry in absent.items() if entry.model is not None or key in accounted}}
+    said = {key: _said(key, value, absent.get(key)) for key, value in given.items()}
     refused: list[str] = []
     left: dict[str, object] = {}
-    for key, value in metadata.items():
+    for key, value in given.items():
         if _is_empty(value):
             continue
-        allowed = next((allowed for under, allowed in document.assume.items() if key == under or key.startswith(f"{under}.")), None)
+        allowed = _assumed(document, key)
         if allowed is not None:
             if not _is_allowed(value, allowed, evaluator):
-                only = f"for {' or '.join(word.text for word in allowed)}" if allowed else "only without it"
-                refused.append(f"`{key}` is {_shown(value)}; the spec is right {only}")
+                only = f"for {' or '.join(_as_read(word, evaluator) for word in allowed)}" if allowed else "only without it"
+                refused.append(f"{said[key]}; the spec is right {only}")
         elif key not in accounted:
             left[key] = value
-    unaccounted, unknown = _judged(left, metadata)
-    refused += [
-        f"`{key}` is {_shown(left[key])}, and changes {row.changes}; no line of the spec accounts for it" for key, row in unaccounted
-    ]
+    unaccounted, unknown = _judged(left, given, evaluator)
+    refused += [f"{said[key]}, and changes {row.changes}; no line of the spec accounts for it" for key, row in unaccounted]
     if refused:
-        said = ", ".join(f"{key}: {_written(left[key])}" for key, _ in unaccounted)
+        lines = ", ".join(f"{key}: {_written(left[key])}" for key, _ in unaccounted)
         cure = (
-            [f"where the spec's math is right for these values, it says so: `assume: {{{said}}}`"]
+            [f"where the spec's math is right for these values, it says so: `assume: {{{lines}}}`"]
             if len(refused) == len(unaccounted)
             else []
         )
         opening = "this checkpoint's metadata ask for other math than the spec's (see `assume:` there)"
         raise WeightError("\n  ".join([opening, *refused, *cure]))
-    return (*_about_unknown(unknown, left), *_about_no_metadata(document, checkpoint, metadata))
+    return (
+        *_about_unknown(unknown, left),
+        *_about_no_metadata(document, checkpoint, metadata),
+        *_about_own_values(document, metadata, settings, evaluator),
+    )
 
 
 def tied_weights_warnings(program: Program, present: Collection[str], checkpoint: Checkpoint) -> tuple[str, ...]:
@@ -138,7 +149,43 @@ def _about_no_metadata(document: Document, checkpoint: Checkpoint, metadata: Map
         yield "the checkpoint's metadata name no model (`model_type`): whether its math is the spec's cannot be known from them"
 
 
-def _judged(left: Mapping[str, object], metadata: Mapping[str, object]) -> tuple[list[tuple[str, MathKey]], list[str]]:
+def _about_own_values(
+    document: Document, metadata: Mapping[str, object], settings: Mapping[str, Setting], evaluator: Evaluator
+) -> Iterator[str]:
+    """What a checkpoint should have said and does not, where its tensors will not tell either."""
+    own: list[str] = []
+    for name, keys in document.config.items():
+        rows = [row_of(general_key(key.key, metadata.get("general.architecture"))) for key in keys]
+        if metadata and name not in settings and not any(isinstance(row, Harmless) for row in rows):
+            value = f" = {evaluator.value(name)}" if evaluator.knows(name) else ""
+            own.append(f"`{name}`{value} ({' or '.join(key.key for key in keys)})")
+    if own:
+        yield f"the checkpoint does not say, so the spec's own is taken: {listing(own)}; where that is wrong, say --set NAME=VALUE"
+
+
+def _named_by(document: Document, accounted: Collection[str], absent: AbsentKey) -> str:
+    """Of the keys of what is left out, the one that the spec has a line for; else the first."""
+    return next((key for key in absent.keys if key in accounted or _assumed(document, key) is not None), absent.keys[0])
+
+
+def _assumed(document: Document, key: str) -> tuple[Snippet, ...] | None:
+    """What `assume:` allows for `key`; None where no line of it has the key."""
+    return next((allowed for under, allowed in document.assume.items() if key == under or key.startswith(f"{under}.")), None)
+
+
+def _said(key: str, value: object, absent: AbsentKey | None) -> str:
+    return f"`{key}` is {_shown(value)}" if absent is None else f"`{key}` is left out, which for {absent.model} means {_shown(value)}"
+
+
+def _as_read(word: Snippet, evaluator: Evaluator) -> str:
+    """An allowed value for a message; a condition with its number."""
+    sign = _sign(word.text)
+    return word.text if sign is None else f"{word.text} ({_limit(word, sign, evaluator)})"
+
+
+def _judged(
+    left: Mapping[str, object], metadata: Mapping[str, object], evaluator: Evaluator
+) -> tuple[list[tuple[str, MathKey]], list[str]]:
     """Of keys that no line of the spec accounts for: those that change the math here, each with its row, and those that are unknown."""
     architecture = metadata.get("general.architecture")
     unaccounted: list[tuple[str, MathKey]] = []
@@ -148,23 +195,34 @@ def _judged(left: Mapping[str, object], metadata: Mapping[str, object]) -> tuple
         found = row_of(general)
         if found is None:
             unknown.append(key)
-        elif isinstance(found, MathKey) and not _is_neutral(value, found) and not _is_unread(key, general, found, metadata):
+        elif isinstance(found, MathKey) and not (
+            _is_neutral(value, found, evaluator) or _is_unread(key, general, found, metadata, evaluator)
+        ):
             unaccounted.append((key, found))
     return unaccounted, unknown
 
 
-def _is_neutral(value: object, row: MathKey) -> bool:
-    """Whether a value, or every element of a list, is one under which the key changes nothing."""
-    return all(_is_neutral(item, row) for item in value) if isinstance(value, list) else value in row.neutral
+def _is_neutral(value: object, row: MathKey, evaluator: Evaluator) -> bool:
+    """Whether a value, or every element of a list, is one under which a key changes nothing."""
+    if isinstance(value, list):
+        return all(_is_neutral(item, row, evaluator) for item in value)
+    return any(_meets(value, word, evaluator) for word in row.neutral)
 
 
-def _is_unread(key: str, general: str, row: MathKey, metadata: Mapping[str, object]) -> bool:
-    """Whether another key of the same mapping switches this one off."""
-    if row.unless is None:
+def _meets(value: object, word: MetadataScalar, evaluator: Evaluator) -> bool:
+    """Whether a value is what a row says, a word or a condition. A condition over what the spec has not is not met."""
+    if not isinstance(word, str) or _sign(word) is None:
+        return value == word
+    try:
+        return _says(value, Snippet.alone(word), evaluator)
+    except SpecError:
         return False
-    other, off = row.unless
+
+
+def _is_unread(key: str, general: str, row: MathKey, metadata: Mapping[str, object], evaluator: Evaluator) -> bool:
+    """Whether another key of the same mapping switches this one off."""
     start = key[: -len(general.removeprefix("{arch}"))]
-    return metadata.get(start + other.removeprefix("{arch}")) == off
+    return any(_meets(metadata.get(start + other.removeprefix("{arch}")), word, evaluator) for other, word in row.unless)
 
 
 def _is_empty(value: object) -> bool:
@@ -180,12 +238,15 @@ def _is_allowed(value: object, allowed: tuple[Snippet, ...], evaluator: Evaluato
 
 
 def _says(value: object, word: Snippet, evaluator: Evaluator) -> bool:
-    """Whether `value` is what `word` says in a spec: text, a truth, or a number over sizes and scalars.
+    """Whether `value` is what `word` says in a spec: text, a truth, a number over sizes and scalars, or `>=` such a number.
 
     Raises SpecError for an expression that has no value.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return _is_word(value, word.text)
+    sign = _sign(word.text)
+    if sign is not None:
+        return _COMPARE_BY_SIGN[sign](value, _limit(word, sign, evaluator))
     number = _number(word, evaluator)
     return number is not None and isclose(number, value, rel_tol=_CLOSE)
 
@@ -199,7 +260,18 @@ def _is_word(value: object, word: str) -> bool:
             return float(word) == value
         except ValueError:
             return False
-    return str(value) == word
+    return same_word(str(value), word)
+
+
+def _sign(word: str) -> str | None:
+    """The comparison with which a condition begins, as `>= seq`; None for a word or a number."""
+    return next((sign for sign in _COMPARE_BY_SIGN if word.startswith(sign)), None)
+
+
+def _limit(word: Snippet, sign: str, evaluator: Evaluator) -> float:
+    """The number that a condition compares with. Raises SpecError."""
+    limit = word.part(len(sign), len(word.text))
+    return evaluator.number(parse_expression(limit), limit.source)
 
 
 def _number(word: Snippet, evaluator: Evaluator) -> float | None:

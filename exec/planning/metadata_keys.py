@@ -1,11 +1,12 @@
 """Keys of checkpoints' metadata as rows: metadata_keys.yaml, read once.
 
-In: a key as the metadata have it. Out: the row that says what it changes, the fact that it changes nothing, or that it is unknown.
+In: a key as the metadata have it. Out: the row that says what it changes, the fact that it changes nothing, or that it is unknown. And
+what the metadata of a known model mean by leaving a key out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -28,9 +29,9 @@ class MathKey:
     changes: str
     """What it changes, for messages."""
     neutral: tuple[MetadataScalar, ...]
-    """The values under which it changes nothing."""
-    unless: tuple[str, MetadataScalar] | None
-    """Another key, and its value under which this one is not read."""
+    """The values under which it changes nothing; text may be a condition, as `>= seq`."""
+    unless: tuple[tuple[str, MetadataScalar], ...]
+    """Other keys, each with a value under which this one is not read."""
 
 
 class Harmless(Enum):
@@ -38,6 +39,17 @@ class Harmless(Enum):
 
     CHECKED_BY_TENSORS = "checked_by_tensors"
     NEVER_MATH = "never_math"
+
+
+@dataclass(frozen=True, slots=True)
+class AbsentKey:
+    """A key that a checkpoint's metadata could have and leave out, and what it then stands for."""
+
+    keys: tuple[str, ...]
+    """As the metadata would have it; all of them mean the same."""
+    value: MetadataScalar
+    model: str | None
+    """The model_type for which it is so; None: for all GGUFs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,13 @@ class MetadataKeys:
     """Keys that name a model."""
     nested: tuple[str, ...]
     """Prefixes under which a text model's keys may stand."""
+    word_groups: tuple[tuple[str, ...], ...]
+    """Words that mean the same."""
+    key_groups: tuple[tuple[str, ...], ...]
+    """Keys that mean the same."""
+    left_out: Mapping[str, Mapping[str, MetadataScalar]]
+    """model_type → key → value."""
+    left_out_of_gguf: Mapping[str, MetadataScalar]
 
 
 @cache
@@ -65,14 +84,17 @@ def metadata_keys() -> MetadataKeys:
         harmless=tuple((glob, why) for why in Harmless for keys in raw[why.value] for glob in keys.split()),
         names=tuple(raw["names"].split()),
         nested=tuple(raw["nested"].split()),
+        word_groups=tuple(tuple(group.split()) for group in raw["same_words"]),
+        key_groups=tuple(tuple(group.split()) for group in raw["same_keys"]),
+        left_out=raw["left_out"],
+        left_out_of_gguf=raw["left_out_of_gguf"],
     )
 
 
 def _rows(entry: Any) -> Iterator[MathKey]:
     """A row for each of an entry's keys, parted by blanks."""
-    unless = next(iter(entry.get("unless", {}).items()), None)
     for glob in entry["keys"].split():
-        yield MathKey(glob, entry["changes"], tuple(entry.get("neutral", ())), unless)
+        yield MathKey(glob, entry["changes"], tuple(entry.get("neutral", ())), tuple(entry.get("unless", {}).items()))
 
 
 def general_key(key: str, architecture: object) -> str:
@@ -92,3 +114,27 @@ def row_of(key: str) -> MathKey | Harmless | None:
     every: tuple[tuple[str, MathKey | Harmless], ...] = (*rows, *keys.harmless)
     exact = next((row for glob, row in every if glob == key), None)
     return exact or next((row for glob, row in every if fnmatchcase(key, glob)), None)
+
+
+def same_word(word: str, other: str) -> bool:
+    """Whether two words of metadata mean the same, as `silu` and `swish`."""
+    return word == other or any(word in group and other in group for group in metadata_keys().word_groups)
+
+
+def left_out(metadata: Mapping[str, object]) -> Iterator[AbsentKey]:
+    """What metadata leave out, for the models that they name, at the top and nested."""
+    keys = metadata_keys()
+    architecture = metadata.get("general.architecture")
+    if isinstance(architecture, str):
+        for key, value in keys.left_out_of_gguf.items():
+            if (whole := key.replace("{arch}", architecture)) not in metadata:
+                yield AbsentKey((whole,), value, None)
+        return
+    for start in ("", *keys.nested):
+        model = metadata.get(f"{start}model_type")
+        if not isinstance(model, str):
+            continue
+        for key, value in keys.left_out.get(model, {}).items():
+            names = next((group for group in keys.key_groups if key in group), (key,))
+            if not any(start + name in metadata for name in names):
+                yield AbsentKey((start + key, *(start + name for name in names if name != key)), value, model)
