@@ -92,7 +92,7 @@ def test_most_of_what_is_inside_is_proven() -> None:
         ("y[s] = where(s >= 4, bias[s - 6 + 3], 0)", "s", "max(s - 6 + 3, 1)"),
         ("y[s] = where(s >= 1 and bias[s - 1] > 0, bias[s], 0)", "s", "max(s - 1, 0)"),
         ("y[s] = where(s < 1 or bias[s - 1] > 0, 0, bias[s - 1])", "s", "max(s - 1, 0)"),
-        ("y[b,s,i] = where(s >= pad[b], p[b, s - pad[b], i], 0)", "b s i", "max(s - pad[b], 0)"),
+        ("y[b,s,i] = where(s >= pad[b], p[b, s - pad[b], i], 0)", "b s i", "where(s >= pad[b], s - pad[b], 0)"),
         ("y[s,i] = where(s >= 1, sum[b](p[b, s-1, i]), 0)", "s i", "max(s - 1, 0)"),
         ("y[b,s] = where(s >= 1, p[b, s-1, i] * g[i], 0)", "b s", "max(s - 1, 0)"),
         # the condition is about another letter of the same name, or says nothing of it

@@ -13,7 +13,7 @@ from einpage.einsum_front.algebra.arithmetic import BadNumber, binary, call, una
 from einpage.einsum_front.algebra.expr import COMPARISONS, Axis, Binary, Call, Expr, Letter, Num, Unary, text
 from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.algebra.intervals import interval, not_whole
-from einpage.einsum_front.base.interval import FALSE, TRUE, Interval, arithmetic, compared, truth
+from einpage.einsum_front.base.interval import FALSE, TRUE, UNBOUNDED, Interval, arithmetic, compared, truth
 from front_text import over_letters
 
 S, T = Letter("s"), Letter("t")
@@ -124,7 +124,7 @@ def test_intervals_are_narrow(expression: str, low: float | None, high: float | 
 
 def test_the_first_part_that_is_not_whole_is_named() -> None:
     def bad(expression: str) -> str | None:
-        found = not_whole(over_letters(expression), lambda name: name == "ids")
+        found = not_whole(over_letters(expression), lambda name: UNBOUNDED if name == "ids" else None)
         return None if found is None else text(found)
 
     assert [bad(e) for e in ("s + 2 // 3", "min(ids[s], 4) % 2", "not s < 2")] == [None] * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from unittest.mock import patch
 
 import pytest
@@ -14,7 +15,9 @@ from einpage.einsum_front.base.errors import SpecError
 from einpage.einsum_front.fuse.fuse import fuse
 from einpage.einsum_front.tile import template, tiling
 from einpage.einsum_front.tile.split import split
+from einpage.kernels.errors import IndexOutOfRange
 from einpage.kernels.prepare import Backend
+from guarded_data import BATCH, Outside, random_case
 from guarded_indices import ANY, Guarded
 from real_bytes import direct
 
@@ -32,6 +35,56 @@ def check(case: Guarded, s: int, t: int, backend: Backend) -> None:
         graph = split(fuse(program), {x: n for x, n in pieces.items() if n > 1}, DType.FP32)
     (got,) = direct(graph, case.data(program), backend).values()
     assert got.flatten().tolist() == case.want()
+
+
+def check_data(rng: Random, backend: Backend) -> bool:
+    """As `check`, with integer inputs in conditions and indices; whether it was accepted. An element that counts outside is an error."""
+    case = random_case(rng)
+    try:
+        program = case.program(through=True)
+    except SpecError:
+        return False
+    with patch.object(tiling, "GRAIN", 1), patch.object(template, "GRAIN", 1):
+        pieces = {Letter(x): min(most, rng.choice((1, 2, most))) for x, most in zip("bski", (BATCH, case.s, case.k, case.n), strict=True)}
+        graph = split(fuse(program), {x: n for x, n in pieces.items() if n > 1}, DType.FP32)
+    for _ in range(2):
+        data = case.data(rng)
+        try:
+            want = case.want(data)
+        except Outside:
+            with pytest.raises(IndexOutOfRange):
+                direct(graph, data, backend)
+            continue
+        (got,) = direct(graph, data, backend).values()
+        assert got.flatten().tolist() == want, (case, data)
+    return True
+
+
+def test_data_on_torch() -> None:
+    rng = Random(3)
+    assert sum(check_data(rng, Backend.TORCH) for _ in range(40)) > 20
+
+
+@pytest.mark.interpreter
+def test_data_in_triton() -> None:
+    rng = Random(4)
+    assert sum(check_data(rng, Backend.TRITON) for _ in range(6)) > 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("seed", range(4))
+def test_much_data_on_torch(seed: int) -> None:
+    rng = Random(100 + seed)
+    assert sum(check_data(rng, Backend.TORCH) for _ in range(500)) > 250
+
+
+@pytest.mark.slow
+@pytest.mark.interpreter
+@pytest.mark.timeout(3000)
+def test_much_data_in_triton() -> None:
+    rng = Random(200)
+    assert sum(check_data(rng, Backend.TRITON) for _ in range(200)) > 100
 
 
 @given(ANY, st.integers(1, 9), st.integers(1, 5))

@@ -9,13 +9,13 @@ interval holds every solution and may hold more: rounding is not complete, and p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, inf, isfinite
 from typing import NewType, TypeAlias
 
 from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Num, Region, Unary, free_letters
-from einpage.einsum_front.algebra.intervals import interval, not_whole
+from einpage.einsum_front.algebra.intervals import Integers, interval, not_whole
 from einpage.einsum_front.base.interval import UNBOUNDED, Interval
 
 Variable = NewType("Variable", int)
@@ -111,9 +111,9 @@ class _Form:
 class System:
     """The inequalities of comparisons that hold together; they grow by those of every letter, quotient and input that is named."""
 
-    def __init__(self, comparisons: Sequence[Comparison], region: Region, is_integer: Callable[[str], bool]) -> None:
+    def __init__(self, comparisons: Sequence[Comparison], region: Region, integers: Integers) -> None:
         self._region = region
-        self._is_integer = is_integer
+        self._integers = integers
         self._variable_by_expr: dict[Expr, Variable] = {}
         self._rows: list[Inequality] = []
         for op, x, y in comparisons:
@@ -129,7 +129,7 @@ class System:
             if known is None:
                 return None
             region[letter] = (int(known.low), int(known.high) + 1)
-        rough = interval(index, region, self._is_integer) or UNBOUNDED
+        rough = interval(index, region, self._integers) or UNBOUNDED
         form = self._form(index)
         if form is None:
             return rough
@@ -167,7 +167,7 @@ class System:
         """What stands for `e`, with all that is known of it alone."""
         if e not in self._variable_by_expr:
             self._variable_by_expr[e] = variable = self._fresh()
-            known = interval(e, self._region, self._is_integer) or UNBOUNDED
+            known = interval(e, self._region, self._integers) or UNBOUNDED
             form = _Form({variable: 1}, 0)
             self._rows += [form.at_least(int(known.low))] if isfinite(known.low) else []
             self._rows += [_Form({variable: -1}, 0).at_least(-int(known.high))] if isfinite(known.high) else []
@@ -216,7 +216,7 @@ class System:
                     return None
                 quotient = self._quotient(Binary("//", x, Num(int(by))), inner, int(by))
                 return quotient if op == "//" else inner.plus(quotient, -int(by))
-        return _Form({self._variable(e): 1}, 0) if not_whole(e, self._is_integer) is None else None
+        return _Form({self._variable(e): 1}, 0) if not_whole(e, self._integers) is None else None
 
 
 def _comparison(op: str, x: _Form, y: _Form) -> list[Inequality]:

@@ -12,6 +12,7 @@ from math import isfinite
 from einpage.einsum_front.algebra import arithmetic
 from einpage.einsum_front.algebra.expr import Expr, Letter
 from einpage.einsum_front.base.errors import Span, SpecError, did_you_mean, listing
+from einpage.einsum_front.base.interval import UNBOUNDED, Interval
 from einpage.einsum_front.elaborate.resolve import Symbol
 from einpage.einsum_front.graph.program import Input, Output, Source, Weight
 from einpage.einsum_front.spec.document import Axes, Document, InputEntry, OutputEntry, SourceName, WeightEntry
@@ -83,7 +84,8 @@ class Declarations:
                 raise self._source.error(entry.default.span, f"the default of `{entry.name}` is {default}", expected=expected)
         is_integer = entry.dtype is not None and not entry.dtype.is_float
         limits = None if entry.range is None else self._limits(entry, entry.range, default)
-        self._symbols[entry.name] = Symbol(entry.name, "input", shape, letters, is_integer)
+        values = None if not is_integer else UNBOUNDED if limits is None else Interval(*limits)
+        self._symbols[entry.name] = Symbol(entry.name, "input", shape, letters, values)
         self._span_by_name[entry.name] = entry.span
         return Input(entry.name, letters, shape, entry.dtype, default, entry.span, limits)
 
@@ -116,7 +118,7 @@ class Declarations:
             self.refuse_used_name(entry.name, entry.span)
             letters = self.letters(entry.axes)
             shape = tuple(self._extents[letter] for letter in letters)
-            self._symbols[entry.name] = Symbol(self._unique(entry.name, loop), "weight", shape, letters, False)
+            self._symbols[entry.name] = Symbol(self._unique(entry.name, loop), "weight", shape, letters)
         return [self._weight(entry) for entry in entries]
 
     def _weight(self, entry: WeightEntry) -> Weight:

@@ -159,7 +159,7 @@ class _Elaborator:
         unique = self._new_name(statement.name)
         definition = Definition(unique, statement.name, shape, (assignment,), loop, statement.span)
         self._definitions.append((self._position, definition))
-        self._symbols[statement.name] = Symbol(unique, "value", shape, letters, False)
+        self._symbols[statement.name] = Symbol(unique, "value", shape, letters)
 
     def _close(self, word: str, reader: Span | None) -> None:
         """The partial definitions of `word` are complete: from here on it is a value like any other. Raises SpecError."""
@@ -172,7 +172,7 @@ class _Elaborator:
         columns = zip(*(p.target for p in pending.partials), strict=True)
         letters = [next((str(i.letter) for i in column if isinstance(i, Axis)), None) for column in columns]
         dims = tuple(letter or str(extent) for letter, extent in zip(letters, shape, strict=True))
-        self._symbols[word] = Symbol(pending.unique, "value", shape, dims, False)
+        self._symbols[word] = Symbol(pending.unique, "value", shape, dims)
 
     def _refuse_target(self, statement: Statement, loop: tuple[int, ...]) -> None:
         word = statement.name

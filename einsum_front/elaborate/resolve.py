@@ -15,6 +15,7 @@ from einpage.einsum_front.algebra import arithmetic
 from einpage.einsum_front.algebra.expr import COMPARISONS, Axis, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Unary, text, walk
 from einpage.einsum_front.algebra.intervals import not_whole
 from einpage.einsum_front.base.errors import Span, SpecError, did_you_mean, listing
+from einpage.einsum_front.base.interval import Interval
 from einpage.einsum_front.spec.elsewhere import NAMES
 from einpage.einsum_front.spec.sizes import Lists, element
 from einpage.einsum_front.spec.source import SourceFile
@@ -34,7 +35,8 @@ class Symbol:
     shape: tuple[int, ...]
     dims: tuple[str, ...]
     """What each dimension is called, for messages: a letter, or its extent."""
-    is_integer: bool
+    integers: Interval | None = None
+    """The values it may hold, where they are whole numbers; None for any other numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +51,9 @@ class SymbolTable:
     lists: Lists = field(default_factory=dict)
     """Numbers by the iteration of a repeat."""
 
-    def is_integer(self, name: str) -> bool:
-        """Whether the tensor `name` holds whole numbers."""
-        return self.symbols[name].is_integer
+    def integers(self, name: str) -> Interval | None:
+        """The values of the tensor `name`, where they are whole numbers."""
+        return self.symbols[name].integers
 
 
 def resolve(e: Expr, table: SymbolTable, source: SourceFile) -> Expr:
@@ -169,7 +171,7 @@ class _Resolver:
             raise self._source.error(e.span, message, expected=usage)
         indices = tuple(self.expr(i) for i in e.indices)
         for written, index in zip(e.indices, indices, strict=True):
-            bad = not_whole(index, self._table.is_integer)
+            bad = not_whole(index, self._table.integers)
             if bad is not None:
                 raise self._not_whole(bad, written.span)
         return replace(e, indices=indices)

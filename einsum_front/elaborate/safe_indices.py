@@ -8,11 +8,21 @@ kernel ever looks outside a tensor, and a tile of the expression needs what it c
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import reduce
 from math import isfinite
 
-from einpage.einsum_front.algebra.expr import Axis, Call, Expr, Letter, Load, Num, Region, text, walk
-from einpage.einsum_front.algebra.guards import Guards, counterexample, values_under, with_guards
-from einpage.einsum_front.algebra.intervals import interval
+from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Num, Region, Unary, free_letters, loads, text, walk
+from einpage.einsum_front.algebra.guards import (
+    Guard,
+    Guards,
+    always_let_through,
+    conjuncts,
+    counterexample,
+    is_decided,
+    values_under,
+    with_guards,
+)
+from einpage.einsum_front.algebra.intervals import interval, not_whole
 from einpage.einsum_front.base.errors import SpecError
 from einpage.einsum_front.base.interval import UNBOUNDED, Interval
 from einpage.einsum_front.elaborate.resolve import Symbol, SymbolTable
@@ -26,7 +36,16 @@ def refuse_unsafe_indices(e: Expr, table: SymbolTable, source: SourceFile) -> No
 
 def with_safe_indices(e: Expr, table: SymbolTable, source: SourceFile) -> Expr:
     """`e` with its indices clamped where guards keep them inside. Raises SpecError for an index that may lie outside its dimension."""
-    return with_guards(e, lambda load, guards: _safe(load, guards, table, source))
+    everywhere: set[Load] = set()
+    """Loads that no condition is around somewhere: all of their elements count."""
+
+    def found(load: Load, guards: Guards) -> Load:
+        if not guards:
+            everywhere.add(load)
+        return load
+
+    with_guards(e, found)
+    return with_guards(e, lambda load, guards: _safe(load, () if load in everywhere else guards, table, source))
 
 
 def _safe(load: Load, guards: Guards, table: SymbolTable, source: SourceFile) -> Load:
@@ -37,15 +56,18 @@ def _safe(load: Load, guards: Guards, table: SymbolTable, source: SourceFile) ->
         if isinstance(index, Axis) and table.extents[index.letter] == extent:
             indices.append(index)
             continue
-        known = under = interval(index, region, table.is_integer) or UNBOUNDED
+        known = under = interval(index, region, table.integers) or UNBOUNDED
         if guards and not _inside(known, extent):
-            under = values_under(index, guards, region, table.is_integer) or Interval(0, extent - 1)
+            under = values_under(index, guards, region, table.integers) or Interval(0, extent - 1)
         checked = _CheckedIndex(load, position, symbol, guards, under)
         if isinstance(index, Axis) and (not _inside(under, extent) or _inside(known, extent)):
             raise checked.extents_differ(table.extents[index.letter], source)
-        if not (_inside(under, extent) or (checked.depends_on_data and under.high >= 0 and under.low < extent)):
+        if _inside(under, extent):
+            indices.append(_clamped(index, known, under, extent))
+            continue
+        if not checked.depends_on_data or under.high < 0 or under.low >= extent:
             raise checked.outside(region, table, source)
-        indices.append(_clamped(index, known, under, extent))
+        indices.append(checked.read_under_guards(region, table, source))
     return replace(load, indices=tuple(indices))
 
 
@@ -89,6 +111,38 @@ class _CheckedIndex:
         """Whether it is checked again when it runs."""
         return any(isinstance(n, Load) for n in walk(self.index))
 
+    def read_under_guards(self, region: Region, table: SymbolTable, source: SourceFile) -> Expr:
+        """The index where the guards hold and 0 elsewhere, so that what is checked when it runs is what counts.
+
+        A guard over letters that the load does not have is left out where it discards nothing. Raises SpecError for one that whole numbers
+        do not decide.
+        """
+        letters = free_letters(self.load)
+        guards = conjuncts(self.guards)
+        for guard in guards:
+            if not is_decided(guard, region, table.integers):
+                raise self._undecided(guard, table, source)
+        if always_let_through(guards, letters, region, table.integers):
+            guards = tuple(g for g in guards if free_letters(g.condition) <= letters)
+        conditions = [g.condition if g.holds else Unary("not", g.condition) for g in guards]
+        span = self.index.span
+        if not conditions:
+            return self.index
+        return Call("where", (reduce(lambda x, y: Binary("and", x, y), conditions), self.index, Num(0, span)), span)
+
+    def _undecided(self, guard: Guard, table: SymbolTable, source: SourceFile) -> SpecError:
+        """It may lie outside, and what of it is discarded is known only to the kernel."""
+        condition, integers = guard.condition, table.integers
+        bad = not_whole(condition, integers)
+        reason = f"`{text(bad)}`, which is not made of whole numbers, says" if bad is not None else "fp32, which may round, decides"
+        message = f"`{text(self.index)}` may lie outside {self._where}, and {reason} where it counts: `{guard}`"
+        named = (self.index,) if bad is not None else (self.index, condition)
+        unbounded = dict.fromkeys(f"`{x.name}`" for e in named for x in loads(e) if integers(x.name) == UNBOUNDED)
+        cure = f"declare the range of {', '.join(unbounded)}, as in `range: 0 .. {self.extent - 1}`" if unbounded else ""
+        if bad is not None:
+            cure += f"{', or ' if cure else ''}compare whole numbers alone: letters, sizes, integer inputs"
+        return source.error(self.index.span, message, cure=cure)
+
     def extents_differ(self, own: int, source: SourceFile) -> SpecError:
         """A bare letter of another extent."""
         letter, cure = text(self.index), f"use a letter of extent {self.extent}"
@@ -110,7 +164,7 @@ class _CheckedIndex:
         values = f"values {under.low:g} … {under.high:g}" if isfinite(under.low) and isfinite(under.high) else "values that nothing bounds"
         condition = f" where {' and '.join(f'`{g}`' for g in self.guards)}" if self.guards else ""
         message = f"`{text(index)}` takes {values}{condition}, outside {self._where}"
-        point = counterexample(index, self.guards, region, table.is_integer, self.extent) if self.guards else None
+        point = counterexample(index, self.guards, region, table.integers, self.extent) if self.guards else None
         return source.error(index.span, message, expected=expected, cure=self._cure(point))
 
     @property

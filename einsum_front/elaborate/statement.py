@@ -51,7 +51,7 @@ class StatementResolver:
         """The statement's meaning in the scope as it is now. Raises SpecError."""
         numbers, symbols = self._table.numbers, self._table.symbols
         meanings = tuple(
-            (name, repr(numbers.get(name)), (symbol.shape, symbol.is_integer) if (symbol := symbols.get(name)) else None)
+            (name, repr(numbers.get(name)), (symbol.shape, symbol.integers) if (symbol := symbols.get(name)) else None)
             for name in self.names(statement)
         )
         key = (id(statement), meanings)
