@@ -160,6 +160,12 @@ def test_spans_of_the_nodes() -> None:
     assert (e.y.span.column, e.y.span.length) == (14, 5)
 
 
+@pytest.mark.parametrize("shown", ["(a * b) * c", "(a / b) / c * d", "(a * b * c) / d", "((a * b) * c) * d", "(a * b) * c + a * b * c"])
+def test_brackets_around_the_first_factor_are_kept(shown: str) -> None:
+    assert text(parse_expression(shown)) == shown
+    assert parse_expression(shown) != parse_expression(shown.replace("(", "").replace(")", ""))
+
+
 words = st.sampled_from(["a", "b1", "seq", "x_y", "pi", "inf"])
 letters = st.sampled_from([Letter("s"), Letter("t"), Letter("m")])
 

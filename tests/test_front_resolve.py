@@ -32,6 +32,8 @@ def meaning(statement: str, extra: str = "") -> str:
         ("r[b,s] = x0[b,s,m] / g[m]", "sum[m](x0[b, s, m] / g[m])"),
         ("r[b,s] = x0[b,s,m] * g[m] + eps", "sum[m](x0[b, s, m] * g[m]) + 1e-05"),
         ("r[b,s,n] = silu(x0[b,s,m]*w[n,m]) * (x0[b,s,m]*w[n,m])", "silu(sum[m](x0[b, s, m] * w[n, m])) * sum[m](x0[b, s, m] * w[n, m])"),
+        ("r[b,s] = (x0[b,s,m] * g[m]) * g[m] * g[m]", "sum[m](sum[m](x0[b, s, m] * g[m]) * g[m] * g[m])"),
+        ("r[b,s] = ((x0[b,s,m] / g[m])) / g[m] * g[m]", "sum[m](sum[m](x0[b, s, m] / g[m]) / g[m] * g[m])"),
         ("r[b,s] = (x0[b,s,m] + 1) * g[m]", "sum[m]((x0[b, s, m] + 1) * g[m])"),
         ("r[b,s] = sum[m](x0[b,s,m] * g[m])", "sum[m](x0[b, s, m] * g[m])"),
         ("r[b,s] = mean[m](x0[b,s,m]**2)", "mean[m](x0[b, s, m] ** 2)"),
@@ -95,6 +97,7 @@ def test_a_statement_means(statement: str, resolved: str) -> None:
         # silent reductions
         ("r[b,s] = x0[b,s,m]", "m]", "would vanish silently"),
         ("r[b,s] = x0[b,s,m] + x0[b,s,m] * g[m]", "m] + x0[b,s,m] * g[m]", "write `sum[m](…)`"),
+        ("r[b,s] = (x0[b,s,m] * g[m]) * g[m]", "m]", "would vanish silently"),
         ("r[b,s] = exp(x0[b,s,m]) * 2", "m]) * 2", "would vanish silently"),
         ("r[b] = g[s] * 2", "s] * 2", "`s` has extent 4"),
         ("r[b,s] = softmax[t](x0[b,s,m] * x0[b,t,m])", "softmax[t](x0[b,s,m] * x0[b,t,m])", "`t` is not on the target"),

@@ -92,6 +92,9 @@ class Binary:
     x: Expr
     y: Expr
     span: Span = field(default=_NO_SPAN, compare=False, repr=False)
+    is_factor: bool = False
+    """Of a product that another product begins with: whether brackets make one factor of it, `(a * b) * c`. What is so elsewhere
+    shows in the tree; once sums are written out, nothing depends on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +240,7 @@ def _text(e: Expr, outer: int) -> str:
             if level == _PRECEDENCE["<"]:
                 left = level + 1
             inner = f"{_text(e.x, left)} {e.op} {_text(e.y, right)}"
-            return f"({inner})" if level < outer else inner
+            return f"({inner})" if level < outer or e.is_factor else inner
     assert_never(e)
 
 

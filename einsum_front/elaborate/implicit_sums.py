@@ -34,12 +34,17 @@ def with_sums(e: Expr, kept: Collection[Letter], source: SourceFile) -> Expr:
 
 def factors(e: Expr) -> tuple[tuple[str, Expr], ...]:
     """The chain `a * b / c` as (("*", a), ("*", b), ("/", c)); an expression that is no chain is its own only factor."""
-    chain: list[tuple[str, Expr]] = []
-    while isinstance(e, Binary) and e.op in ("*", "/"):
-        chain.append((e.op, e.y))
+    first, spine = _chain_nodes(e)
+    return (("*", first), *((node.op, node.y) for node in spine))
+
+
+def _chain_nodes(e: Expr) -> tuple[Expr, tuple[Binary, ...]]:
+    """The first factor of the chain `e`, and the nodes that apply the others, in order."""
+    spine: list[Binary] = []
+    while isinstance(e, Binary) and e.op in ("*", "/") and not (spine and e.is_factor):
+        spine.append(e)
         e = e.x
-    chain.append(("*", e))
-    return tuple(reversed(chain))
+    return e, tuple(reversed(spine))
 
 
 def _sums(e: Expr, kept: frozenset[Letter]) -> tuple[Expr, _Unbound]:
@@ -97,11 +102,7 @@ def _product(e: Binary, kept: frozenset[Letter]) -> tuple[Expr, _Unbound]:
 
 def _chain(e: Expr, replaced: list[Expr]) -> Expr:
     """The chain `e` with its factors replaced by `replaced`, spans kept."""
-    spine: list[Binary] = []
-    while isinstance(e, Binary) and e.op in ("*", "/"):
-        spine.append(e)
-        e = e.x
     built = replaced[0]
-    for node, factor in zip(reversed(spine), replaced[1:], strict=True):
-        built = replace(node, x=built, y=factor)
+    for node, factor in zip(_chain_nodes(e)[1], replaced[1:], strict=True):
+        built = replace(node, x=built, y=factor, is_factor=False)
     return built

@@ -9,7 +9,7 @@ An expression is never higher than MAX_DEPTH, so everything that walks it may re
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from einpage.einsum_front.algebra.expr import COMPARISONS, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Reduction, Unary
@@ -34,6 +34,7 @@ _LEVELS: tuple[frozenset[str], ...] = (
     frozenset(("*", "/", "//", "%")),
 )
 _COMPARISON = 2
+_PRODUCTS = ("*", "/")
 _LIKE = 0.75
 """How like a function's name another must be to be taken for it: `sign` is no misspelt `sin`."""
 _LEVEL_BY_OPERATOR = {op: level for level, ops in enumerate(_LEVELS) for op in ops}
@@ -156,9 +157,11 @@ class _Parser:
         """Precedence climbing: an operand, then every operator at level `loosest` or tighter."""
         start = self._token.start
         left, height = self._not() if self._token.text == "not" and loosest <= _COMPARISON else self._unary()
-        compared = False
+        first, compared = left, False
         while (level := _LEVEL_BY_OPERATOR.get(self._token.text, -1)) >= loosest:
             token = self._advance()
+            if left is first and token.text in _PRODUCTS and isinstance(first, Binary) and first.op in _PRODUCTS:
+                left = replace(first, is_factor=True)  # an operand that is a product stood in brackets
             if level == _COMPARISON and compared:
                 self._fail(token, "comparisons do not chain", cure="write `a < b and b < c`")
             right, right_height = self._binary(level + 1)
