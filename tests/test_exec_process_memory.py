@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
 
-from einpage.exec.system.process_memory import available_bytes
+from einpage.exec.system.process_memory import BYTES_PER_PICKLED, WORTH_BYTES, available_bytes, rebuilt
 
 MIB = 1 << 20
 LOOKS = """
@@ -67,3 +68,23 @@ def test_a_container_of_version_1_sees_itself_as_the_root(tmp_path: Path) -> Non
         "sys/fs/cgroup/memory/memory.stat": STAT,
     }
     assert available_bytes(written(tmp_path, MACHINE | files)) == 300_000 - 100_000 + 2000
+
+
+def test_garbage_is_searched_for_where_much_was_freed() -> None:
+    """Each search visits all objects of the process: a run of a small model makes none."""
+    searches: list[str] = []
+
+    def searched(phase: str, _: object) -> None:
+        searches.append(phase)
+
+    gc.disable()  # none but those that are asked for
+    gc.callbacks.append(searched)
+    try:
+        assert rebuilt(lambda: list(range(10))) == list(range(10))
+        assert not searches
+        many = [str(n) for n in range(WORTH_BYTES // BYTES_PER_PICKLED)]
+        assert rebuilt(lambda: many) == many
+        assert searches.count("stop") == 2
+    finally:
+        gc.callbacks.remove(searched)
+        gc.enable()

@@ -111,7 +111,6 @@ def prepare_run(
     refuse_above_device(machine, options.plan.budget_bytes)
     request = replace(options.plan, outputs=wanted)
     planned = rebuilt(lambda: compacted(plan_program(program, machine, request, began)))
-    give_back_memory()
     memgraph = planned.memgraph
     refuse_above_host(memgraph.host_bytes, options.plan.budget_bytes if options.device is DeviceKind.CPU else 0)
     if planned_hook is not None:
@@ -121,7 +120,7 @@ def prepare_run(
     not_finite = fill(planned.graph, model.resolved, slots, loading)
     fill_inputs(planned.graph, arrays, slots)
     del slots
-    give_back_memory()
+    give_back_memory(memgraph.host_bytes)
     device = make_device(options.device, memgraph, host, machine, options.kernels, poison=options.poison)
     return Prepared(model, options, planned, host, device, not_finite)
 

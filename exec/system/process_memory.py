@@ -20,6 +20,10 @@ from typing import TypeVar
 from einpage.einsum_front.base.units import format_bytes
 
 T = TypeVar("T")
+WORTH_BYTES = 1 << 20
+"""Less is not given back: a search for garbage visits every object of the process, those of the libraries too."""
+BYTES_PER_PICKLED = 7
+"""How much is allocated on the way to a value, for each byte of it pickled: what plans of thousands of tasks take."""
 
 
 def peak_resident_bytes() -> int:
@@ -44,16 +48,21 @@ def rebuilt(make: Callable[[], T]) -> T:
     Left where it was allocated, every small object of it would keep a megabyte of freed neighbours resident.
     """
     pickled = pickle.dumps(make(), pickle.HIGHEST_PROTOCOL)
-    give_back_memory()
+    freed_bytes = BYTES_PER_PICKLED * len(pickled)
+    give_back_memory(freed_bytes)
     result: T = pickle.loads(pickled)
+    del pickled
+    give_back_memory(freed_bytes)
     return result
 
 
-def give_back_memory() -> None:
-    """Free unreachable objects, and give the pages back.
+def give_back_memory(freed_bytes: int) -> None:
+    """Free unreachable objects, and give the pages back, where about `freed_bytes` that were in use before are worth it.
 
     The interpreter's cache of attributes refers to old names, each of which keeps a page of the heap resident; it is refilled at once.
     """
+    if freed_bytes < WORTH_BYTES:
+        return
     clear = getattr(sys, "_clear_internal_caches", None) or getattr(sys, "_clear_type_cache", None)
     if clear is not None:
         clear()
