@@ -302,7 +302,9 @@ def nothing_left() -> Case:
 # Gathers
 
 
-def gather(dtype: DType = F, cuts: dict[int, list[int]] | None = None, target: str = "bsm", **given: np.ndarray) -> Case:
+def gather(
+    dtype: DType = F, cuts: dict[int, list[int]] | None = None, target: str = "bsm", index: Expr | None = None, **given: np.ndarray
+) -> Case:
     r = ranges(b=2, s=(1, 6), m=7)
     by = {q.letter: q for q in r}
     box = Box(tuple(by[Letter(c)].start for c in target), tuple(by[Letter(c)].end for c in target))
@@ -311,7 +313,7 @@ def gather(dtype: DType = F, cuts: dict[int, list[int]] | None = None, target: s
         (view("table", 12, 7, dtype=dtype, cuts=cuts), view("tokens", 2, 6, dtype=I32)),
         View("x", dtype, (box,)),
         letters(target),
-        ld("table", ld("tokens", "b", "s"), "m"),
+        ld("table", ld("tokens", "b", "s") if index is None else index, "m"),
     )
     return fill(job, **({"tokens": np.array([[11, 0, 3, 3, 7, 1], [2, 5, 4, 10, 6, 9]])} | given))
 
@@ -365,5 +367,7 @@ GATHERS: dict[str, Callable[[], Case]] = {
     "gather_bf16": lambda: gather(BF),
     "gather_tiled": lambda: gather(cuts={0: [4, 9]}),
     "gather_transposed": lambda: gather(target="msb"),
+    "gather_where": lambda: gather(index=fn("where", op("<", "s", 4), ld("tokens", "b", "s"), 0)),
+    "gather_clamped": lambda: gather(cuts={0: [4, 9]}, target="smb", index=fn("min", op("+", ld("tokens", "b", "s"), "s"), 11)),
     "gather_columns": lambda: gather(target="sbm", cuts={0: [6]}),
 }

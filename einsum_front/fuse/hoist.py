@@ -10,7 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import permutations
 
-from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Expr, Letter, Load, Num, Reduce, Reduction, Unary, free_letters, rebuild
+from einpage.einsum_front.algebra.expr import (
+    Acc,
+    Axis,
+    Binary,
+    Expr,
+    Letter,
+    Load,
+    Num,
+    Reduce,
+    Reduction,
+    Unary,
+    free_letters,
+    loads,
+    rebuild,
+)
 from einpage.einsum_front.algebra.rewrite import axes_only, multiply, plain_letters, product_of
 from einpage.einsum_front.graph.job import Contraction, Part
 from einpage.einsum_front.graph.opgraph import ContractOp, FusedOp, GatherOp, MapOp
@@ -63,14 +77,20 @@ class _Hoister:
         return e
 
     def is_gather(self, load: Load) -> bool:
-        """A host table read by exactly one integer input, itself indexed by bare letters, the rest letters or integers."""
-        if load.name not in self.weights:
+        """A host table looked up by one index, made of integer inputs; the other indices are letters that it has not, or integers.
+
+        One of the inputs has all the letters of the index, so that as many rows are looked up as it has elements.
+        """
+        looked_up = [i for i in load.indices if loads(i)]
+        if load.name not in self.weights or len(looked_up) != 1:
             return False
-        inner = [i for i in load.indices if isinstance(i, Load)]
-        if len(inner) != 1 or inner[0].name not in self.integers or axes_only(inner[0]) is None:
+        (index,) = looked_up
+        inner = loads(index)
+        if any(x.name not in self.integers or plain_letters(x) is None for x in inner):
             return False
-        flat = [i for index in load.indices for i in (index.indices if isinstance(index, Load) else (index,))]
-        return plain_letters(Load("", tuple(flat))) is not None
+        letters = next((found for x in inner if (found := axes_only(x)) is not None and set(found) == free_letters(index)), None)
+        flat = [i for i in load.indices if i is not index]
+        return letters is not None and plain_letters(Load("", (*map(Axis, letters), *flat))) is not None
 
     def gather(self, load: Load) -> Load:
         """`load` as a load of a new gather."""

@@ -147,11 +147,11 @@ class GatherJob:
 
     ranges: tuple[Range, ...]
     reads: tuple[View, ...]
-    """(table, indices): the table's tiles on the host, the integer input's tiles on the host."""
+    """The table's tiles on the host, then those of each integer input that its index is made of, on the host too."""
     result: View
     target: tuple[Letter, ...]
     load: Load
-    """The table's load: exactly one of its indices is itself a load of `indices` by axes; the others are axes or numbers."""
+    """The table's load: exactly one of its indices is made of integer inputs; the others are axes that it has not, or numbers."""
 
 
 Job: TypeAlias = "MapJob | ContractJob | AttentionJob | GatherJob"

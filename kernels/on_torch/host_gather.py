@@ -15,13 +15,16 @@ from types import EllipsisType
 import torch
 from torch import Tensor
 
-from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Load
+from einpage.einsum_front.algebra.expr import Expr, Letter, Load, Region, free_letters, loads
+from einpage.einsum_front.algebra.expr import size as node_count
 from einpage.einsum_front.graph.job import Box, GatherJob, Range, View, range_by_letter
 from einpage.kernels.errors import IndexOutOfRange
+from einpage.kernels.instructions.bind import bind
+from einpage.kernels.instructions.compile import compile_indices
 from einpage.kernels.instructions.torch_kernel import Operands
 from einpage.kernels.layout.affine import Affine, ascending, row_major
 from einpage.kernels.layout.assemble import assemble
-from einpage.kernels.layout.blocks import whole
+from einpage.kernels.layout.blocks import extents, whole
 from einpage.kernels.layout.window import strided_tile
 
 
@@ -80,12 +83,22 @@ class GatherKernel:
 
     def _indices(self, operands: Operands) -> Tensor:
         """The index tensor, axes as in `index_letters`, int64."""
-        view, region = self.job.reads[1], whole(self.job.ranges)
-        indices = [_affine(i) for i in _index_load(self.job).indices]
+        index, view, region = self.job.load.indices[self.at], self.job.reads[1], whole(self.job.ranges)
+        if not isinstance(index, Load):
+            return self._computed(index, operands, region)
+        indices = [_affine(i) for i in index.indices]
         hulls = [a.hull(region) for a in indices]
         box = Box(tuple(lo for lo, _ in hulls), tuple(hi for _, hi in hulls))
         window = strided_tile(box, 1, 0, view.dtype, indices).window(self.index_letters, region)
         return assemble(view, 1, box)(operands).as_strided(window.size, window.stride, window.offset).to(torch.int64)
+
+    def _computed(self, index: Expr, operands: Operands, region: Region) -> Tensor:
+        """As `_indices`, where the index is arithmetic."""
+        found: list[Tensor] = []
+        extent = extents(region)
+        listed = compile_indices([(index, found.append)], self.index_letters, extent, self.job.reads)
+        bind(listed, region, self.job.reads, {}, [])(operands)
+        return found[0].to(torch.int64).expand([extent[x] for x in self.index_letters])
 
     def _check(self, index: Tensor, flat: Tensor) -> None:
         if not flat.numel():
@@ -103,16 +116,17 @@ def prepare_gather(job: GatherJob) -> GatherKernel:
     """`job` ready to run on host tensors."""
     table = job.reads[0]
     assert job.load.name == table.name, "a gather reads its table first"
-    at = next(d for d, i in enumerate(job.load.indices) if isinstance(i, Load))
+    at = next(d for d, i in enumerate(job.load.indices) if loads(i))
+    index = job.load.indices[at]
     ranges = range_by_letter(job)
-    index_letters = tuple(x for x in job.target if any(isinstance(i, Axis) and i.letter == x for i in _index_load(job).indices))
+    index_letters = tuple(x for x in job.target if x in free_letters(index))
     rest = tuple(x for x in job.target if x not in index_letters)
     indices = [None if d == at else _affine(i) for d, i in enumerate(job.load.indices)]
     tiles = tuple(tile for j in range(len(table.boxes)) if (tile := _table_tile(table, j, indices, rest, ranges)) is not None)
     elements = prod(ranges[x].extent for x in index_letters)
     result_bytes = job.result.boxes[0].size * job.result.dtype.nbytes
     straight = len(tiles) == 1 and job.target == (*index_letters, *rest) and table.dtype is job.result.dtype
-    scratch_bytes = 24 * elements + (0 if straight else 2 * result_bytes)
+    scratch_bytes = 24 * elements * (1 if isinstance(index, Load) else node_count(index)) + (0 if straight else 2 * result_bytes)
     return GatherKernel(job, at, index_letters, rest, tiles, max(b.end[at] for b in table.boxes), scratch_bytes)
 
 
@@ -135,11 +149,6 @@ def split_gather(job: GatherJob, nbytes: int) -> Iterator[GatherJob]:
             narrowed = {x: Range(x, a, b) for x, a, b in zip(job.target, start, end, strict=True)}
             ranges = tuple(narrowed.get(r.letter, r) for r in job.ranges)
             yield replace(job, ranges=ranges, result=replace(job.result, boxes=(Box(start, end),)))
-
-
-def _index_load(job: GatherJob) -> Load:
-    """What looks the table up."""
-    return next(i for i in job.load.indices if isinstance(i, Load))
 
 
 def _affine(e: Expr) -> Affine:
