@@ -49,6 +49,8 @@ def check_data(rng: Random, backend: Backend) -> bool:
         return False
     with patch.object(tiling, "GRAIN", 1), patch.object(template, "GRAIN", 1):
         pieces = {Letter(x): min(most, rng.choice((1, 2, most))) for x, most in zip("bski", (BATCH, case.s, case.k, case.n), strict=True)}
+        if backend is Backend.TRITON:
+            del pieces[Letter("b")]  # the interpreter's comparison of two scalars of fp32 is no truth to its `&`
         graph = split(fuse(program), {x: n for x, n in pieces.items() if n > 1}, DType.FP32)
     for _ in range(2):
         data = case.data(rng)
