@@ -99,7 +99,8 @@ def pythonic() -> Case:
         body,
         op("%", body, 7),
     )
-    numbers = op("+", op("and", shifted, 5), op("or", op("-", "t", 1), 2.5))
+    numbers = op("+", op("and", shifted, 5), op("or", op("-", "t", 1), op("-", "s", 2)))
+    numbers = op("+", numbers, op("-", op("and", 2.5, shifted), op("*", op("or", "t", 0), op("or", "s", 2.5))))
     extra = op("+", fn("min", ld("x", "s", "t"), ld("y", "t")), fn("max", 0.25, ld("y", "t")))
     both = op("*", op("<", ld("x", "s", "t"), ld("y", "t")), op("+", op(">", "s", 3), op("==", "t", "s")))
     whole = op("+", op("+", masks, numbers), op("+", extra, both))

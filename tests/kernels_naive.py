@@ -130,11 +130,9 @@ def evaluate(
             case Unary("not", x):
                 return ev(x) == 0
             case Binary("and", x, y):
-                left, right = ev(x), ev(y)
-                return np.where(left != 0, right, left)
+                return (ev(x) != 0) & (ev(y) != 0)
             case Binary("or", x, y):
-                left, right = ev(x), ev(y)
-                return np.where(left != 0, left, right)
+                return (ev(x) != 0) | (ev(y) != 0)
             case Binary(op, x, y):
                 left, right = ev(x), ev(y)
                 if op == "**":

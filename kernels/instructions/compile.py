@@ -173,7 +173,7 @@ class _ExpressionCompiler:
 
     def _binary(self, op: str, x: Ref, y: Ref, index: bool) -> Ref:
         if op in ("and", "or"):
-            return self._logic(op, x, y, index)
+            return self._logic(op, x, y)
         if op == "/" and index:
             raise Unsupported("a true division in an index: use //")
         x, y = self._arithmetic(x, index), self._arithmetic(y, index)
@@ -182,12 +182,10 @@ class _ExpressionCompiler:
         kind = ValueKind.BOOL if op in COMPARISONS else computed(index)
         return self.builder.call(calls.BINARY[op], kind, self._left(x, index), y)
 
-    def _logic(self, op: str, x: Ref, y: Ref, index: bool) -> Ref:
+    def _logic(self, op: str, x: Ref, y: Ref) -> Ref:
         if x.is_number:
-            return y if bool(x.value) == (op == "and") else x
-        if x.kind is y.kind is ValueKind.BOOL:
-            return self.builder.call(torch.logical_and if op == "and" else torch.logical_or, ValueKind.BOOL, x, y)
-        return self._where(self._truth(x), *((y, x) if op == "and" else (x, y)), index)
+            return self._truth(y) if bool(x.value) == (op == "and") else self.builder.number(int(op == "or"))
+        return self.builder.call(torch.logical_and if op == "and" else torch.logical_or, ValueKind.BOOL, self._truth(x), self._truth(y))
 
     def _where(self, condition: Ref, then: Ref, other: Ref, index: bool) -> Ref:
         then, other = self._left(self._arithmetic(then, index), index), self._left(self._arithmetic(other, index), index)

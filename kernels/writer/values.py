@@ -54,15 +54,14 @@ def truth(x: Val) -> str:
     return x.text if x.kind is ValueKind.BOOL else f"({x.text} != 0)"
 
 
-def logic(op: str, x: Val, y: Val, index: bool) -> Val:
-    """`x and y` or `x or y` as Python means it: the value of one of them."""
-    if x.is_number:
-        return y if bool(x.number) == (op == "and") else x
-    if x.kind is y.kind is ValueKind.BOOL:
-        return Val(f"({x.text} {'&' if op == 'and' else '|'} {y.text})", x.axes | y.axes, ValueKind.BOOL)
-    condition, x, y = truth(x), arithmetic(x, index), arithmetic(y, index)
-    then, other = (y, x) if op == "and" else (x, y)
-    return Val(f"tl.where({condition}, {then.text}, {other.text})", x.axes | y.axes, computed(index))
+def logic(op: str, x: Val, y: Val) -> Val:
+    """`x and y` or `x or y`: a truth."""
+    for known, other in ((x, y), (y, x)):
+        if known.is_number and bool(known.number) != (op == "and"):
+            return number(int(op == "or"))
+        if known.is_number:
+            return Val(truth(other), other.axes, ValueKind.BOOL)
+    return Val(f"({truth(x)} {'&' if op == 'and' else '|'} {truth(y)})", x.axes | y.axes, ValueKind.BOOL)
 
 
 def power_text(x: Val, y: Val) -> str:

@@ -136,7 +136,7 @@ class Writer(JobText):
         if x.is_number and y.is_number:
             x = tensor(x)
         if op in ("and", "or"):
-            return logic(op, x, y, index)
+            return logic(op, x, y)
         if op == "/" and index:
             raise Unsupported("a true division in an index: use //")
         x, y, axes, kind = arithmetic(x, index), arithmetic(y, index), x.axes | y.axes, computed(index)
