@@ -82,6 +82,21 @@ def test_no_split_needs_less_than_what_is_printed(name: str, dtype: DType) -> No
     assert check(small_program(spec, sizes), dtype, outputs)
 
 
+@pytest.mark.parametrize("many", [24, 69, 130])
+def test_an_operand_that_is_read_at_two_places_needs_the_tiles_of_both(many: int) -> None:
+    """Where both places lie in one tile, a task needs half of what the next one does."""
+    sizes = f"{{few: 5, deep: 6, many: {many}}}\naxes: {{i: few, j: few, k: deep, p: many, q: many}}"
+    program = elaborate(
+        read_document(
+            f"einpage: 1\nname: twice\nsizes: {sizes}\ninputs: {{x: {{axes: i q k p}}}}\n"
+            "body: ['y[p,i,j] = x[i,q,k,p] * x[j,p,k,q]']\noutputs: {y: {axes: p i j}}\n",
+            "twice.yaml",
+        )
+    )
+    smallest = smallest_printed(program, DType.FP32, ["y"])
+    plan_program(program, load_machine("cpu"), PlanRequest(smallest, outputs=("y",)))
+
+
 def test_a_search_that_is_given_up_says_what_is_proven() -> None:
     """Of a spec whose lower bounds are low: the smallest budget lies between the bound that is stated and what was found, which works."""
     sizes = {"layers": 1, "vocab": 70, "model": 96, "heads": 3, "kv_heads": 3, "ffn": 200, "seq": 191}

@@ -209,8 +209,10 @@ class _TaskBytes:
         self.known: dict[tuple[int, Box], int] = {}
 
         plain = not isinstance(self.op, AttentionOp) and all(isinstance(i, Axis) for load in op_loads(self.op) for i in load.indices)
-        self.alike = self.widths if plain else None
-        """Of an op whose operands are read at its own letters: by piece of a letter, what the bytes of its tasks depend on."""
+        one_place = all(len(set(loads)) == 1 for loads in pattern.template.loads)  # two of one operand may or may not meet in a tile
+        self.alike = self.widths if plain and one_place else None
+        """Of an op whose operands are each read at one place, at its own letters: by piece of a letter, what the bytes of its tasks
+        depend on."""
 
     def widths(self, letter: Letter, start: int, end: int) -> tuple[tuple[int, ...], ...]:
         """The widths of the tiles of each operand that share an element with a piece of `letter`, and of the piece."""
