@@ -214,9 +214,9 @@ class Interpreter:
             case ast.UnaryOp(op=ast.Not(), operand=x):
                 return negation(self._inner(x, bound, text))
             case ast.BoolOp(op=op, values=values):
-                out = self._inner(values[0], bound, text)
+                out = negation(negation(self._inner(values[0], bound, text)))
                 for other in values[1:]:
-                    right = self._inner(other, bound, text)
+                    right = negation(negation(self._inner(other, bound, text)))
                     out = self._where(out, right, out) if isinstance(op, ast.And) else self._where(out, out, right)
                 return out
             case ast.Compare(left=x, ops=[op], comparators=[y]):

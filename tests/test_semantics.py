@@ -124,9 +124,9 @@ def swept(first: int, count: int, most_statements: int) -> Tally:
 
 
 def test_what_a_spec_says_is_what_a_run_gives() -> None:
-    tally = swept(0, 14, 3)
+    tally = swept(0, 40, 3)
     assert not tally.wrong, str(tally)
-    assert tally.judged > 4 * tally.ill, str(tally)
+    assert tally.judged > 20 * tally.ill, str(tally)
 
 
 @pytest.mark.slow
@@ -136,7 +136,7 @@ def test_many_specs_say_what_a_run_gives(part: int) -> None:
     tally = swept(1000 * (part + 1), 500, 3)
     print(tally)
     assert not tally.wrong, str(tally)
-    assert tally.judged > 4 * tally.ill and tally.runs["smallest budget"] >= 500, str(tally)
+    assert tally.judged > 20 * tally.ill and tally.runs["smallest budget"] >= 500, str(tally)
 
 
 if __name__ == "__main__":
