@@ -3,8 +3,8 @@
 A value has an axis for each of its letters, in alphabetical order, and beside it a bound on the error that a run in some dtype may make:
 see bounded_numbers. A run may store, and so round to its dtype: the value of a statement; the result of a sum or another reduction inside
 an expression; what is reduced, unless it is an element as it is; of a product that is summed each factor that is not, and all but one of
-its partial products. Arrays are rounded when they are loaded, exactly as the judge does. An index that lies outside gives NaN, which a
-`where` may drop.
+its partial products, and the sum of a factor over letters that no other has. Arrays are rounded when they are loaded, exactly as the
+judge does. An index that lies outside gives NaN, which a `where` may drop.
 
 Never understood: `state:`, reserved targets, comparisons in chains.
 """
@@ -227,7 +227,7 @@ class Interpreter:
                 return self._pointwise(ARITHMETIC[type(op)], self._inner(x, bound, text), self._inner(y, bound, text))
             case ast.Call(func=ast.Subscript(value=ast.Name(id=word), slice=over), args=[body]):
                 letters = "".join(x.id for x in (over.elts if isinstance(over, ast.Tuple) else [over]) if isinstance(x, ast.Name))
-                times = _stores(_flat(body, True))
+                times = _stores(_flat(body, True)) + _summed_alone(_flat(body, True), letters)
                 return reduced(word, letters, stored(self._inner(body, bound + letters, text), PRECISIONS[self.dtype], times), self.extents)
             case ast.Call(func=ast.Name(id=word), args=args):
                 values = [self._inner(a, bound, text) for a in args]
@@ -315,6 +315,12 @@ def _stores(factors: list[tuple[bool, ast.expr]]) -> int:
     """How often a run may store something on the way from elements to what is summed."""
     made = sum(not (times and isinstance(_unsigned(e), ast.Subscript | ast.Constant)) for times, e in factors)
     return made + max(0, len(factors) - 2)
+
+
+def _summed_alone(factors: list[tuple[bool, ast.expr]], over: str) -> int:
+    """How many of several factors have a letter of a written sum that no other has: the sum over it may be stored before they meet."""
+    found = [{n.id for n in ast.walk(e) if isinstance(n, ast.Name)} & set(over) for _, e in factors]
+    return sum(bool(own - set().union(*found[:i], *found[i + 1 :])) for i, own in enumerate(found)) if len(found) > 1 else 0
 
 
 def _unsigned(e: ast.expr) -> ast.expr:
