@@ -154,6 +154,6 @@ def test_a_date_is_text_where_text_is_wanted() -> None:
 
 
 def test_a_name_that_no_file_can_have_is_refused() -> None:
-    for name in ("n" * 300 + ".yaml", "a\0b.yaml", "/dev/zero"):
+    for name in ("n" * 300 + ".yaml", "a\0b.yaml"):
         with pytest.raises(UsageError, match="does not exist"):
             load_machine(name)

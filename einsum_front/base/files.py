@@ -1,4 +1,4 @@
-"""Where results go: every file that a command writes is written here, whole or not at all. And texts are read, up to a length.
+"""Where results go: every file that a command writes is written here, whole or not at all. And files are read, up to a length.
 
 In: the path that the user gave, and what puts the bytes into a file. A new file is made beside its place and renamed into it. A link is
 followed: what it leads to is replaced, the link stays. What is no regular file (/dev/stdout, /dev/null, a pipe) is written to directly,
@@ -8,12 +8,15 @@ and so is a file in a folder that lets nothing be made in it.
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from io import BufferedReader, BytesIO, TextIOWrapper
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,14 +25,67 @@ from typing import BinaryIO, TextIO
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import format_bytes
 
+_MOST_SUMMED = 1 << 30
+"""Bytes of a pipe, for its checksum."""
 _part_numbers = count()
+_bytes_by_pipe: dict[tuple[int, int], bytes] = {}
+"""What came out of pipes, by device and inode."""
+
+
+def opened_to_read(path: Path, most: int) -> BufferedReader:
+    """A file's bytes, from the first on. What is no regular file is read whole, and kept: a pipe gives its bytes once, and a spec is read
+    again for its checksum and at each step of a sweep.
+
+    Raises OSError where it cannot be read, ValueError for a pipe or a device with more than `most` bytes.
+    """
+    found = os.stat(path)
+    if stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode):
+        return path.open("rb")
+    key = (found.st_dev, found.st_ino)
+    if key not in _bytes_by_pipe:
+        with path.open("rb") as file:
+            _bytes_by_pipe[key] = file.read(most + 1)
+    if len(_bytes_by_pipe[key]) > most:
+        raise ValueError(f"it has more than {most:,} bytes")
+    return BufferedReader(BytesIO(_bytes_by_pipe[key]))
+
+
+def checksum(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits. Raises UsageError where it cannot be read."""
+    try:
+        with opened_to_read(path, _MOST_SUMMED) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {path}: {_reason(error)}") from error
+
+
+def not_regular(path: Path) -> str:
+    """What keeps `path` from being a regular file, for messages."""
+    if os.path.isdir(path):
+        return "is a folder"
+    if not os.path.exists(path):  # so too of a name that is too long for a file, where Path.exists raises
+        return "does not exist"
+    return f"is {'a pipe' if path.is_fifo() else 'a device or a socket'}, no regular file; write what it gives to a file, and name that"
+
+
+def json_reason(error: ValueError | RecursionError) -> str:
+    """Why a text is no JSON, for messages: what json.loads raised."""
+    match error:
+        case RecursionError():
+            return "nested too deep"
+        case json.JSONDecodeError():
+            return f"{error.msg[0].lower()}{error.msg[1:]}, in line {error.lineno}, column {error.colno}"
+        case UnicodeDecodeError():
+            return f"not UTF-8: byte {error.object[error.start]:#04x} at offset {error.start}"
+        case _:
+            return "a whole number of thousands of digits"
 
 
 def read_text(path: Path, what: str, most: int) -> str:
     """A file's text, UTF-8. `what` names it in messages. Raises UsageError where it cannot be read, or has more than `most` characters: a
     device may have no end."""
     try:
-        with path.open(encoding="utf-8-sig") as file:
+        with TextIOWrapper(opened_to_read(path, most), encoding="utf-8-sig") as file:
             text = file.read(most + 1)
     except UnicodeDecodeError as error:
         raise UsageError(f"cannot read {what}: it is not UTF-8 text") from error

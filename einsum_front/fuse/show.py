@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from math import prod
 
+from einpage.einsum_front.base.errors import one_line
 from einpage.einsum_front.graph.describe import display_name
 from einpage.einsum_front.graph.opgraph import FusedOp, OpGraph, target_letters
 from einpage.einsum_front.graph.taskgraph import Kind, Op, TaskGraph
@@ -40,7 +41,7 @@ def render(opgraph: OpGraph, graph: TaskGraph) -> str:
     sizes = "  ".join(f"{name}={n}" for name, n in opgraph.program.sizes.items())
     a_layer = f" (at most {s['most_ops_in_a_layer']} a layer)" if s["most_ops_in_a_layer"] else ""
     lines = [
-        f"{graph.name}  ({graph.dtype.value})  outputs: {', '.join(name for name, _ in graph.outputs)}",
+        f"{one_line(graph.name)}  ({graph.dtype.value})  outputs: {', '.join(name for name, _ in graph.outputs)}",
         f"sizes       {sizes}",
         *(f"list        {name}={' '.join(f'{n:g}' for n in numbers)}" for name, numbers in opgraph.program.lists.items()),
         f"parameters  {s['parameters']:,}  = {s['weight_bytes']:,} bytes",

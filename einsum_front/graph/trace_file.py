@@ -24,6 +24,7 @@ from typing import NoReturn
 
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.base.files import json_reason, opened_to_read
 from einpage.einsum_front.base.units import Nbytes, format_bytes, shown
 from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
@@ -97,7 +98,7 @@ def _refuse(where: str, place: str, wrong: str, cure: str) -> NoReturn:
 def _json(path: Path) -> dict[str, object]:
     wanted = "give an access trace, .json or .json.gz"
     try:
-        with path.open("rb") as file:
+        with opened_to_read(path, MOST_BYTES) as file:
             zipped = file.peek(2)[:2] == GZIP
             with gzip.open(file) if zipped else file as unpacked:
                 data = unpacked.read(MOST_BYTES + 1)
@@ -112,8 +113,7 @@ def _json(path: Path) -> dict[str, object]:
     try:
         raw = json.loads(data)
     except (ValueError, RecursionError) as error:
-        told = "nested too deep" if isinstance(error, RecursionError) else error
-        raise UsageError(f"{path}: truncated or not JSON: {told}; {wanted}") from error
+        raise UsageError(f"{path}: truncated or not JSON: {json_reason(error)}; {wanted}") from error
     if not isinstance(raw, dict):
         raise UsageError(f"{path}: a trace is a mapping with `tensors` and `ops`, this is {type(raw).__name__}")
     return raw

@@ -100,10 +100,10 @@ def _refuse_huge(source: SourceFile, text: str, kind: str) -> None:
     longest = max(range(len(source.lines)), key=lambda i: len(source.lines[i]), default=0)
     if source.lines and len(source.lines[longest]) > MAX_LINE:
         length = len(source.lines[longest])
-        message = f"a line of {length:,} characters: an expression this long is nested too deeply"
-        raise source.error(
-            Span(longest + 1, MAX_LINE + 1), message, expected=f"at most {MAX_LINE:,}", cure="cut it into several statements"
-        )
+        spec = kind == "spec"
+        message = f"a line of {length:,} characters{': an expression this long is nested too deeply' if spec else ''}"
+        remedy = "cut it into several statements" if spec else "write each key on a line of its own"
+        raise source.error(Span(longest + 1, MAX_LINE + 1), message, expected=f"at most {MAX_LINE:,}", cure=remedy)
     if len(text) > MAX_CHARACTERS:
         message = f"a {kind} of {len(text):,} characters"
         cure = "write what repeats as a `repeat`" if kind == "spec" else None

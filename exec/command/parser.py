@@ -38,6 +38,7 @@ def execute(argv: Sequence[str] | None = None) -> int:
     try:
         try:
             arguments = parser().parse_args(argv)
+            _refuse_empty(arguments)
             return int(arguments.command_function(arguments))
         finally:
             if lost := flush_stdout():
@@ -54,6 +55,14 @@ def execute(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         lost = full_memory(error)
         return _bug() if lost is None else _refused(f"the host's memory is full: {lost}; free some, or make the problem smaller", 3)
+
+
+def _refuse_empty(arguments: argparse.Namespace) -> None:
+    """Raises UsageError for an option or a file whose text is empty, as of an unset variable of the shell: it would count as not given."""
+    for name, value in vars(arguments).items():
+        if value == "":
+            word = name.replace("_", "-")
+            raise UsageError(f"the text given for `{word}` is empty; write what is meant, or leave it out")
 
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)

@@ -10,12 +10,11 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
 
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.base.files import refuse_unwritable, write_each
+from einpage.einsum_front.base.files import checksum, refuse_unwritable, write_each
 from einpage.einsum_front.base.units import format_bytes, parse_bytes
 from einpage.einsum_front.graph.trace_file import read_trace
 from einpage.exec.command.machine import machine_facts
@@ -136,7 +135,7 @@ def recipe_of(a: argparse.Namespace, planned: Planned) -> dict[str, object]:
     word, file = ("graph", Path(a.graph)) if a.graph else ("spec", spec_path(a.spec))
     return {
         word: file.name,
-        f"{word}_sha256": sha256(file.read_bytes()).hexdigest(),
+        f"{word}_sha256": checksum(file),
         "settings": settings_of(a.set),
         "dtype": planned.graph.dtype.value,
         "budget_bytes": planned.memgraph.budget_bytes,

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from einpage.einsum_front.base.errors import EinpageError
+from einpage.einsum_front.base.files import not_regular
 
 WeightRows: TypeAlias = "NDArray[Any]"
 """[rows, columns], float32, or float16 where the file holds that."""
@@ -81,8 +82,7 @@ def file_size(path: Path) -> int:
     """Bytes of a file that exists and is a file. Raises WeightError otherwise."""
     try:
         if not path.is_file():
-            what = "is a folder" if path.is_dir() else "does not exist" if not path.exists() else "is not a file"
-            raise WeightError(f"{path}: {what}")
+            raise WeightError(f"{path}: {not_regular(path)}")
         return path.stat().st_size
     except OSError as error:
         raise unreadable(path, error) from error

@@ -13,6 +13,7 @@ import tokenize
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from os.path import exists, isdir, isfile
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import EinpageError, UsageError
+from einpage.einsum_front.base.files import json_reason, not_regular, opened_to_read
 from einpage.einsum_front.base.units import format_bytes, shown
 from einpage.einsum_front.graph.program import Input, Program
 from einpage.exec.load.checkpoint import rows_and_columns
@@ -122,10 +124,12 @@ def read_input(assignment: str) -> tuple[str, NDArray[Any]]:
         raise InputError(f"{origin}: expected NAME=FILE")
     path = Path(file)
     match path.suffix:
-        case ".json":
-            return name, _array(_read_json(path, origin), origin)
         case ".npy" | ".safetensors":
+            if exists(path) and not isfile(path):
+                raise InputError(f"{origin}: {not_regular(path)}")
             return name, _read_binary(path, name, origin)
+        case suffix if suffix == ".json" or (exists(path) and not isfile(path) and not isdir(path)):  # from a pipe comes JSON
+            return name, _array(_read_json(path, origin), origin)
     raise InputError(f"{origin}: expected a .json, .npy or .safetensors file")
 
 
@@ -238,7 +242,7 @@ def _numpy_dtype(target: Input) -> np.dtype[Any]:
 
 def _read_json(path: Path, origin: str) -> object:
     try:
-        with path.open("rb") as file:
+        with opened_to_read(path, _MOST_JSON) as file:
             data = file.read(_MOST_JSON + 1)
     except (OSError, ValueError) as error:
         raise InputError(f"{origin}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
@@ -247,7 +251,7 @@ def _read_json(path: Path, origin: str) -> object:
     try:
         found: object = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{origin}: not JSON: {'nested too deep' if isinstance(error, RecursionError) else error}") from error
+        raise InputError(f"{origin}: not JSON: {json_reason(error)}") from error
     return found
 
 
@@ -256,9 +260,14 @@ def _array(value: object, origin: str) -> NDArray[Any]:
         array: NDArray[Any] = np.array(value)
     except (ValueError, OverflowError) as error:
         raise InputError(f"{origin}: rows of different lengths, or numbers out of range") from error
-    if array.dtype.kind not in "iuf":
+    if array.dtype.kind not in "iuf" or holds_truth(value):
         raise InputError(f"{origin}: expected numbers, or nested lists of them in equal lengths")
     return array
+
+
+def holds_truth(value: object) -> bool:
+    """Whether true or false is among nested lists of numbers: numpy takes them for 1 and 0 there."""
+    return isinstance(value, bool) or (isinstance(value, list | tuple) and any(map(holds_truth, value)))
 
 
 def _read_binary(path: Path, name: str, origin: str) -> NDArray[Any]:
@@ -282,16 +291,18 @@ def _read_npy(path: Path) -> NDArray[Any]:
         if start != _NPY:
             kind = "a .npz archive" if start[:2] == b"PK" else "a pickle, or something else"
             raise ValueError(f"it does not begin as one: it is {kind}; write it with numpy.save")
-        file.seek(0)
-        version = np.lib.format.read_magic(file)  # type: ignore[no-untyped-call]
+        version = tuple(file.read(2))
         if version not in ((1, 0), (2, 0)):
-            raise ValueError(f"it is of version {version[0]}.{version[1]}, which no array of numbers needs")
+            raise ValueError(f"it is of version {'.'.join(map(str, version)) or 'none'}, which no array of numbers needs")
         length = int.from_bytes(file.read(2 if version == (1, 0) else 4), "little")
         if length > _MOST_HEADER:
             raise ValueError(f"its header claims {length} bytes")
         file.seek(len(_NPY) + len(version))
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, by_columns, dtype = read(file)  # type: ignore[no-untyped-call]
+        try:
+            shape, by_columns, dtype = read(file)  # type: ignore[no-untyped-call]
+        except (ValueError, TypeError, SyntaxError, RecursionError, tokenize.TokenError) as error:
+            raise ValueError("its header does not describe an array; write it again with numpy.save") from error
         if dtype.kind not in "iuf" or dtype.hasobject:
             raise ValueError(f"it holds {dtype}, expected numbers")
         if any(type(n) is not int or n < 0 for n in shape) or len(shape) > _MOST_AXES:

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from einpage.einsum_front.base.errors import listing
+from einpage.einsum_front.base.files import json_reason
 from einpage.einsum_front.base.units import shown
 from einpage.exec.load.checkpoint import (
     WeightError,
@@ -166,7 +167,12 @@ def _config_beside(path: Path) -> dict[str, object]:
     config = path.parent / "config.json"
     if not config.is_file():
         return {}
-    found = dict(_flat(read_json(config), ""))
+    raw = read_json(config)
+    if not isinstance(raw, dict):
+        raise WeightError(
+            f"{config}: {shown(raw)}, expected a mapping of keys to values; correct it, or take it away to run without metadata"
+        )
+    found = dict(_flat(raw, ""))
     for key, value in found.items():
         if not is_name(key):
             raise WeightError(f"{config}: a key is {shown(key)}")
@@ -201,5 +207,5 @@ def read_json(path: Path) -> object:
     except OSError as error:
         raise unreadable(path, error) from error
     except (ValueError, RecursionError) as error:
-        raise WeightError(f"{path}: not JSON: {error}") from error
+        raise WeightError(f"{path}: not JSON: {json_reason(error)}") from error
     return found

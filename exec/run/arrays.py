@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from einpage.exec.load.inputs import InputError
+from einpage.exec.load.inputs import InputError, holds_truth
 
 _EXPECTED = "expected an array, a tensor, or nested lists of numbers"
 _NUMPY_LACKS = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -30,6 +30,8 @@ def _array(name: object, value: object) -> NDArray[Any]:
     if not isinstance(name, str):
         raise InputError(f"inputs has the key {name!r}, expected names of inputs")
     array = _of_tensor(name, value) if isinstance(value, torch.Tensor) else _of_numbers(name, value)
+    if array.dtype.kind != "b" and holds_truth(value):
+        raise InputError(f"input {name} holds truths among numbers, {_EXPECTED}")
     if array.dtype.kind not in "iufb":
         what = "numbers beyond 64 bits, or other objects" if array.dtype.kind == "O" else f"values of type {array.dtype}"
         raise InputError(f"input {name} holds {what}, {_EXPECTED}")

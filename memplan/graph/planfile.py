@@ -19,7 +19,7 @@ import numpy as np
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.base.files import read_text, write_atomically
+from einpage.einsum_front.base.files import json_reason, read_text, write_atomically
 from einpage.einsum_front.base.units import Nbytes, shown
 from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.program import Source
@@ -100,8 +100,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         raw = json.loads(text)
     except (ValueError, RecursionError) as error:
-        told = "nested too deep" if isinstance(error, RecursionError) else error
-        raise UsageError(f"{path}: truncated or not a plan file: {told}") from error
+        raise UsageError(f"{path}: truncated or not a plan file: {json_reason(error)}") from error
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         raise UsageError(f"{path}: not a plan file (`format` is not {FORMAT!r}); `einpage plan … --out FILE` writes one")
     if raw.get("version") != VERSION:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from math import inf
-from os.path import isfile
+from os.path import exists, isdir
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import yaml
 
 from einpage.einsum_front.base.dtype import RUN_DTYPES, DType
 from einpage.einsum_front.base.errors import SpecError, UsageError
-from einpage.einsum_front.base.files import read_text
+from einpage.einsum_front.base.files import not_regular, read_text
 from einpage.einsum_front.base.units import parse_bytes, parse_rate, shown
 from einpage.einsum_front.spec.source import SourceFile
 from einpage.einsum_front.spec.yamltree import MAX_CHARACTERS, YamlMapping, YamlNode, YamlScalar, YamlSequence, parse_yaml
@@ -236,9 +236,9 @@ def _find(name_or_path: str | Path) -> Path:
     if str(name_or_path) in names:
         return PROFILES / f"{name_or_path}.yaml"
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
-        if isfile(path):
+        if exists(path) and not isdir(path):
             return path
-        raise UsageError(f"machine profile {path} does not exist; profiles that ship: {', '.join(names)}")
+        raise UsageError(f"machine profile {path} {not_regular(path)}; profiles that ship: {', '.join(names)}")
     close = get_close_matches(str(name_or_path).lower(), names, n=2)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     raise UsageError(f"unknown machine {str(name_or_path)!r}; {hint}there are {', '.join(names)}, or give a path ending in .yaml")
