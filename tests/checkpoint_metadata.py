@@ -64,7 +64,7 @@ def saved(folder: Path, model_type: str, **overrides: object) -> Any:
 
 def logits_of(spec: str | Path, folder: Path) -> torch.Tensor:
     model = einpage.load_spec(spec, weights=folder, tokens=TOKENS)
-    assert model.warnings == ()
+    assert model.warnings == (), model.warnings
     return einpage.run(model, budget="64MiB", outputs=["all_logits"], machine="cpu", device="cpu").outputs["all_logits"].float()
 
 

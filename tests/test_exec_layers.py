@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 import einpage
+from checkpoint_metadata import Said
 from command_line import facts, ran
 from einpage.einsum_front.base.errors import SpecError
 from einpage.einsum_front.spec.document import Document
@@ -24,7 +25,7 @@ from einpage.exec.load.fill import read_weights
 from einpage.exec.load.resolve import open_weights
 from einpage.exec.planning.metadata import spec_settings
 from specs_small import SPECS
-from test_exec_metadata import TINY, TOKENS, Said, logits_of, saved
+from test_exec_metadata import TINY, TOKENS, logits_of, saved
 
 GEMMA3 = Path(__file__).parent / "data" / "gemma3.yaml"
 KINDS = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]

@@ -226,7 +226,7 @@ body:
         ("n: 2", "x: {axes: b i}, q: {axes: s d}", matrices),
         (
             "c: 2, h: 3, l: 4, j: 3, k: 3, f1: first, p1: height, q1: width",
-            "x: {axes: b s i}, a: {axes: b f1 i}, g: {axes: b c p1 q1}",
+            "x: {axes: b s i}, a: {axes: b f1 i}, g: {axes: b c p1 q1}, pad: {axes: b, dtype: int32, range: 0 .. seq}",
             taps,
         ),
         ("n: 2", "q: {axes: b z e}", matrices),

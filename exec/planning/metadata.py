@@ -152,10 +152,16 @@ def _about_no_metadata(document: Document, checkpoint: Checkpoint, metadata: Map
 def _about_own_values(
     document: Document, metadata: Mapping[str, object], settings: Mapping[str, Setting], evaluator: Evaluator
 ) -> Iterator[str]:
-    """What a checkpoint should have said and does not, where its tensors will not tell either."""
+    """What a checkpoint should have said and does not, where its tensors will not tell either.
+
+    Where a spec has keys of Hugging Face alone, no GGUF should: the number is the spec's on purpose.
+    """
     own: list[str] = []
+    architecture = metadata.get("general.architecture")
     for name, keys in document.config.items():
-        rows = [row_of(general_key(key.key, metadata.get("general.architecture"))) for key in keys]
+        rows = [row_of(general_key(key.key, architecture)) for key in keys]
+        if architecture is not None and not any(key.key.startswith((f"{architecture}.", "general.")) for key in keys):
+            continue
         if metadata and name not in settings and not any(isinstance(row, Harmless) for row in rows):
             value = f" = {evaluator.value(name)}" if evaluator.knows(name) else ""
             own.append(f"`{name}`{value} ({' or '.join(key.key for key in keys)})")
