@@ -122,7 +122,9 @@ def wrong_with(case: Case, folder: Path, status: int, stdout: str, stderr: str) 
         return f"status {status}"
     left = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     changed = [name for name, content in case.files.items() if left.pop(name, None) != content]
-    written = sorted(set(left) - set(case.outputs if status == 0 else ()))
+    results = set(case.outputs if status == 0 else ())
+    changed = [name for name in changed if name not in results or _is_read(name, case.argv)]
+    written = sorted(set(left) - results)
     if changed or written:
         return f"writes {', '.join(changed + written)}, status {status}"
     if status == 0 and "--json" in case.argv and not stdout.startswith("usage: "):
@@ -133,6 +135,11 @@ def wrong_with(case: Case, folder: Path, status: int, stdout: str, stderr: str) 
     if status != 0 and not stderr and "--json" in case.argv and _says_why(stdout):
         return None
     return None if status == 0 else _wrong_message(stderr)
+
+
+def _is_read(name: str, argv: Sequence[str]) -> bool:
+    """Whether a command line that names a file as a result names it once more."""
+    return sum(word.rpartition("=")[2].removeprefix("@") == name for word in argv) > 1
 
 
 def _says_why(stdout: str) -> bool:

@@ -288,6 +288,29 @@ def test_a_plan_that_could_not_be_written_is_not_made(
         assert "cannot write" in err and "nope" in err
 
 
+def test_a_result_never_takes_the_place_of_what_is_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The spec, through a link too; a file of a checkpoint's folder; an input. What is read by nobody is replaced."""
+    spec, folder, x = tmp_path / "s.yaml", tmp_path / "m", tmp_path / "x.json"
+    folder.mkdir()
+    for path, text in ((spec, Path(MLP).read_text()), (folder / "config.json", "{}"), (x, "[]"), (tmp_path / "old.json", "old")):
+        path.write_text(text)
+    (tmp_path / "link.yaml").symlink_to("s.yaml")
+    words = ("plan", str(spec), "--budget", "1MiB", "--machine", "h100")
+    for out, read, more in (
+        (spec, spec, ()),
+        (tmp_path / "link.yaml", spec, ()),
+        (folder / "config.json", folder, ("--weights", str(folder))),
+    ):
+        before = out.read_text()
+        _, err = ran(capsys, *words, *more, "--out", str(out), status=2)
+        assert f"cannot write {out}: it is read, as {read}; give the result a file of its own" in err
+        assert out.read_text() == before
+    run = ("run", str(spec), "--budget", "1MiB", "--weights", "random:0", "--input", f"x={x}", "--timeline", str(x))
+    assert f"cannot write {x}: it is read" in ran(capsys, *run, status=2)[1]
+    ran(capsys, *words, "--out", str(tmp_path / "old.json"))
+    assert json.loads((tmp_path / "old.json").read_text())
+
+
 def test_a_result_never_takes_the_place_of_another(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

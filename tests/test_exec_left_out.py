@@ -119,3 +119,33 @@ def test_what_keys_mean_that_are_left_out() -> None:
             if found != value:
                 wrong[model_type, key] = (found, value)
     assert wrong == {}
+
+
+def test_keys_of_hugging_face_in_a_gguf_are_not_read() -> None:
+    """llama.cpp looks under its architecture's name; a bare `rope_theta` is another model's, or nobody's."""
+    gguf = {**SILENT["GGUF"], "llama.rope.freq_base": 10000.0}
+    with pytest.raises(WeightError, match="`rope_theta` is 500.0, and changes how fast positions rotate"):
+        warnings_about(load_document(SPECS / "llama.yaml"), {**gguf, "rope_theta": 500.0})
+    document = assuming("llama", "{general.architecture: llama, rope_theta: 500}")
+    settings = spec_settings(document, Said({**gguf, "rope_theta": 500.0}))
+    assert settings["theta"] == 10000.0
+
+
+@pytest.mark.parametrize(
+    ("scaling", "parameters", "refused"),
+    [
+        ({"type": "default"}, {"rope_theta": 500.0, "rope_type": "default"}, True),
+        ({}, {"rope_theta": 500.0, "rope_type": "default"}, False),
+    ],
+)
+def test_rope_given_twice(scaling: dict[str, object], parameters: dict[str, object], refused: bool) -> None:
+    """transformers takes rope_scaling in place of all of rope_parameters: theta would be 10000 in the first."""
+    twice = {f"rope_scaling.{k}": v for k, v in scaling.items()} | {f"rope_parameters.{k}": v for k, v in parameters.items()}
+    metadata = {"model_type": "llama", **twice, "rms_norm_eps": 1e-5, "hidden_act": "silu"}
+    document = load_document(SPECS / "llama.yaml")
+    if not refused:
+        assert spec_settings(document, Said(metadata))["theta"] == 500.0
+        assert not [w for w in warnings_about(document, metadata) if "rope" in w]
+        return
+    with pytest.raises(WeightError, match="`rope_scaling` and `rope_parameters` are both given and differ"):
+        warnings_about(document, metadata)

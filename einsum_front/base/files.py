@@ -160,6 +160,16 @@ def refuse_unwritable(*files: str | None) -> None:
         places.append(str(target))
 
 
+def refuse_overwriting(read: Iterable[str], *files: str | None) -> None:
+    """Raises UsageError for a result that would replace a file that is `read`, or one in a folder that is."""
+    sources = [(text, Path(text)) for text in read]
+    for path in (Path(file) for file in files if file is not None and os.path.isfile(file)):
+        for text, source in sources:
+            with suppress(OSError, ValueError):
+                if source.exists() and (path.samefile(source) or path.resolve().parent.samefile(source)):
+                    raise UsageError(f"cannot write {path}: it is read, as {text}; give the result a file of its own")
+
+
 def refuse_full(file: str | None, nbytes: int) -> None:
     """Raises UsageError where a result of so many bytes would find the disk full. What is there now stays until the result is whole."""
     if file is None or (target := _target(Path(file))) is None:

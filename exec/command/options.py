@@ -76,6 +76,15 @@ def no_fuse_of(text: str | None) -> tuple[str, ...]:
     return () if text is None else tuple(name.strip() for name in text.split(","))
 
 
+def files_read(a: argparse.Namespace) -> list[str]:
+    """What a command reads, as its arguments name it: files and folders."""
+    given = vars(a)
+    single = [given.get(word) for word in ("spec", "graph", "machine", "weights", "tokens", "file", "plan")]
+    inputs = [assignment.partition("=")[2] for assignment in given.get("input") or ()]
+    prompts = [p.text[1:] for p in given.get("prompt") or () if not p.literal and p.text.startswith("@")]
+    return [text for text in (*single, *inputs, *prompts) if text]
+
+
 def request_of(a: argparse.Namespace, budget_bytes: int) -> PlanRequest:
     """The plan that `plan` and `run` ask for. Raises UsageError for options that exclude each other."""
     return PlanRequest(

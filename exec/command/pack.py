@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.base.files import refuse_unwritable, write_atomically
+from einpage.einsum_front.base.files import refuse_overwriting, refuse_unwritable, write_atomically
 from einpage.einsum_front.base.units import format_bytes, format_seconds, parse_bytes
+from einpage.exec.command.options import files_read
 from einpage.exec.system.spinner import spinner
 from einpage.memplan.errors import PackingDoesNotFit
 from einpage.memplan.packing.csv_file import packing_text, read_buffers
@@ -27,6 +28,7 @@ def pack_command(a: argparse.Namespace) -> int:
     capacity = parse_bytes(a.capacity, "--capacity")
     if not (math.isfinite(a.seconds) and a.seconds > 0):
         raise UsageError(f"--seconds {a.seconds:g} is not a positive number of seconds")
+    refuse_overwriting(files_read(a), a.out)
     refuse_unwritable(a.out)
     buffers = read_buffers(Path(a.file))
     with spinner(f"packing, for {a.seconds:g} s at most", quiet=a.json):

@@ -14,11 +14,11 @@ from pathlib import Path
 from time import perf_counter
 
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.base.files import checksum, refuse_unwritable, write_each
+from einpage.einsum_front.base.files import checksum, refuse_overwriting, refuse_unwritable, write_each
 from einpage.einsum_front.base.units import format_bytes, parse_bytes
 from einpage.einsum_front.graph.trace_file import read_trace
 from einpage.exec.command.machine import machine_facts
-from einpage.exec.command.options import no_fuse_of, request_of, settings_of, write_timeline
+from einpage.exec.command.options import files_read, no_fuse_of, request_of, settings_of, write_timeline
 from einpage.exec.planning.advice import Advice, advice
 from einpage.exec.planning.find_spec import spec_path
 from einpage.exec.planning.judged_plan import Planned, plan_program, plan_tasks
@@ -38,6 +38,7 @@ OF_A_SPEC = ("set", "weights", "dtype", "outputs", "split", "no_fuse")
 def plan_command(a: argparse.Namespace) -> int:
     """Plan, write what --out and --timeline name, print the report; returns the exit status. Raises EinpageError."""
     began = perf_counter()
+    refuse_overwriting(files_read(a), a.out, a.timeline)
     refuse_unwritable(a.out, a.timeline)
     if a.effort is None:
         a.effort = usual_effort(a)

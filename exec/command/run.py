@@ -22,10 +22,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.base.files import refuse_full, refuse_unwritable, write_each, write_through
+from einpage.einsum_front.base.files import refuse_full, refuse_overwriting, refuse_unwritable, write_each, write_through
 from einpage.einsum_front.base.units import format_bytes, format_seconds, parse_bytes, parse_rate
 from einpage.einsum_front.graph.taskgraph import Kind
-from einpage.exec.command.options import prompt_texts, request_of, settings_of, write_timeline
+from einpage.exec.command.options import files_read, prompt_texts, request_of, settings_of, write_timeline
 from einpage.exec.dispatch.progress import Hooks, QueueHead
 from einpage.exec.dispatch.progress import Progress as RunProgress
 from einpage.exec.load.inputs import TokenLists, encode_prompts, read_input, read_tokens
@@ -63,6 +63,7 @@ def run_command(a: argparse.Namespace) -> int:
     )
     tokens, tokenizer = tokens_of(a)
     named = inputs_of(a.input)
+    refuse_overwriting(files_read(a), a.logits, a.trace, a.timeline)
     refuse_unwritable(a.logits, a.trace, a.timeline)
     model = open_model(a.spec, settings_of(a.set), a.weights, tokens, tokenizer)
     machine = machine_of(a, chosen.kind)

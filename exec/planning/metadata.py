@@ -41,7 +41,8 @@ def spec_settings(document: Document, checkpoint: Checkpoint) -> dict[str, Setti
     absent = {key: entry.value for entry in left_out(metadata) for key in entry.keys}
     settings: dict[str, Setting] = {}
     for name, keys in document.config.items():
-        given = next(((key, held[key.key]) for held in (metadata, absent) for key in keys if held.get(key.key) is not None), None)
+        own = [key for key in keys if _is_of(key.key, metadata)]
+        given = next(((key, held[key.key]) for held in (metadata, absent) for key in own if held.get(key.key) is not None), None)
         if given is None:
             continue
         key, value = given
@@ -83,11 +84,11 @@ def check_metadata(document: Document, checkpoint: Checkpoint, settings: Mapping
         return ()
     metadata = checkpoint.config()
     evaluator = Evaluator(override((*document.sizes, *document.scalars), without_lists(document.lists, settings)))
-    accounted = {key.key for keys in document.config.values() for key in keys}
+    accounted = {key.key for keys in document.config.values() for key in keys if _is_of(key.key, metadata)}
     absent = {_named_by(document, accounted, entry): entry for entry in left_out(metadata)}
     given = {**metadata, **{key: entry.value for key, entry in absent.items() if entry.model is not None or key in accounted}}
     said = {key: _said(key, value, absent.get(key)) for key, value in given.items()}
-    refused: list[str] = []
+    refused = [*_about_rope_given_twice(metadata)]
     left: dict[str, object] = {}
     for key, value in given.items():
         if _is_empty(value):
@@ -115,6 +116,22 @@ def check_metadata(document: Document, checkpoint: Checkpoint, settings: Mapping
         *_about_no_metadata(document, checkpoint, metadata),
         *_about_own_values(document, metadata, settings, evaluator),
     )
+
+
+def _is_of(key: str, metadata: Mapping[str, object]) -> bool:
+    """Whether readers of such a checkpoint look for `key`: in a GGUF they look under its architecture's name alone."""
+    architecture = metadata.get("general.architecture")
+    return architecture is None or key.startswith((f"{architecture}.", "general.", "tokenizer."))
+
+
+def _about_rope_given_twice(metadata: Mapping[str, object]) -> Iterator[str]:
+    """transformers takes `rope_scaling` in place of all of `rope_parameters`; others take both."""
+    scaling, parameters = (
+        {key.removeprefix(f"{word}."): value for key, value in metadata.items() if key.startswith(f"{word}.")}
+        for word in ("rope_scaling", "rope_parameters")
+    )
+    if scaling and parameters and scaling != parameters:
+        yield "`rope_scaling` and `rope_parameters` are both given and differ, and which one counts depends on who reads them; leave one out"
 
 
 def tied_weights_warnings(program: Program, present: Collection[str], checkpoint: Checkpoint) -> tuple[str, ...]:
@@ -157,10 +174,9 @@ def _about_own_values(
     Where a spec has keys of Hugging Face alone, no GGUF should: the number is the spec's on purpose.
     """
     own: list[str] = []
-    architecture = metadata.get("general.architecture")
     for name, keys in document.config.items():
-        rows = [row_of(general_key(key.key, architecture)) for key in keys]
-        if architecture is not None and not any(key.key.startswith((f"{architecture}.", "general.")) for key in keys):
+        rows = [row_of(general_key(key.key, metadata.get("general.architecture"))) for key in keys]
+        if not any(_is_of(key.key, metadata) for key in keys):
             continue
         if metadata and name not in settings and not any(isinstance(row, Harmless) for row in rows):
             value = f" = {evaluator.value(name)}" if evaluator.knows(name) else ""
