@@ -124,7 +124,7 @@ def test_what_keys_mean_that_are_left_out() -> None:
 def test_keys_of_hugging_face_in_a_gguf_are_not_read() -> None:
     """llama.cpp looks under its architecture's name; a bare `rope_theta` is another model's, or nobody's."""
     gguf = {**SILENT["GGUF"], "llama.rope.freq_base": 10000.0}
-    with pytest.raises(WeightError, match="`rope_theta` is 500.0, and changes how fast positions rotate"):
+    with pytest.raises(WeightError, match=r"`rope_theta` is 500\.0, and changes how fast positions rotate"):
         warnings_about(load_document(SPECS / "llama.yaml"), {**gguf, "rope_theta": 500.0})
     document = assuming("llama", "{general.architecture: llama, rope_theta: 500}")
     settings = spec_settings(document, Said({**gguf, "rope_theta": 500.0}))

@@ -131,7 +131,7 @@ def _about_rope_given_twice(metadata: Mapping[str, object]) -> Iterator[str]:
         for word in ("rope_scaling", "rope_parameters")
     )
     if scaling and parameters and scaling != parameters:
-        yield "`rope_scaling` and `rope_parameters` are both given and differ, and which one counts depends on who reads them; leave one out"
+        yield "`rope_scaling` and `rope_parameters` are both given and differ, and readers do not agree on which one counts; leave one out"
 
 
 def tied_weights_warnings(program: Program, present: Collection[str], checkpoint: Checkpoint) -> tuple[str, ...]:
