@@ -141,3 +141,23 @@ def test_the_kernels_of_a_gpu_run_on_streams_and_indices_are_checked_before(monk
     with pytest.raises(NodeError, match=r"compute final.* on the compute engine: IndexOutOfRange: index 8") as caught:
         run_model(model, machine, options, {**tokens, "lengths": np.full(1, 9, np.int32)})
     assert caught.value.exit_status == 2
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("device", [DeviceKind.CPU, DeviceKind.CUDA])
+def test_an_index_divided_by_zero_is_an_error_of_the_input(device: DeviceKind, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On streams it is found before anything runs: no kernel can say it."""
+    monkeypatch.setattr(choose, "CudaDriver", FakeDriver)
+    spec = tmp_path / "divided.yaml"
+    spec.write_text(
+        "einpage: 1\nname: divided\nsizes: {n: 6}\naxes: {i: n}\ninputs: {x: {axes: i}, p: {axes: i, dtype: int32}}\n"
+        "body:\n  - y[i] = x[i % p[i]]\noutputs: {y: {axes: i}}\n"
+    )
+    kernels = "torch" if device is DeviceKind.CPU else "triton"
+    options = RunOptions(PlanRequest(20_000), device=device, kernels=kernels, dispatch=Dispatch.STATIC)
+    model, x = open_model(spec, {}, "random:0"), np.arange(6, dtype=np.float32)
+    result = run_model(model, load_machine("h100"), options, {"x": x, "p": np.array([1, 2, 3, 4, 5, 2], np.int32)})
+    assert result.outputs["y"].tolist() == [0, 1, 2, 3, 4, 1]
+    with pytest.raises(NodeError, match=r"DivisorIsZero: `p\[i\]` is 0 at i = 4, and an index of line 7 of the spec") as caught:
+        run_model(model, load_machine("h100"), options, {"x": x, "p": np.array([1, 2, 3, 4, 0, 2], np.int32)})
+    assert caught.value.exit_status == 2

@@ -32,7 +32,7 @@ def evaluate(
     """The outputs named (all of them, by default), each in the shape of its axes and in `dtype`.
 
     `weights` is keyed by Weight.name and holds tensors of Weight.shape. An input left out takes its default.
-    Raises UsageError for an input or weight that is missing or mis-shaped, an unknown output, and an index out of range.
+    Raises UsageError for an input or weight that is missing or mis-shaped, an unknown output, and an index out of range or divided by 0.
     """
     value_by_output = {o.name: o.value for o in program.outputs}
     asked = tuple(value_by_output) if outputs is None else tuple(outputs)
@@ -127,7 +127,7 @@ class _TensorEvaluator:
             case Unary():
                 return self._apply(lambda x: (x == 0).to(self._dtype), e.x)
             case Binary():
-                return self._apply(self._operator(e.op), e.x, e.y)
+                return self._apply(self._operator(e), e.x, e.y)
             case Call():
                 return self._apply(partial(FUNCTIONS[e.fn].meaning, torch), *e.args)
             case Reduce():
@@ -140,9 +140,12 @@ class _TensorEvaluator:
         letters = tuple(dict.fromkeys(letter for x in found for letter in x.letters))
         return _Lettered(f(*(x.aligned(letters) for x in found)), letters)
 
-    def _operator(self, op: str) -> Callable[..., Tensor]:
+    def _operator(self, e: Binary) -> Callable[..., Tensor]:
+        op = e.op
         if op in _TRUTH:
             return lambda x, y: _TRUTH[op](x, y).to(self._dtype)
+        if op in ("//", "%") and not self._dtype.is_floating_point:
+            return partial(_whole_division, e)
         return _ARITHMETIC[op]
 
     def _load(self, e: Load) -> _Lettered:
@@ -200,6 +203,13 @@ class _TensorEvaluator:
             letters = tuple(dict.fromkeys((*total.letters, *divisor.letters)))
             total = _Lettered(total.aligned(letters) / divisor.aligned(letters), letters)
         return total
+
+
+def _whole_division(e: Binary, x: Tensor, y: Tensor) -> Tensor:
+    """`x // y` or `x % y` of whole numbers. Raises UsageError where y is 0."""
+    if not y.all():
+        raise UsageError(f"`{text(e.y)}` is 0, and an index divides by it: `{text(e)}`")
+    return _ARITHMETIC[e.op](x, y)
 
 
 def _softmax(x: Tensor, dims: tuple[int, ...]) -> Tensor:

@@ -23,7 +23,7 @@ from einpage.exec.device.arena import HostArena, MappedArena, residency_view
 from einpage.exec.device.device import MovedBytes
 from einpage.exec.device.driver import Driver, Event, Stream
 from einpage.exec.device.errors import NodeError
-from einpage.kernels.errors import IndexOutOfRange, Unsupported
+from einpage.kernels.errors import DivisorIsZero, IndexOutOfRange, Unsupported
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.kernels.prepare import Backend, Kernel, Launches, prepare, prepare_gathers, prepare_launches
 from einpage.memplan.graph.dump import describe
@@ -111,12 +111,12 @@ class StreamDevice:
         return self._counted.by_link()
 
     def start_run(self) -> None:
-        """Reset the counters. Raises NodeError where an index that a kernel will use is out of range: no kernel can."""
+        """Reset the counters. Raises NodeError where an index that a kernel will use is out of range, or divides by 0: no kernel can."""
         self._counted.clear()
         for node, check in self._checks:
             try:
                 check()
-            except (IndexOutOfRange, Unsupported) as error:
+            except (DivisorIsZero, IndexOutOfRange, Unsupported) as error:
                 raise NodeError(node, describe(self.memgraph, node), Queue.COMPUTE, error) from error
 
     def init_thread(self) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from einpage.einsum_front.algebra.expr import COMPARISONS, Reduction
+from einpage.einsum_front.algebra.expr import COMPARISONS, Binary, Letter, Reduction
 from einpage.einsum_front.algebra.functions import FUNCTIONS
+from einpage.kernels.errors import DivisorIsZero
 
 
 def copy(target: Tensor, value: Tensor) -> Tensor:
@@ -45,6 +46,24 @@ def to_int_tensor(x: float) -> Tensor:
 def is_true(x: Tensor | float) -> Tensor:
     """`x != 0` as a bool tensor: elementwise for a tensor, of no dimensions for a number."""
     return x != 0 if isinstance(x, Tensor) else torch.tensor(bool(x))
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedDivision:
+    """A division of whole numbers (`//` or `%`), which has no answer where the divisor is 0."""
+
+    fn: Callable[..., Tensor]
+    division: Binary
+    letters: tuple[Letter, ...]
+    """Of the divisor, in the order of its dimensions."""
+
+    def __call__(self, x: Tensor, y: Tensor, *numbers: Tensor) -> Tensor:
+        """x // y or x % y, rounded down; `numbers` are those of `letters`. Raises DivisorIsZero, with the first place where y is 0."""
+        if not y.all():
+            first = tuple((y == 0).nonzero()[0].tolist())
+            point = {x: int(n.expand(y.shape)[first]) for x, n in zip(self.letters, numbers, strict=True)}
+            raise DivisorIsZero(self.division, point)
+        return self.fn(x, y)
 
 
 @dataclass(frozen=True, slots=True)

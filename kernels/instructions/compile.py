@@ -65,7 +65,7 @@ def compile_indices(
     """The calls that compute index expressions and hand each to its check."""
     compiler = _ExpressionCompiler(tuple(order), extent, reads, {})
     for e, check in checks:
-        compiler.builder.check(compiler.value(e, True), check)
+        compiler.builder.check(compiler.index(e), check)
     return compiler.builder.finish()
 
 
@@ -85,6 +85,10 @@ class _ExpressionCompiler:
             self._memo[key] = self._value(e, index)
         return self._memo[key]
 
+    def index(self, e: Expr) -> Ref:
+        """`e` in int64, or a number: as an index, a truth is 1 or 0."""
+        return self._arithmetic(self.value(e, True), True)
+
     def _value(self, e: Expr, index: bool) -> Ref:
         known = constant(e)
         if known is not None:
@@ -101,6 +105,8 @@ class _ExpressionCompiler:
             case Unary(op, x):
                 return self._unary(op, self.value(x, index), index)
             case Binary(op, x, y):
+                if index and op in ("//", "%") and constant(y) in (None, 0):
+                    return self._checked_division(e, self.index(x), self.index(y))
                 return self._binary(op, self.value(x, index), self.value(y, index), index)
             case Call(fn, args):
                 return self._call(fn, [self.value(a, index) for a in args], index)
@@ -144,7 +150,7 @@ class _ExpressionCompiler:
         split = [len({(b.start[d], b.end[d]) for b in view.boxes}) > 1 for d in range(len(forms))]
         if None in forms and any(s for s, f in zip(split, forms, strict=True) if f is not None):
             forms = [None if f is not None and f.terms else f for f in forms]
-        return tuple(self._as_index(self.value(i, True)) if f is None else f for f, i in zip(forms, e.indices, strict=True))
+        return tuple(self._as_index(self.index(i)) if f is None else f for f, i in zip(forms, e.indices, strict=True))
 
     def _as_index(self, ref: Ref) -> Ref:
         return self.builder.call(calls.to_int_tensor, ValueKind.INT, ref) if ref.is_number else ref
@@ -181,6 +187,13 @@ class _ExpressionCompiler:
             x, y = y, x
         kind = ValueKind.BOOL if op in COMPARISONS else computed(index)
         return self.builder.call(calls.BINARY[op], kind, self._left(x, index), y)
+
+    def _checked_division(self, e: Binary, x: Ref, y: Ref) -> Ref:
+        """`e` in an index, its operands given: integers have no quotient by 0, so that one is an error that says where it is."""
+        letters = tuple(letter for letter in self._order if letter in y.letters)
+        checked = calls.CheckedDivision(calls.BINARY[e.op], e, letters)
+        numbers = (self.value(Axis(letter), True) for letter in letters)
+        return self.builder.call(checked, ValueKind.INT, self._left(x, True), self._left(y, True), *numbers)
 
     def _logic(self, op: str, x: Ref, y: Ref) -> Ref:
         if x.is_number:

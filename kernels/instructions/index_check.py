@@ -1,7 +1,7 @@
 """Checks of indices that depend on data, for backends whose kernels cannot raise.
 
-In: a job's expressions. Out: an IndexCheck, which raises IndexOutOfRange, or None where every index is known beforehand. It looks at the
-operands that indices are made of and no others, so that a device can check an input while it is still on the host.
+In: a job's expressions. Out: an IndexCheck, which raises IndexOutOfRange or DivisorIsZero, or None where every index is known beforehand.
+It looks at the operands that indices are made of and no others, so that a device can check an input while it is still on the host.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class IndexCheck:
     run: Callable[[Operands], None]
 
     def __call__(self, on_host: Sequence[tuple[Tensor, ...] | None]) -> None:
-        """Raise IndexOutOfRange for an index outside; Unsupported where a read that indices are made of is not on the host (None)."""
+        """Raise IndexOutOfRange for an index outside, DivisorIsZero for one divided by 0; Unsupported where a read that indices are made of
+        is not on the host (None)."""
         for i, name in zip(self.reads, self.names, strict=True):
             if on_host[i] is None:
                 raise Unsupported(f"an index made of {name}, which is computed on the device, cannot be checked before it is used")

@@ -2,7 +2,7 @@
 
 In: an expression and a scope, which says which variable holds each letter's numbers and along which axes of the block they run. Out:
 lines, and the text of the value. Arithmetic is fp32 whatever the dtype of the operands; what is made of letters and integers alone is
-compared and divided as integers. Where a letter's own value is needed, its start is added, which a launch passes.
+compared, and divided by a number, as integers. Where a letter's own value is needed, its start is added, which a launch passes.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ class Writer(JobText):
             case Unary(op, x):
                 return self._unary(op, self.value(x, scope, index), index)
             case Binary(op, x, y):
-                whole = not index and op in (*COMPARISONS, "//", "%") and integral(x, self._integers) and integral(y, self._integers)
+                divides = op in ("//", "%") and constant(y) not in (None, 0)  # integers have neither infinity nor NaN for a quotient by 0
+                whole = not index and (op in COMPARISONS or divides) and integral(x, self._integers) and integral(y, self._integers)
                 val = self._binary(op, self.value(x, scope, index or whole), self.value(y, scope, index or whole), index or whole)
                 return Val(f"{val.text}.to(tl.float32)", val.axes, ValueKind.FLOAT) if whole and val.kind is ValueKind.INT else val
             case Call(fn, args):
@@ -201,7 +202,7 @@ class Writer(JobText):
         return NONE.union(*(v.axes for x, v in vals.items() if self.range_by_letter[x].extent > 1))
 
     def _index(self, e: Expr, scope: Scope) -> Val:
-        val = self.value(e, scope, True)
+        val = arithmetic(self.value(e, scope, True), True)  # a truth is 1 or 0
         return val if val.is_number else Val(self.assign("index", val.text), val.axes, ValueKind.INT)
 
     def store(self, target: Sequence[Expr], value: Val, scope: Scope, axes: str) -> None:
