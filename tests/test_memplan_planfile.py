@@ -105,7 +105,7 @@ def test_truncated(tmp_path: Path, share: float) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"\xff\xfe", "cannot read"),
+        (b"\xff\xfe", "truncated or not a plan file"),
         (b"[" * 100_000, "truncated or not a plan file"),
         (b"[]", "not a plan file"),
         (b'{"format": "einpage-trace"}', "not a plan file"),

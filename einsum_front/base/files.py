@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import shutil
 import stat
@@ -68,19 +67,6 @@ def not_regular(path: Path) -> str:
     return f"is {'a pipe' if path.is_fifo() else 'a device or a socket'}, no regular file; write what it gives to a file, and name that"
 
 
-def json_reason(error: ValueError | RecursionError) -> str:
-    """Why a text is no JSON, for messages: what json.loads raised."""
-    match error:
-        case RecursionError():
-            return "nested too deep"
-        case json.JSONDecodeError():
-            return f"{error.msg[0].lower()}{error.msg[1:]}, in line {error.lineno}, column {error.colno}"
-        case UnicodeDecodeError():
-            return f"not UTF-8: byte {error.object[error.start]:#04x} at offset {error.start}"
-        case _:
-            return "a whole number of thousands of digits"
-
-
 def read_text(path: Path, what: str, most: int) -> str:
     """A file's text, UTF-8. `what` names it in messages. Raises UsageError where it cannot be read, or has more than `most` characters: a
     device may have no end."""
@@ -94,6 +80,15 @@ def read_text(path: Path, what: str, most: int) -> str:
     if len(text) > most:
         raise UsageError(f"cannot read {what}: it has more than {most:,} characters")
     return text
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """A file's bytes. Raises OSError where it cannot be read, ValueError where it has more than `most` bytes."""
+    with opened_to_read(path, most) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"it has more than {most:,} bytes")
+    return data
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -14,7 +14,6 @@ the rest as workspace, so that each needs exactly the op's bytes:
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -24,7 +23,8 @@ from typing import NoReturn
 
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.base.files import json_reason, opened_to_read
+from einpage.einsum_front.base.files import opened_to_read
+from einpage.einsum_front.base.json_text import JsonError, JsonTooLarge, parsed
 from einpage.einsum_front.base.units import Nbytes, format_bytes, shown
 from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
@@ -34,7 +34,7 @@ OP_FIELDS = ["name", "inputs", "outputs", "duration_us"]
 GZIP = b"\x1f\x8b"
 """The first two bytes of a gzipped file."""
 MOST_BYTES = 32 << 20
-"""Of a trace's JSON, unpacked: a quarter of a million ops. Each takes up to twenty bytes of memory as it is read."""
+"""Of a trace's JSON, unpacked: a quarter of a million ops."""
 MOST_ROWS = 1 << 18
 """Of tensors, and of ops."""
 MOST_TENSOR_BYTES = 2**48
@@ -111,9 +111,11 @@ def _json(path: Path) -> dict[str, object]:
             f"{path}: more than {format_bytes(MOST_BYTES)} of JSON{' when unpacked' if zipped else ''}, which no trace has; {wanted}"
         )
     try:
-        raw = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: truncated or not JSON: {json_reason(error)}; {wanted}") from error
+        raw = parsed(data)
+    except JsonTooLarge as error:
+        raise UsageError(f"{path}: {error}, which no trace takes; {wanted}") from error
+    except JsonError as error:
+        raise UsageError(f"{path}: truncated or not JSON: {error}; {wanted}") from error
     if not isinstance(raw, dict):
         raise UsageError(f"{path}: a trace is a mapping with `tensors` and `ops`, this is {type(raw).__name__}")
     return raw

@@ -19,12 +19,15 @@ from numpy.typing import NDArray
 
 from einpage.einsum_front.base.errors import EinpageError
 from einpage.einsum_front.base.files import not_regular
+from einpage.einsum_front.base.units import shown
 
 WeightRows: TypeAlias = "NDArray[Any]"
 """[rows, columns], float32, or float16 where the file holds that."""
 
 
 _LONGEST_NAME = 500
+MOST_TENSORS = 300_000
+"""Of a checkpoint, in all its files; one with an expert in three parts for each of 60 layers times 384 has 207,000."""
 
 
 class WeightError(EinpageError):
@@ -53,6 +56,12 @@ class Checkpoint(Protocol):
 def is_name(name: str) -> bool:
     """Whether `name` can be a tensor's or a metadata key's: messages show it on one line."""
     return name.isprintable() and len(name) <= _LONGEST_NAME
+
+
+def refuse_many(path: Path, count: int) -> None:
+    """Raises WeightError for more tensors than any checkpoint has."""
+    if count > MOST_TENSORS:
+        raise WeightError(f"{path}: {shown(count)} tensors, more than any checkpoint has: at most {MOST_TENSORS:,} are read")
 
 
 def rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -105,17 +114,27 @@ def cut_off(path: Path, size: int, end_by_name: Mapping[str, int]) -> tuple[str,
 
 _NUMBER = re.compile(r"(?:(?<=[.@])|^)(?:0|[1-9]\d{0,8})(?=[.:,\s]|$)")
 """A number that is a part of a tensor's name, or of a weight's (`wq@3`)."""
+_MOST_FOLDED = 10_000
+"""Lines; more of them help nobody."""
+_MOST_NUMBERS = 16
+"""Of a line: later ones are taken for text."""
 
 
 def folded(lines: Iterable[str]) -> list[str]:
     """`lines` with those folded into one that differ in the numbers of names alone, in the order of their first: `layers.{0…47}.norm`.
 
     A folded line stands for exactly the lines that it was made of; the same number in several places counts once.
+    Of more than _MOST_FOLDED lines, the rest are counted.
     """
+    lines = list(lines)
+    rest = len(lines) - _MOST_FOLDED
     rows_by_pieces: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
-    for line in lines:
-        rows_by_pieces.setdefault(tuple(_NUMBER.split(line)), []).append(tuple(map(int, _NUMBER.findall(line))))
-    return [line for pieces, rows in rows_by_pieces.items() for line in _folded(pieces, rows)]
+    for line in lines[:_MOST_FOLDED]:
+        rows_by_pieces.setdefault(tuple(_NUMBER.split(line, _MOST_NUMBERS)), []).append(
+            tuple(map(int, _NUMBER.findall(line)[:_MOST_NUMBERS]))
+        )
+    found = [line for pieces, rows in rows_by_pieces.items() for line in _folded(pieces, rows)]
+    return [*found, f"… and {rest:,} more"] if rest > 0 else found
 
 
 def _folded(pieces: Sequence[str], rows: Sequence[tuple[int, ...]]) -> Iterator[str]:

@@ -21,8 +21,18 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from einpage.einsum_front.base.units import aligned, shown
-from einpage.exec.load.checkpoint import WeightError, WeightRows, cut_off, file_size, is_name, read_bytes, rows_and_columns, unreadable
+from einpage.einsum_front.base.units import aligned, format_bytes, shown
+from einpage.exec.load.checkpoint import (
+    WeightError,
+    WeightRows,
+    cut_off,
+    file_size,
+    is_name,
+    read_bytes,
+    refuse_many,
+    rows_and_columns,
+    unreadable,
+)
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -31,6 +41,11 @@ _SHORT_ARRAY = 64
 """Arrays up to this length become lists in the metadata; longer ones (vocabularies) are read when asked for."""
 _MOST_LAYERS = 1024
 """Arrays of numbers up to this length do as well: they may have a number for each layer."""
+_MOST_KEYS = 10_000
+_MOST_ELEMENTS = 1 << 22
+"""Of all arrays of metadata together: a vocabulary of a million tokens with its scores, types and merges."""
+_MOST_TEXT = 64 << 20
+"""Bytes of all names and texts that are kept, and of one vocabulary."""
 _STRING, _ARRAY = 8, 9
 _SCALAR_FORMAT = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
@@ -65,11 +80,8 @@ class GgufFile:
     path: Path
     metadata: Mapping[str, MetadataValue | list[MetadataValue] | LongArray]
     entries: Mapping[str, GgufTensor]
+    tensors: Mapping[str, tuple[int, ...]]
     damage: tuple[str, ...]
-
-    @property
-    def tensors(self) -> Mapping[str, tuple[int, ...]]:
-        return {name: entry.shape for name, entry in self.entries.items()}
 
     def config(self) -> Mapping[str, object]:
         """The metadata without its long arrays, and `<architecture>.vocab_size` from the tokenizer where the file leaves it out."""
@@ -117,7 +129,7 @@ def open_gguf(path: Path) -> GgufFile:
         raise WeightError(f"{path}: not a GGUF file: it has {size} bytes")
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            metadata, entries = _read_header(data)
+            metadata, entries = _read_header(path, data)
     except OSError as error:
         raise unreadable(path, error) from error
     except _Broken as error:
@@ -127,10 +139,11 @@ def open_gguf(path: Path) -> GgufFile:
             f"{path}: one of {pieces} pieces of a split GGUF, which is not supported: merge them with `llama-gguf-split --merge`"
         )
     ends = {name: entry.offset + _nbytes(entry) for name, entry in entries.items()}
-    return GgufFile(path, metadata, entries, cut_off(path, size, ends))
+    shapes = {name: entry.shape for name, entry in entries.items()}
+    return GgufFile(path, metadata, entries, shapes, cut_off(path, size, ends))
 
 
-def _read_header(data: mmap.mmap) -> tuple[dict[str, MetadataValue | list[MetadataValue] | LongArray], dict[str, GgufTensor]]:
+def _read_header(path: Path, data: mmap.mmap) -> tuple[dict[str, MetadataValue | list[MetadataValue] | LongArray], dict[str, GgufTensor]]:
     if data[:4] != _MAGIC:
         raise _Broken(f"not a GGUF file: it starts with {data[:4]!r}, not {_MAGIC!r}")
     at = _Cursor(data, len(_MAGIC))
@@ -139,6 +152,9 @@ def _read_header(data: mmap.mmap) -> tuple[dict[str, MetadataValue | list[Metada
         hint = " (a big-endian file?)" if isinstance(version, int) and version & 0xFFFF == 0 else ""
         raise _Broken(f"GGUF version {version}{hint} is not supported: {' and '.join(map(str, _VERSIONS))} are")
     tensor_count, key_count = at.count("Q"), at.count("Q")
+    refuse_many(path, tensor_count)
+    if key_count > _MOST_KEYS:
+        raise _Broken(f"{key_count:,} metadata keys, more than any model has: at most {_MOST_KEYS:,} are read")
     metadata: dict[str, MetadataValue | list[MetadataValue] | LongArray] = {}
     for _ in range(key_count):
         key = at.name()
@@ -195,6 +211,8 @@ class _Cursor:
 
     def __init__(self, data: mmap.mmap, offset: int) -> None:
         self._data = data
+        self._elements_left = _MOST_ELEMENTS
+        self._text_left = _MOST_TEXT
         self.offset = offset
 
     def scalar(self, format: str) -> MetadataValue:
@@ -218,6 +236,9 @@ class _Cursor:
     def string(self) -> str:
         length = self.count("Q")
         start = self._skip(length)
+        self._text_left -= length
+        if self._text_left < 0:
+            raise _Broken(f"more than {format_bytes(_MOST_TEXT)} of names and texts before byte {self.offset}, which no model has")
         try:
             return self._data[start : self.offset].decode("utf-8")
         except UnicodeDecodeError:
@@ -235,6 +256,9 @@ class _Cursor:
         if kind != _ARRAY:
             return self._element(kind)
         element, count = self.count("I"), self.count("Q")
+        self._elements_left -= count
+        if self._elements_left < 0:
+            raise _Broken(f"an array of {count:,} before byte {self.offset}; all together may have {_MOST_ELEMENTS:,} elements")
         if count <= (_SHORT_ARRAY if element == _STRING else _MOST_LAYERS):
             return self.elements(element, count)
         found = LongArray(self.offset, element, count)

@@ -8,7 +8,6 @@ the answers and is refused.
 
 from __future__ import annotations
 
-import json
 import tokenize
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +22,9 @@ from safetensors import SafetensorError, safe_open
 
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import EinpageError, UsageError
-from einpage.einsum_front.base.files import json_reason, not_regular, opened_to_read
-from einpage.einsum_front.base.units import format_bytes, shown
+from einpage.einsum_front.base.files import not_regular, read_bytes
+from einpage.einsum_front.base.json_text import JsonError, JsonTooLarge, parsed
+from einpage.einsum_front.base.units import shown
 from einpage.einsum_front.graph.program import Input, Program
 from einpage.exec.load.checkpoint import rows_and_columns
 from einpage.exec.load.safetensors import open_safetensors
@@ -34,7 +34,7 @@ TOKENS, LENGTHS = "tokens", "lengths"
 """Names of the inputs that token lists and their lengths go to."""
 _LARGEST_ID = 2**31 - 1
 _MOST_JSON = 256 << 20
-"""Bytes of a JSON file: lists of numbers take many times as much memory."""
+"""Bytes of a JSON file."""
 _MOST_AXES, _MOST_HEADER = 32, 1 << 16
 _MOST_TOLD = 300
 """Characters of what a library says of a file."""
@@ -242,17 +242,14 @@ def _numpy_dtype(target: Input) -> np.dtype[Any]:
 
 def _read_json(path: Path, origin: str) -> object:
     try:
-        with opened_to_read(path, _MOST_JSON) as file:
-            data = file.read(_MOST_JSON + 1)
+        return parsed(read_bytes(path, _MOST_JSON))
+    except JsonTooLarge as error:
+        cure = "give several files" if origin.startswith("--tokens") else "give a .npy or .safetensors file"
+        raise InputError(f"{origin}: {error}; {cure}") from error
+    except JsonError as error:
+        raise InputError(f"{origin}: not JSON: {error}") from error
     except (OSError, ValueError) as error:
         raise InputError(f"{origin}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    if len(data) > _MOST_JSON:
-        raise InputError(f"{origin}: more than {format_bytes(_MOST_JSON)} of JSON; give a .npy or .safetensors file")
-    try:
-        found: object = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{origin}: not JSON: {json_reason(error)}") from error
-    return found
 
 
 def _array(value: object, origin: str) -> NDArray[Any]:

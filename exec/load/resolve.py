@@ -22,6 +22,8 @@ from einpage.exec.load.safetensors import open_index, open_safetensors
 
 _RANDOM = "random:"
 _INDEX = ".safetensors.index.json"
+_MOST_TOLD = 100
+"""Lines of faults in a message; alike ones are one line already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,9 @@ def resolve(program: Program, checkpoint: Checkpoint) -> Resolved:
     faults += [f"surplus: {n} {list(checkpoint.tensors[n])}: no output uses it (a glob under `ignore:` would allow it)" for n in surplus]
     if faults:
         count = f"{len(faults)} faults" if len(faults) > 1 else "a fault"
-        raise WeightError("\n  ".join([f"the weights do not fit {program.path}: {count}", *folded(faults)]))
+        lines = folded(faults)
+        more = [f"… and {len(lines) - _MOST_TOLD:,} more lines"] if len(lines) > _MOST_TOLD else []
+        raise WeightError("\n  ".join([f"the weights do not fit {program.path}: {count}", *lines[:_MOST_TOLD], *more]))
     return Resolved(checkpoint, chosen)
 
 

@@ -7,7 +7,6 @@ rows are widened to float32. Format: https://huggingface.co/docs/safetensors
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -16,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from einpage.einsum_front.base.errors import listing
-from einpage.einsum_front.base.files import json_reason
-from einpage.einsum_front.base.units import shown
+from einpage.einsum_front.base.json_text import JsonError, JsonTooLarge, parsed
+from einpage.einsum_front.base.units import format_bytes, shown
 from einpage.exec.load.checkpoint import (
     WeightError,
     WeightRows,
@@ -26,8 +25,8 @@ from einpage.exec.load.checkpoint import (
     folded,
     is_name,
     read_bytes,
+    refuse_many,
     rows_and_columns,
-    unreadable,
 )
 
 _BEYOND = 2**1023
@@ -35,6 +34,13 @@ _BEYOND = 2**1023
 _LENGTH_BYTES = 8
 _LONGEST_HEADER = 100_000_000
 """The library's own limit."""
+_MOST_SHARDS = 2_000
+_MOST_KEYS = 10_000
+"""Of a config.json, nested ones counted: each is held against all that are known."""
+_MOST_INDEX = 512 << 20
+"""Bytes of memory, as parsed: names and shards of more tensors than any checkpoint has."""
+_MOST_CONFIG = 256 << 20
+"""Bytes of memory, as parsed."""
 _NBYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -50,12 +56,9 @@ class SafetensorsTensor:
 @dataclass(frozen=True, slots=True)
 class SafetensorsFiles:
     entries: Mapping[str, SafetensorsTensor]
+    tensors: Mapping[str, tuple[int, ...]]
     metadata: Mapping[str, object]
     damage: tuple[str, ...]
-
-    @property
-    def tensors(self) -> Mapping[str, tuple[int, ...]]:
-        return {name: entry.shape for name, entry in self.entries.items()}
 
     def config(self) -> Mapping[str, object]:
         return self.metadata
@@ -91,26 +94,27 @@ def open_safetensors(paths: tuple[Path, ...]) -> SafetensorsFiles:
 
 def open_index(path: Path) -> SafetensorsFiles:
     """Read a `*.safetensors.index.json` and the headers of its shards; shards missing, or lacking what it names, are `damage`."""
-    index = read_json(path)
+    index = _read_json(path, _MOST_INDEX)
     shard_by_name = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(shard_by_name, dict) or not all(isinstance(s, str) for s in shard_by_name.values()):
         raise WeightError(f"{path}: an index needs `weight_map`, a mapping of tensor names to shard files")
+    refuse_many(path, len(shard_by_name))
     if unnamed := [n for n in shard_by_name if not is_name(n)]:
         raise WeightError(f"{path}: a tensor is called {shown(unnamed[0])}")
-    shards = dict.fromkeys(shard_by_name.values())
-    outside = [s for s in shards if Path(s).name != s or not is_name(s)]
+    names_by_shard: dict[str, list[str]] = {}
+    for name, shard in shard_by_name.items():
+        names_by_shard.setdefault(shard, []).append(name)
+    if len(names_by_shard) > _MOST_SHARDS:
+        raise WeightError(f"{path}: {len(names_by_shard):,} shards, more than any checkpoint has: at most {_MOST_SHARDS:,} are read")
+    outside = [s for s in names_by_shard if Path(s).name != s or not is_name(s)]
     if outside:
         raise WeightError(f"{path}: shards must lie beside their index; it names {listing(map(shown, outside))}")
-    there = tuple(path.parent / s for s in shards if (path.parent / s).is_file())
-    damage = [
-        f"{path}: shard {s} is missing; it holds {', '.join(folded(n for n, of in shard_by_name.items() if of == s))}"
-        for s in shards
-        if path.parent / s not in there
-    ]
-    found = _gather(there, tuple(damage))
-    lost = [n for n, s in shard_by_name.items() if path.parent / s in there and n not in found.entries]
+    there = {s: path.parent / s for s in names_by_shard if (path.parent / s).is_file()}
+    damage = [f"{path}: shard {s} is missing; it holds {', '.join(folded(names))}" for s, names in names_by_shard.items() if s not in there]
+    found = _gather(tuple(there.values()), tuple(damage))
+    lost = [n for n, s in shard_by_name.items() if s in there and n not in found.entries]
     more = (f"{path}: the shards lack what the index names: {', '.join(folded(lost))}",) if lost else ()
-    return SafetensorsFiles(found.entries, found.metadata, found.damage + more)
+    return SafetensorsFiles(found.entries, found.tensors, found.metadata, found.damage + more)
 
 
 def _gather(paths: tuple[Path, ...], damage: tuple[str, ...]) -> SafetensorsFiles:
@@ -122,8 +126,10 @@ def _gather(paths: tuple[Path, ...], damage: tuple[str, ...]) -> SafetensorsFile
         if twice:
             raise WeightError(f"{path}: also in another file beside it: {', '.join(folded(twice))}")
         entries |= found
+        refuse_many(path, len(entries))
         damage += cut_off(path, size, {n: e.offset + prod(e.shape) * _NBYTES.get(e.dtype, 1) for n, e in found.items()})
-    return SafetensorsFiles(entries, _config_beside(paths[0]) if paths else {}, damage)
+    shapes = {name: entry.shape for name, entry in entries.items()}
+    return SafetensorsFiles(entries, shapes, _config_beside(paths[0]) if paths else {}, damage)
 
 
 def _read_header(path: Path, size: int) -> dict[str, SafetensorsTensor]:
@@ -135,12 +141,15 @@ def _read_header(path: Path, size: int) -> dict[str, SafetensorsTensor]:
     if _LENGTH_BYTES + length > size:
         raise WeightError(f"{path}: truncated: {size} bytes on disk, {_LENGTH_BYTES + length} needed for the header alone")
     try:
-        header = json.loads(read_bytes(path, _LENGTH_BYTES, length).tobytes())
-    except (ValueError, RecursionError) as error:
+        header = parsed(read_bytes(path, _LENGTH_BYTES, length).tobytes())
+    except JsonTooLarge as error:
+        raise WeightError(f"{path}: the header has {error}") from error
+    except JsonError as error:
         raise WeightError(f"{path}: corrupt header: not JSON") from error
     if not isinstance(header, dict):
         raise WeightError(f"{path}: corrupt header: not a mapping")
     header.pop("__metadata__", None)
+    refuse_many(path, len(header))
     found = {name: _entry(path, name, entry, _LENGTH_BYTES + length) for name, entry in header.items()}
     return dict(sorted(found.items(), key=lambda item: item[1].offset))
 
@@ -167,12 +176,16 @@ def _config_beside(path: Path) -> dict[str, object]:
     config = path.parent / "config.json"
     if not config.is_file():
         return {}
-    raw = read_json(config)
+    raw = _read_json(config, _MOST_CONFIG)
     if not isinstance(raw, dict):
         raise WeightError(
             f"{config}: {shown(raw)}, expected a mapping of keys to values; correct it, or take it away to run without metadata"
         )
     found = dict(_flat(raw, ""))
+    if len(found) > _MOST_KEYS:
+        raise WeightError(
+            f"{config}: {len(found):,} keys, more than the {_MOST_KEYS:,} that are read; take out what is no setting of the model"
+        )
     for key, value in found.items():
         if not is_name(key):
             raise WeightError(f"{config}: a key is {shown(key)}")
@@ -199,13 +212,14 @@ def _flat(value: object, prefix: str) -> Iterator[tuple[str, object]]:
         yield prefix, value
 
 
-def read_json(path: Path) -> object:
-    """A JSON file. Raises WeightError, naming the line, where it is none."""
-    file_size(path)
+def _read_json(path: Path, most: int) -> object:
+    """A JSON file that takes at most `most` bytes of memory. Raises WeightError, naming the line, where it is none."""
+    size = file_size(path)
+    if size > most:
+        raise WeightError(f"{path}: {size:,} bytes of JSON, more than the {format_bytes(most)} of memory that it may take")
     try:
-        found: object = json.loads(path.read_bytes())
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except (ValueError, RecursionError) as error:
-        raise WeightError(f"{path}: not JSON: {json_reason(error)}") from error
-    return found
+        return parsed(read_bytes(path, 0, size).tobytes(), most)
+    except JsonTooLarge as error:
+        raise WeightError(f"{path}: {error}") from error
+    except JsonError as error:
+        raise WeightError(f"{path}: not JSON: {error}") from error

@@ -19,7 +19,8 @@ import numpy as np
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.base.files import json_reason, read_text, write_atomically
+from einpage.einsum_front.base.files import read_bytes, write_atomically
+from einpage.einsum_front.base.json_text import JsonError, JsonTooLarge, parsed
 from einpage.einsum_front.base.units import Nbytes, shown
 from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.program import Source
@@ -30,7 +31,7 @@ from einpage.memplan.problem.places import DEVICE, HOST, Place, PlaceKind
 
 FORMAT = "einpage-plan"
 VERSION = 3
-MOST_CHARACTERS = 1 << 28
+MOST_BYTES = 1 << 28
 """Of a file."""
 
 
@@ -96,11 +97,14 @@ def load_plan(path: str | Path) -> SavedPlan:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    text = read_text(path, f"plan file {path}", MOST_CHARACTERS)
     try:
-        raw = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: truncated or not a plan file: {json_reason(error)}") from error
+        raw = parsed(read_bytes(path, MOST_BYTES))
+    except JsonTooLarge as error:
+        raise UsageError(f"{path}: {error}, so no plan file") from error
+    except JsonError as error:
+        raise UsageError(f"{path}: truncated or not a plan file: {error}") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read plan file {path}: {getattr(error, 'strerror', None) or error}") from error
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         raise UsageError(f"{path}: not a plan file (`format` is not {FORMAT!r}); `einpage plan … --out FILE` writes one")
     if raw.get("version") != VERSION:
