@@ -17,6 +17,7 @@ from einpage.memplan.graph.memgraph import Compute, Free, HostGather, MemGraph, 
 from einpage.memplan.graph.simulate import simulate
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.machine import Machine, op_seconds, task_seconds
+from einpage.memplan.problem.pace import pace_in_steps
 from einpage.memplan.problem.places import Link, PlaceKind, Queue
 
 Factors = NDArray[np.float64]
@@ -91,12 +92,13 @@ def factors(memgraph: MemGraph, noise: Noise) -> Factors:
     return found
 
 
-def loss(nominal: MemGraph, machine: Machine, noise: Noise, options: PlanOptions | None = None) -> float:
-    """Makespan of `nominal`, a plan that `options` made, over that of the plan they make knowing the times; both with the real times.
+def loss(nominal: MemGraph, machine: Machine, noise: Noise, options: PlanOptions | None = None, steps: int = 0) -> float:
+    """Makespan of `nominal`, a plan that `options` made, over that of the plan that is found knowing the times in so many `steps`; both
+    with the real times.
 
     Under 1 where not knowing was lucky. Raises what `plan` raises.
     """
     graph = nominal.graph
-    knowing = plan(*known(graph, machine, noise), nominal.budget_bytes, options)
+    knowing = plan(*known(graph, machine, noise), nominal.budget_bytes, options, pace_in_steps(steps))
     blind_s, knowing_s = (simulate(p, machine, factors(p, noise)).makespan_s for p in (nominal, replace(knowing, graph=graph)))
     return blind_s / knowing_s

@@ -43,20 +43,20 @@ SEQUENCES = (512, 2048, 8192)
 BATCHES = (1, 8)
 
 
-def cells(models: list[str], effort: int, passes: int | None) -> Iterator[dict[str, Any]]:
+def cells(models: list[str], seconds: float, passes: int | None) -> Iterator[dict[str, Any]]:
     """One row a plan; `plan_program` raises where the judge rejects."""
     for model, machine, seq, batch in product(models, BUDGETS, SEQUENCES, BATCHES):
         program = open_model(ROOT / "specs/llama.yaml", {**MODELS[model], "seq": seq, "batch": batch}).program
         for budget in BUDGETS[machine]:
             yield {"model": model, "machine": machine, "seq": seq, "batch": batch, "budget": budget} | _cell(
-                program, machine, budget, effort, passes
+                program, machine, budget, seconds, passes
             )
 
 
-def _cell(program: Program, machine: str, budget: str, effort: int, passes: int | None) -> dict[str, Any]:
+def _cell(program: Program, machine: str, budget: str, seconds: float, passes: int | None) -> dict[str, Any]:
     nbytes, profile = parse_bytes(budget), load_machine(machine)
     try:
-        planned = plan_program(program, profile, PlanRequest(nbytes, DType.FP16, effort=effort, passes=passes))
+        planned = plan_program(program, profile, PlanRequest(nbytes, DType.FP16, plan_seconds=seconds, passes=passes))
     except DoesNotFit as refused:
         return {"does_not_fit": str(refused)}
     figures = planned.facts
@@ -85,11 +85,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="folder for plan_quality.json and .md")
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
-    parser.add_argument("--effort", type=int, choices=range(4), default=0)
+    parser.add_argument("--plan-seconds", type=float, default=5.0, help="as of einpage plan")
     parser.add_argument("--passes", type=int, metavar="N", help="plan a pass that ends as it began, to run N times")
     asked = parser.parse_args()
     rows = []
-    for row in cells(asked.models, asked.effort, asked.passes):
+    for row in cells(asked.models, asked.plan_seconds, asked.passes):
         rows.append(row)
         print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()), flush=True)
     ratios = sorted(row["bound_ratio"] for row in rows if "bound_ratio" in row)
@@ -104,7 +104,7 @@ def main() -> None:
     }
     print("plan / bound: " + "  ".join(f"{k} {v:.4g}" for k, v in spread.items()))
     if asked.out is not None:
-        which = f"--effort {asked.effort}" + ("" if asked.passes is None else f" --passes {asked.passes}")
+        which = f"--plan-seconds {asked.plan_seconds:g}" + ("" if asked.passes is None else f" --passes {asked.passes}")
         command = f"python -m bench.plan_quality {which} --models {' '.join(asked.models)}"
         name = "plan_quality" if asked.passes is None else "plan_quality_steady"
         results.write(asked.out, name, command, rows, plan_over_bound=spread)

@@ -30,10 +30,11 @@ def references(path: Path) -> Iterator[dict[str, Any]]:
     yield from json.loads(gzip.decompress(path.read_bytes()))["reference"]
 
 
-def planned(path: Path, reference: dict[str, Any], effort: int) -> dict[str, Any]:
+def planned(path: Path, reference: dict[str, Any], seconds: float | None) -> dict[str, Any]:
     """One row: the plan's figures beside the reference's. Raises SystemExit where there is no plan that is judged right."""
     links = ["--h2d", str(reference["bw_h2d"]), "--d2h", str(reference["bw_d2h"])]
-    arguments = ["plan", "--graph", str(path), "--budget", str(reference["capacity"]), *links, "--effort", str(effort), "--json"]
+    arguments = ["plan", "--graph", str(path), "--budget", str(reference["capacity"]), *links, "--json"]
+    arguments += [] if seconds is None else ["--plan-seconds", str(seconds)]
     ran = subprocess.run([*EINPAGE, *arguments], capture_output=True, text=True, check=False, cwd=ROOT)
     if ran.returncode != 0:
         raise SystemExit(f"einpage {' '.join(arguments)}\nended with status {ran.returncode}:\n{ran.stderr}")
@@ -83,7 +84,7 @@ def geometric_mean(ratios: list[float]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=ROOT.parent / "shared/data/paging", help="of *.json.gz traces")
-    parser.add_argument("--effort", type=int, choices=range(4), default=1)
+    parser.add_argument("--plan-seconds", type=float, help="as of einpage plan")
     parser.add_argument("--out", type=Path, help="folder for traces.json")
     asked = parser.parse_args()
     paths = sorted(asked.folder.glob("*.json.gz"))
@@ -93,13 +94,18 @@ def main() -> None:
     rows = []
     for path in paths:
         for reference in references(path):
-            rows.append(planned(path.resolve(), reference, asked.effort))
+            rows.append(planned(path.resolve(), reference, asked.plan_seconds))
             print(line(rows[-1]), flush=True)
     for key in ("moved/lp", "seconds/lp"):
         ratios = [row[key] for row in rows]
         print(f"{key}: geometric mean {geometric_mean(ratios):.3f}, worst {max(ratios):.3f}")
     if asked.out is not None:
-        results.write(asked.out, "traces", f"python -m bench.traces --effort {asked.effort}", rows)
+        results.write(
+            asked.out,
+            "traces",
+            "python -m bench.traces" + ("" if asked.plan_seconds is None else f" --plan-seconds {asked.plan_seconds:g}"),
+            rows,
+        )
 
 
 if __name__ == "__main__":

@@ -78,7 +78,8 @@ def plan(
     outputs: Sequence[str] | None = None,
     split: Mapping[str, int] | None = None,
     no_fuse: Sequence[str] = (),
-    effort: int = 0,
+    plan_seconds: float = 0.0,
+    plan_steps: int | None = None,
     warm: bool = False,
     passes: int | None = None,
 ) -> Planned:
@@ -86,13 +87,13 @@ def plan(
 
     `budget` is bytes, or text as `8GiB`; `machine` a profile's name, a file or a Machine; `dtype` fp32, bf16 or fp16; `outputs` names
     (None: the first that the spec declares); `split` the pieces of letters for which the budget is not to choose; `no_fuse` fusions to
-    leave out; `effort` 0 (at once) to 3 (search longer for a faster plan). The device is empty before the first task, or with `warm`
-    holds weights as far as they fit; with `passes` the plan ends with the tensors resident that it started with, and is run so many
-    times.
+    leave out; `plan_seconds` for how long a faster plan is searched for at most (0: none), or `plan_steps` in how many steps. The device
+    is empty before the first task, or with `warm` holds weights as far as they fit; with `passes` the plan ends with the tensors resident
+    that it started with, and is run so many times.
 
     In the result `memgraph` is the plan, and `report` its figures under the names of `plan --json`: sizes in bytes, times in seconds.
-    The same input gives the same plan. Raises DoesNotFit with the task, the bytes and the smallest budget that works (`misfit`),
-    UsageError for options that are unknown or exclude each other. torch is not imported.
+    The same input in as many `report.plan_steps` gives the same plan. Raises DoesNotFit with the task, the bytes and the smallest budget
+    that works (`misfit`), UsageError for options that are unknown or exclude each other. torch is not imported.
     """
     began = perf_counter()
     request = PlanRequest(
@@ -101,7 +102,8 @@ def plan(
         outputs=tuple(outputs or ()),
         pieces=_letters(split),
         no_fuse=tuple(no_fuse),
-        effort=effort,
+        plan_seconds=plan_seconds,
+        plan_steps=plan_steps,
         warm=warm,
         passes=passes,
     )
@@ -122,7 +124,8 @@ def run(
     inputs: Mapping[str, ArrayLike | torch.Tensor] | None = None,
     perplexity: bool = False,
     find_nan: bool = False,
-    effort: int = 0,
+    plan_seconds: float = 0.0,
+    plan_steps: int | None = None,
     passes: int | None = None,
 ) -> RunResult:
     """Plan `model` as `plan` does, load its weights, and run it once, or `passes` times.
@@ -155,7 +158,8 @@ def run(
         outputs=tuple(outputs),
         pieces=_letters(split),
         no_fuse=tuple(no_fuse),
-        effort=effort,
+        plan_seconds=plan_seconds,
+        plan_steps=plan_steps,
         passes=passes,
     )
     asked = None if dispatch is None else _choice(Dispatch, dispatch, "dispatch").value

@@ -6,19 +6,18 @@ where some task's footprint exceeds the budget (or the host is full).
     for each order         as given; or the fastest of FREE_ORDERS
       for each resident set  nothing (cold); or as many as it takes to come near the bound (warm, loop)
         online planner         the two horizons
-        offline planner        at effort 1 to 3, from the online plan on
+        offline planner        from the online plan on, while there is time
     the fastest by the simulator, fewest bytes among those hardly slower
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import ALIGNMENT, Nbytes
 from einpage.einsum_front.graph.taskgraph import TaskGraph
-from einpage.memplan.bounds.bounds import bounds
+from einpage.memplan.bounds.bounds import Effort, Reached, bounds
 from einpage.memplan.bounds.steady import steady_bounds
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.memgraph import MemGraph
@@ -27,11 +26,12 @@ from einpage.memplan.horizons.horizons import HorizonOptions, plan_by_horizons
 from einpage.memplan.problem.footprint import refuse_too_small
 from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.order import FREE_ORDERS, ORDER_BY_POLICY, OrderPolicy
+from einpage.memplan.problem.pace import Ended, Pace
 from einpage.memplan.problem.problem import Problem
 from einpage.memplan.problem.slots import slots_of
 from einpage.memplan.residency.loop import with_residents, without
 from einpage.memplan.residency.resident_sets import Residents, Start, resident_sets
-from einpage.memplan.schedule.search import better_plan
+from einpage.memplan.schedule.search import Begun, Bound, better_plan, better_plans
 from einpage.memplan.schedule.static_plans import Policy, static_plans
 
 HARDLY_SLOWER = 1.002
@@ -49,39 +49,37 @@ class PlanOptions(HorizonOptions):
     order: OrderPolicy = OrderPolicy.AS_WRITTEN
     alignment: int = ALIGNMENT
     """What every offset is a multiple of; kernels want the default, a trace's bytes may lie anywhere."""
-    effort: int = 0
-    """0: the online planner; 1 to 3: the offline planner's plan where it is better, at ten to a thousand times the time."""
     policy: Policy = Policy.AUTO
-    """Any but AUTO makes the whole plan, or raises an error; then `effort` has to be 0."""
+    """Any but AUTO makes the whole plan, or raises an error; it is not searched for."""
     start: Start = Start.COLD
-    """What is on the device before the first task; WARM wants effort 0."""
+    """What is on the device before the first task; with WARM nothing is searched for."""
     free_order: bool = False
-    """Instead of `order`: that of FREE_ORDERS whose plan of effort 0 is fastest."""
+    """Instead of `order`: that of FREE_ORDERS whose online plan is fastest."""
 
 
-def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions | None = None) -> MemGraph:
+def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions | None = None, pace: Pace | None = None) -> MemGraph:
     """Say where every byte of `graph` lives and when it moves, in a device arena of `budget_bytes`.
 
-    Raises DoesNotFit, with the task, the bytes and the smallest budget that works; UsageError for options that exclude each
-    other, and where `options.policy` has no plan.
+    The online planner's plan; with a `pace`, one that is no slower and was searched for until that ends. Raises DoesNotFit, with the task,
+    the bytes and the smallest budget that works; UsageError for options that exclude each other, and where `options.policy` has no plan.
     """
     options = options or PlanOptions()
-    if options.effort and options.start is Start.WARM:
-        raise UsageError(f"effort {options.effort} plans from an empty device; a warm start wants effort 0")
+    if pace is not None and options.start is Start.WARM:
+        raise UsageError("a plan is searched for from an empty device, and a warm start is not empty")
     order = ORDER_BY_POLICY[options.order](graph, options.seed)
     problem = Problem(graph, machine, order, Nbytes(budget_bytes), options.alignment)
     refuse_too_small(problem)
     if options.free_order:
-        return _in_fastest_order(problem, options)
+        return _in_fastest_order(problem, options, pace)
     if options.policy is not Policy.AUTO:
-        return _by_policy(problem, options)
+        return _by_policy(problem, options, pace)
     if options.start is Start.COLD:
-        return _from_empty(problem, options)
-    return _from_residents(problem, options)
+        return _from_empty(problem, options, pace)
+    return _from_residents(problem, options, pace)
 
 
-def _in_fastest_order(problem: Problem, options: PlanOptions) -> MemGraph:
-    """The plan in that of FREE_ORDERS whose plan of effort 0 is fastest, fewest bytes among equals.
+def _in_fastest_order(problem: Problem, options: PlanOptions, pace: Pace | None) -> MemGraph:
+    """The plan in that of FREE_ORDERS whose online plan is fastest, fewest bytes among equals.
 
     An order in which the host is too small has no plan; DoesNotFit where that holds of all.
     """
@@ -89,7 +87,7 @@ def _in_fastest_order(problem: Problem, options: PlanOptions) -> MemGraph:
     refused: list[DoesNotFit] = []
     for order in FREE_ORDERS:
         try:
-            memgraph = _in_order(problem, options, order, effort=0)
+            memgraph = _in_order(problem, options, order)
         except DoesNotFit as misfit:
             refused.append(misfit)
         else:
@@ -97,19 +95,19 @@ def _in_fastest_order(problem: Problem, options: PlanOptions) -> MemGraph:
     if not planned:
         raise refused[0]
     _, _, order, memgraph = min(planned, key=lambda entry: entry[:2])
-    return _in_order(problem, options, order, options.effort) if options.effort else memgraph
+    return memgraph if pace is None else _in_order(problem, options, order, pace)
 
 
-def _in_order(problem: Problem, options: PlanOptions, order: OrderPolicy, effort: int) -> MemGraph:
-    fixed = replace(options, free_order=False, order=order, effort=effort)
-    return plan(problem.graph, problem.machine, problem.budget_bytes, fixed)
+def _in_order(problem: Problem, options: PlanOptions, order: OrderPolicy, pace: Pace | None = None) -> MemGraph:
+    fixed = replace(options, free_order=False, order=order)
+    return plan(problem.graph, problem.machine, problem.budget_bytes, fixed, pace)
 
 
-def _by_policy(problem: Problem, options: PlanOptions) -> MemGraph:
+def _by_policy(problem: Problem, options: PlanOptions, pace: Pace | None) -> MemGraph:
     """The static plan of `options.policy`."""
     what = f"--policy {options.policy.value}"
-    if options.effort:
-        raise UsageError(f"{what}: a static plan is not searched for; leave out --effort {options.effort}")
+    if pace is not None:
+        raise UsageError(f"{what}: a static plan is not searched for; leave out --plan-seconds and --plan-steps")
     if options.start is not Start.COLD:
         raise UsageError(f"{what}: a static plan starts with an empty device, not {options.start.value}")
     slots = slots_of(problem)
@@ -126,14 +124,18 @@ def _by_policy(problem: Problem, options: PlanOptions) -> MemGraph:
     return found[options.policy].memgraph
 
 
-def _from_empty(problem: Problem, options: PlanOptions) -> MemGraph:
-    """The online plan; with effort, the offline planner's where that is better."""
+def _from_empty(problem: Problem, options: PlanOptions, pace: Pace | None) -> MemGraph:
+    """The online plan; with a pace, the offline planner's where that is better."""
     memgraph = plan_by_horizons(problem, options)
-    slots = slots_of(problem) if options.effort else None
-    if slots is None:
+    if pace is None:
         return memgraph
-    bound_s = bounds(problem.graph, problem.machine, problem.budget_bytes, problem.order).bound_order_s
-    return better_plan(slots, options.effort, memgraph, bound_s).memgraph
+    slots = slots_of(problem)
+    if slots is None:
+        pace.ended = Ended.NOT_COVERED
+        return memgraph
+    reached = Reached(_makespan_s(memgraph, problem), all_moved_bytes(memgraph))
+    limits = bounds(problem.graph, problem.machine, problem.budget_bytes, problem.order, Effort.AUTO, reached)
+    return better_plan(slots, memgraph, Bound(limits.bound_order_s, limits.bytes_bound_order), pace).memgraph
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,37 +148,51 @@ class _Tried:
     is_near_bound: bool
 
 
-def _from_residents(problem: Problem, options: PlanOptions) -> MemGraph:
+def _from_residents(problem: Problem, options: PlanOptions, pace: Pace | None) -> MemGraph:
     """The best plan that starts with some set of residents: of those hardly slower than the fastest, the one that moves fewest bytes.
 
-    Sets are tried until a plan comes near its bound. Effort is spent on the best set and on LARGER more, until a plan comes near.
+    Sets are tried until a plan comes near its bound. With a pace, better plans are searched for from the best set and from LARGER more.
     """
-    tried = _until_near_bound(problem, replace(options, effort=0), resident_sets(problem, options.start))
-    if options.effort and not tried[-1].is_near_bound:
-        best = min(range(len(tried)), key=lambda i: tried[i].seconds)
-        tried += _until_near_bound(problem, options, [t.residents for t in tried[max(0, best - LARGER) : best + 1]])
-    enough = HARDLY_SLOWER * min(t.seconds for t in tried)
-    return min((t.memgraph for t in tried if t.seconds <= enough), key=all_moved_bytes)
-
-
-def _until_near_bound(problem: Problem, options: PlanOptions, sets: Iterable[Residents]) -> list[_Tried]:
-    """Plans from the sets in turn, up to the first that is near its bound."""
     tried: list[_Tried] = []
-    for residents in sets:
+    for residents in resident_sets(problem, options.start):
         tried.append(_try(problem, options, residents))
         if tried[-1].is_near_bound:
             break
-    return tried
+    if pace is not None:
+        if tried[-1].is_near_bound:
+            pace.ended = Ended.NEAR_BOUNDS
+        else:
+            tried += _searched(problem, options, tried, pace)
+    enough = HARDLY_SLOWER * min(t.seconds for t in tried)
+    return min((t.memgraph for t in tried if t.seconds <= enough), key=all_moved_bytes)
 
 
 def _try(problem: Problem, options: PlanOptions, residents: Residents) -> _Tried:
     """Plan from `residents`; a loop is planned without them, in the arena below."""
     if residents.for_good:
-        memgraph = with_residents(_from_empty(without(problem, residents), options), problem, residents)
+        memgraph = with_residents(plan_by_horizons(without(problem, residents), options), problem, residents)
     else:
         memgraph = plan_by_horizons(problem, options, residents)
     seconds = _makespan_s(memgraph, problem)
     return _Tried(residents, memgraph, seconds, seconds <= NEAR * _bound_s(memgraph, problem))
+
+
+def _searched(problem: Problem, options: PlanOptions, tried: list[_Tried], pace: Pace) -> list[_Tried]:
+    """Plans of loops that were searched for: from the best set that was tried, and from LARGER more."""
+    best = min(range(len(tried)), key=lambda i: tried[i].seconds)
+    steady = steady_bounds(problem.graph, problem.machine, problem.budget_bytes)
+    bound = Bound(steady.bound_order_s, steady.bytes_bound_order)
+    begun: list[tuple[Residents, Begun]] = []
+    for residents in (t.residents for t in tried[max(0, best - LARGER) : best + 1][::-1]):
+        rest = without(problem, residents)
+        if (slots := slots_of(rest)) is not None:
+            begun.append((residents, Begun(slots, plan_by_horizons(rest, options), bound)))
+    if not begun:
+        pace.ended = Ended.NOT_COVERED
+        return []
+    found = better_plans([it for _, it in begun], pace)
+    memgraphs = [(residents, with_residents(it.memgraph, problem, residents)) for (residents, _), it in zip(begun, found, strict=True)]
+    return [_Tried(residents, memgraph, _makespan_s(memgraph, problem), False) for residents, memgraph in memgraphs]
 
 
 def _makespan_s(memgraph: MemGraph, problem: Problem) -> float:

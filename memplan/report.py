@@ -23,6 +23,7 @@ from einpage.memplan.graph.packed import COMPUTE, GATHER, MOVE, Nodes, Residenci
 from einpage.memplan.graph.simulate import Timeline, moved_bytes_by_queue
 from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.pace import Ended, Pace
 from einpage.memplan.problem.places import DEVICE, ENGINES, Queue
 from einpage.memplan.residency.resident_sets import Start
 from einpage.memplan.schedule.static_plans import Policy
@@ -98,7 +99,10 @@ class Report:
     spec: str
     machine: str
     policy: Policy
-    effort: int
+    plan_steps: int
+    """Of the search for a better plan; 0 where there was none."""
+    plan_ended: Ended | None
+    """Why that search ended."""
     order: TaskOrder
     dtype: DType
     split: tuple[tuple[Letter, int], ...]
@@ -173,9 +177,9 @@ def _plain(value: object) -> object:
 
 def report(
     memgraph: MemGraph, machine: Machine, timeline: Timeline, bounds: Bounds, *, plan_s: float, verified: bool, spec: str,
-    policy: Policy = Policy.AUTO, effort: int = 0,
+    policy: Policy = Policy.AUTO, pace: Pace | None = None,
 ) -> Report:  # fmt: skip
-    """The report of a plan. `plan_s` is the time from spec to judged plan, `verified` the judge's verdict, `policy` and `effort` say how
+    """The report of a plan. `plan_s` is the time from spec to judged plan, `verified` the judge's verdict, `policy` and `pace` say how
     the plan was made."""
     graph = memgraph.graph
     moved = moved_bytes_by_queue(memgraph)
@@ -184,7 +188,8 @@ def report(
         spec=spec,
         machine=machine.name,
         policy=policy,
-        effort=effort,
+        plan_steps=0 if pace is None else pace.steps,
+        plan_ended=None if pace is None else pace.ended,
         order=TaskOrder.AS_WRITTEN if in_written_order(memgraph) else TaskOrder.REORDERED,
         dtype=graph.dtype,
         split=graph.split,
@@ -288,6 +293,7 @@ def render(r: Report, advice: str | None = None) -> str:
         ("plan / bound", _over(r.bound_ratio, r.bound_s, limit_name(r.bound_limit), "any order and split")),
         ("", _over(r.bound_order_ratio, r.bound_order_s, limit_name(r.bound_order_limit), order_holds_for)),
         ("bytes", bytes_text),
+        *([("search", f"{r.plan_steps:,} steps; it ended: {r.plan_ended.value}")] if r.plan_ended else []),
         ("judge", ("passed" if r.verified else "not asked") + f"; planned in {format_seconds(r.plan_s)}"),
     ]
     if r.order is TaskOrder.REORDERED:

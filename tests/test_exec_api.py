@@ -34,14 +34,15 @@ def untimed(figures: dict[str, Any]) -> dict[str, Any]:
 
 def words(*more: str) -> list[str]:
     sizes = [word for name, n in SIZES.items() for word in ("--set", f"{name}={n}")]
-    return [*more, "--budget", str(BUDGET), "--machine", "cpu", *sizes, "--weights", "random:1"]
+    searched = [] if "--plan-steps" in more or "--warm" in more else ["--plan-seconds", "0"]
+    return [*more, *searched, "--budget", str(BUDGET), "--machine", "cpu", *sizes, "--weights", "random:1"]
 
 
 @pytest.mark.parametrize(
     ("options", "more"),
     [
         ({}, []),
-        ({"effort": 1, "dtype": "bf16", "split": {"v": 4}}, ["--effort", "1", "--dtype", "bf16", "--split", "v=4"]),
+        ({"plan_steps": 500, "dtype": "bf16", "split": {"v": 4}}, ["--plan-steps", "500", "--dtype", "bf16", "--split", "v=4"]),
         ({"warm": True, "no_fuse": ["attention"]}, ["--warm", "--no-fuse", "attention"]),
         ({"passes": 3, "outputs": ["all_logits"]}, ["--passes", "3", "--outputs", "all_logits"]),
     ],
@@ -50,7 +51,7 @@ def test_a_plan_is_that_of_the_command_line(
     options: dict[str, Any], more: list[str], model: Model, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = einpage.plan(model, budget=BUDGET, **options)
-    said = facts(capsys, *words("plan", "llama"), "--set", "seq=5", "--bounds", "fast", *more)
+    said = facts(capsys, *words("plan", "llama", *more), "--set", "seq=5", "--bounds", "fast")
     assert untimed({**found.facts, "warnings": []}) == untimed(said)
     assert found.report["h2d_bytes"] == found.report.h2d_bytes == said["h2d_bytes"]
 

@@ -53,9 +53,8 @@ def test_a_warm_plan_says_what_is_there_at_the_start(capsys: pytest.CaptureFixtu
     assert warm["bytes_bound_h2d"] == cold["bytes_bound_h2d"] - warm["resident_bytes"]
     assert "verified" in ran(capsys, "verify", str(tmp_path / "warm.json"))[0]
     assert "of weights on the device" in ran(capsys, *words, "1MiB", "--warm")[0]
-    assert (
-        "--warm is planned at --effort 0 only; leave --effort 2 out" in ran(capsys, *words, "1MiB", "--warm", "--effort", "2", status=2)[1]
-    )
+    _, refused = ran(capsys, *words, "1MiB", "--warm", "--plan-seconds", "2", status=2)
+    assert "--warm: a plan is searched for from an empty device; leave out --plan-seconds and --plan-steps" in refused
 
 
 def test_a_plan_is_saved_and_verified_and_a_damaged_one_rejected(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

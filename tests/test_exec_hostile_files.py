@@ -19,7 +19,7 @@ from tiny_specs import SPEC
 
 DIGITS = "9" * 400
 TRACE_TEXT = json.dumps(TRACE)
-PLAN = ("plan", "--budget", "20000", "--h2d", "1GB/s", "--effort", "0", "--json", "--graph")
+PLAN = ("plan", "--budget", "20000", "--h2d", "1GB/s", "--plan-seconds", "0", "--json", "--graph")
 ROWS = gzip.compress(b'[1, 1, 0, "w"], ' * (1 << 20), 9)
 """16 MiB in 16 KiB: gzip lets members follow each other."""
 GIVEN = (*RUN, "--weights", "random:1", "--input")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import MLP, MLP_SIZES, PLAN_KEYS, facts, ran
+from command_line import LLAMA, MLP, MLP_SIZES, PLAN_KEYS, SMALL_LLAMA, facts, ran
 from einpage.exec.cli import main
 from einpage.memplan.graph.planfile import load_plan
 
@@ -86,18 +86,33 @@ def test_a_mistake_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert message in err and not plan.exists()
 
 
-def test_a_trace_is_worth_an_effort_and_may_be_reordered(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Two chunks through four layers, one after the other: unasked it is planned at effort 1, and a free order loads each weight once."""
+def test_a_trace_is_searched_for_and_may_be_reordered(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Two chunks through four layers, one after the other: unasked a plan is searched for; a free order loads each weight once."""
     tensors = [[1000, 1, 0, "w"]] * 4 + [[10, 1, 0, "x"]] * 2 + [[10, 0, int(k % 4 == 3), "h"] for k in range(8)]
     ops = [[f"c{c} l{i}", [i, 6 + 4 * c + i - 1 if i else 4 + c], [6 + 4 * c + i], 1] for c in range(2) for i in range(4)]
     trace = tmp_path / "chunks.json"
     trace.write_text(json.dumps({"tensors": tensors, "ops": ops}))
     words = ["plan", "--graph", str(trace), "--budget", "2100", "--h2d", "1GB"]
-    unasked, quick, free = (facts(capsys, *words, *more) for more in ((), ("--effort", "0"), ("--free-order",)))
-    assert (unasked["effort"], quick["effort"]) == (1, 0)
+    unasked, quick, free = (facts(capsys, *words, *more) for more in ((), ("--plan-seconds", "0"), ("--free-order",)))
+    assert unasked["plan_steps"] > 0 == quick["plan_steps"]
+    assert (unasked["plan_ended"], quick["plan_ended"]) == ("nothing was left to try", None)
     assert (unasked["order"], free["order"]) == ("as_written", "reordered")
     assert free["h2d_bytes"] == 4020 < unasked["h2d_bytes"]
     assert "order         not as written" in ran(capsys, *words, "--free-order")[0]
+
+
+def test_a_plan_file_says_in_how_many_steps_it_is_found_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["plan", LLAMA, *SMALL_LLAMA, "--machine", "cpu", "--budget", "400KiB"]
+    found = facts(capsys, *words, "--plan-seconds", "0.5", "--out", str(tmp_path / "found.json"))
+    steps = json.loads((tmp_path / "found.json").read_text())["recipe"]["plan_steps"]
+    assert steps == found["plan_steps"] > 0
+    again = facts(capsys, *words, "--plan-steps", str(steps), "--out", str(tmp_path / "again.json"))
+    quick = facts(capsys, *words, "--plan-seconds", "0", "--out", str(tmp_path / "quick.json"))
+    texts = [(tmp_path / f"{name}.json").read_text() for name in ("found", "again", "quick")]
+    assert texts[0] == texts[1] != texts[2]
+    assert again["makespan_s"] == found["makespan_s"] < quick["makespan_s"]
+    assert f"search        {steps:,} steps; it ended: " in ran(capsys, *words, "--plan-steps", str(steps))[0]
+    assert "search  " not in ran(capsys, *words, "--plan-seconds", "0")[0]
 
 
 def test_a_static_plan_says_whose_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -112,9 +127,9 @@ def test_a_static_plan_says_whose_it_is(capsys: pytest.CaptureFixture[str], tmp_
     assert len({(f["h2d_bytes"], f["makespan_s"]) for f in found.values()}) >= 2
     out, _ = ran(capsys, *words, "--policy", "pin-first")
     assert "policy        pin-first, as asked" in out
-    _, err = ran(capsys, *words, "--policy", "pin-first", "--effort", "1", status=2)
-    assert "--policy pin-first: a static plan is not searched for; leave out --effort 1" in err
-    searched = facts(capsys, *words, "--effort", "1")["makespan_s"]
+    _, err = ran(capsys, *words, "--policy", "pin-first", "--plan-steps", "1", status=2)
+    assert "--policy pin-first: a static plan is not searched for; leave out --plan-seconds and --plan-steps" in err
+    searched = facts(capsys, *words, "--plan-steps", "2000")["makespan_s"]
     assert searched <= min(f["makespan_s"] for f in found.values())
 
 

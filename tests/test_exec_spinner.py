@@ -9,6 +9,7 @@ import pytest
 
 from einpage.exec.system import spinner as waiting
 from einpage.exec.system.spinner import planning_text, spinner
+from einpage.memplan.problem.pace import Pace
 
 ERASE_LINE = "\x1b[2K"
 
@@ -33,10 +34,10 @@ def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_long_wait_is_said_and_wiped() -> None:
-    stream = Terminal()
-    with spinner(planning_text(1), stream=stream):
+    stream, pace = Terminal(), Pace(ratio=1.25)
+    with spinner(planning_text(pace), stream=stream):
         stream.written.wait(30)
-    assert "planning at effort 1; --effort 0 takes less" in stream.getvalue()
+    assert "planning: 1.250 x the bound so far (--plan-seconds)" in stream.getvalue()
     assert "0:00:0" in stream.getvalue()
     assert stream.getvalue().rstrip().endswith(ERASE_LINE)
 
@@ -44,7 +45,7 @@ def test_a_long_wait_is_said_and_wiped() -> None:
 def test_a_short_wait_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "PATIENCE_S", 60.0)
     stream = Terminal()
-    with spinner(planning_text(0), stream=stream):
+    with spinner(planning_text(None), stream=stream):
         pass
     assert stream.getvalue() == ""
 

@@ -28,7 +28,7 @@ def test_a_sweep_of_budgets_is_the_plans_of_each(capsys: pytest.CaptureFixture[s
     rows = swept(capsys, *plan, "--sweep", "budget=256KiB:1MiB:4")
     assert [row["value"] for row in rows] == [n * 2**18 for n in (1, 2, 3, 4)]
     for row in rows:
-        alone = facts(capsys, "plan", *plan, "--budget", str(row["value"]))
+        alone = facts(capsys, "plan", *plan, "--budget", str(row["value"]), "--plan-seconds", "0")
         same = ("budget_bytes", "makespan_s", "bound_s", "h2d_bytes", "nodes", "verified")
         assert {key: row[key] for key in same} == {key: alone[key] for key in same}
     assert {row["verified"] for row in rows} == {True}
@@ -108,7 +108,7 @@ def test_a_link_that_waits_is_hidden_by_more_tokens(capsys: pytest.CaptureFixtur
 
 
 def test_memory_that_is_short_asks_for_a_budget(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("plan", "--graph", SQUEEZE, "--h2d", "12GB/s", "--device-bytes", "16MiB", "--effort", "0")
+    words = ("plan", "--graph", SQUEEZE, "--h2d", "12GB/s", "--device-bytes", "16MiB", "--plan-seconds", "0")
     found = facts(capsys, *words, "--budget", "6308352")
     helps = found["advice"]
     assert (helps["knob"], helps["from"]) == ("budget", 6308352)

@@ -34,7 +34,7 @@ def test_the_graph_of_a_plan_is_that_of_its_spec(capsys: pytest.CaptureFixture[s
     assert "its graph as the file says it" in ran(capsys, "verify", str(llama_plan))[0]
 
 
-@pytest.mark.parametrize("more", [("--passes", "4"), ("--warm",), ("--free-order",), ("--effort", "1")])
+@pytest.mark.parametrize("more", [("--passes", "4"), ("--warm",), ("--free-order",), ("--plan-steps", "2000")])
 def test_however_it_was_planned(capsys: pytest.CaptureFixture[str], tmp_path: Path, more: tuple[str, ...]) -> None:
     plan = saved(capsys, tmp_path / "plan.json", LLAMA, *SMALL_LLAMA, "--budget", "700KiB", *more)
     assert facts(capsys, "verify", plan, "--spec", LLAMA)["verified"] is True

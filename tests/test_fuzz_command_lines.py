@@ -28,7 +28,7 @@ CASES = (
     ("plan", "spec.yaml", *SMALL),
     ("plan", "spec.yaml", *SMALL, "--out", "out.json"),
     ("plan", "language.yaml", *SMALL[2:], "--sweep", "budget=8KiB:64KiB:3"),
-    ("plan", "--graph", "trace.json", "--budget", "20000", "--h2d", "1GB/s", "--effort", "0"),
+    ("plan", "--graph", "trace.json", "--budget", "20000", "--h2d", "1GB/s", "--plan-seconds", "0"),
     ("run", "spec.yaml", *SMALL, "--device", "cpu", "--weights", "random:1", "--input", "x=x.json"),
     ("run", "language.yaml", *SMALL, "--device", "cpu", "--weights", "random:1", "--tokens", "t.json"),
     ("run", "language.yaml", *SMALL, "--device", "cpu", "--weights", "m", "--prompt", "hell"),
@@ -135,7 +135,8 @@ VALUES: Mapping[str, Sequence[str]] = {
     "--threads": ("1", "2", "0", "-1", "x", "", "9" * 30, "1000000"),
     "--seconds": ("0.1", "0", "-1", "nan", "inf", "1e400", "x"),
     "--seed": ("0", "1", "-1", "9" * 30, "x"),
-    "--effort": ("0", "1", "2", "4", "-1", "x"),
+    "--plan-seconds": ("0", "0.1", "1e-9", "-1", "nan", "inf", "x"),
+    "--plan-steps": ("0", "1", "50", "-1", "1e3", "x"),
 }
 FILES = (
     "spec.yaml",
@@ -260,7 +261,7 @@ COMMAND_LINES = Fuzzer(command_lines, change)
 
 def test_every_flag_that_takes_a_value_has_values_to_try() -> None:
     flags = {a.option_strings[-1]: a for actions in grammar().values() for a in actions if a.nargs != 0 and a.choices is None}
-    assert set(flags) == {*VALUES, *OUTPUTS} - {"--effort"}
+    assert set(flags) == {*VALUES, *OUTPUTS}
 
 
 def searched(seconds: float, seed: int) -> None:

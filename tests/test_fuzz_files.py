@@ -61,7 +61,7 @@ def plan_files() -> Sequence[Case]:
 
 def trace_files() -> Sequence[Case]:
     text = json.dumps(TRACE).encode()
-    words = ("plan", "--budget", "20000", "--h2d", "1GB/s", "--effort", "0", "--json", "--graph")
+    words = ("plan", "--budget", "20000", "--h2d", "1GB/s", "--plan-seconds", "0", "--json", "--graph")
     return Case((*words, "t.json"), {"t.json": text}), Case((*words, "t.json.gz"), {"t.json.gz": gzip.compress(text, mtime=0)})
 
 

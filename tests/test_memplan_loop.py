@@ -27,6 +27,7 @@ from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.order import OrderPolicy
+from einpage.memplan.problem.pace import Pace
 from einpage.memplan.problem.places import DEVICE, HOST, Queue
 from einpage.memplan.residency.resident_sets import Start
 from hand_plan import hand_graph
@@ -48,8 +49,8 @@ def on_device(plan: MemGraph, listed: tuple[ResidencyId, ...]) -> list[Residency
 @settings(max_examples=80, deadline=None)
 @given(st.data(), task_graphs(), machines(), alignments)
 def test_loops_are_right_and_end_as_they_started(data: st.DataObject, graph: TaskGraph, machine: Machine, alignment: int) -> None:
-    order, effort = data.draw(st.sampled_from(OrderPolicy)), data.draw(st.sampled_from((0, 0, 1)))
-    found = plan(graph, machine, data.draw(budgets(graph, alignment)), replace(LOOP, alignment=alignment, order=order, effort=effort))
+    order, pace = data.draw(st.sampled_from(OrderPolicy)), data.draw(st.sampled_from((None, None, Pace(300))))
+    found = plan(graph, machine, data.draw(budgets(graph, alignment)), replace(LOOP, alignment=alignment, order=order), pace)
     assert judge(found) is None
     assert found.loops
     assert on_device(found, found.start) == on_device(found, found.end)

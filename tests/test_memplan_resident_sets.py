@@ -22,6 +22,7 @@ from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.footprint import footprint, largest_footprint, last_use_by_tensor
 from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.order import OrderPolicy
+from einpage.memplan.problem.pace import Pace
 from einpage.memplan.problem.places import DEVICE, HOST, Queue
 from einpage.memplan.problem.problem import problem_of
 from einpage.memplan.report import tasks_in_order
@@ -83,9 +84,9 @@ def test_warm_moves_no_more_than_cold() -> None:
         assert simulate(warm, a_machine()).makespan_s <= simulate(cold, a_machine()).makespan_s * (1 + 1e-9), seed
 
 
-def test_a_start_other_than_cold_wants_effort_0() -> None:
-    with pytest.raises(UsageError, match="effort 1 plans from an empty device; a warm start wants effort 0"):
-        plan(hand_graph(), a_machine(), 4096, replace(WARM, effort=1))
+def test_a_warm_start_is_not_searched_for() -> None:
+    with pytest.raises(UsageError, match="a plan is searched for from an empty device, and a warm start is not empty"):
+        plan(hand_graph(), a_machine(), 4096, WARM, Pace())
 
 
 def test_what_is_on_the_device_at_the_start_has_a_host_copy() -> None:

@@ -10,6 +10,7 @@ from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.memplan.bounds.interval_lp import bytes_bound
 from einpage.memplan.problem.accesses import Accesses, from_lists
 from einpage.memplan.problem.footprint import largest_footprint
+from einpage.memplan.problem.pace import Pace
 from einpage.memplan.problem.problem import problem_of
 from einpage.memplan.problem.slots import slots_of
 from einpage.memplan.residency.policies import ResidentIntervals, nearest, resident_bytes, rounded, stream_all
@@ -51,7 +52,7 @@ def test_each_result_fits_and_moves_less(graph: TaskGraph, extra: int, streams: 
         seen.append((moved(a, new), new.copy()))
         return True
 
-    assert np.array_equal(ruin_and_recreate(a, headroom, resident, accepts), seen[-1][1])
+    assert np.array_equal(ruin_and_recreate(a, headroom, resident, accepts, 0, Pace()), seen[-1][1])
 
 
 def test_two_that_move_more_together_take_the_place_of_one() -> None:
@@ -63,7 +64,7 @@ def test_two_that_move_more_together_take_the_place_of_one() -> None:
     headroom, by_share = np.full(10, 10), np.where(a.tensor == 0, 1.0, 0.5)
     resident = rounded(a, headroom, by_share)
     assert a.tensor[resident].tolist() == [0]
-    assert sorted(a.tensor[ruin_and_recreate(a, headroom, resident, lambda _: True)].tolist()) == [1, 2]
+    assert sorted(a.tensor[ruin_and_recreate(a, headroom, resident, lambda _: True, 0, Pace())].tolist()) == [1, 2]
 
 
 def test_a_third_of_what_a_policy_loses_is_won_back() -> None:
@@ -80,5 +81,5 @@ def test_a_third_of_what_a_policy_loses_is_won_back() -> None:
         resident = nearest(a, capacity - a.footprint)
         least = bytes_bound(a, capacity).total - a.compulsory_load_bytes
         lost += moved(a, resident) - least
-        left += moved(a, ruin_and_recreate(a, capacity - a.footprint, resident, lambda _: True)) - least
+        left += moved(a, ruin_and_recreate(a, capacity - a.footprint, resident, lambda _: True, 0, Pace())) - least
     assert 0 <= left < 0.67 * lost, (left, lost)

@@ -16,7 +16,7 @@ from einpage.memplan.problem.machine import links_only
 from einpage.memplan.problem.problem import problem_of
 from einpage.memplan.problem.slots import slots_of
 from einpage.memplan.residency.policies import Headroom, ResidentIntervals, and_nearest, evened, nearest, rounded
-from einpage.memplan.residency.shadow_prices import shares
+from einpage.memplan.residency.shadow_prices import Relaxation
 from strategies import a_machine, random_graph
 
 TILED = Path(__file__).parents[2] / "shared" / "data" / "paging" / "tiled-7B-S16384-8x4-dfs.json.gz"
@@ -43,7 +43,7 @@ def test_the_shares_of_a_loop_are_the_headroom_s() -> None:
     """8 weights, 20 passes: of the 7 that are not in use there is headroom for 4."""
     a = loop(8, 20)
     headroom = np.full(a.slots, 40)
-    (share,) = shares(a, [headroom])
+    share = Relaxation(a).shares(headroom)
     assert abs(share.mean() - 4 / 7) < 0.1
     for rounding in (rounded, evened):
         assert moved(a, and_nearest(a, headroom, rounding(a, headroom, share))) < 1.15 * bytes_bound(a, 50).total
@@ -51,7 +51,8 @@ def test_the_shares_of_a_loop_are_the_headroom_s() -> None:
 
 def test_where_all_fits_all_are_resident_and_where_nothing_does_none() -> None:
     a = loop(5, 3)
-    everything, nothing = shares(a, [np.full(a.slots, 1000), np.zeros(a.slots, np.int64)])
+    relaxation = Relaxation(a)
+    everything, nothing = (relaxation.shares(np.full(a.slots, n, np.int64)) for n in (1000, 0))
     assert (everything == 1).all()
     assert nothing.max() < 0.3
 
@@ -59,7 +60,7 @@ def test_where_all_fits_all_are_resident_and_where_nothing_does_none() -> None:
 def near_lp(a: Accesses, capacity: int) -> float:
     """The fewer bytes of the two roundings, as a multiple of the interval LP's."""
     headroom: Headroom = capacity - a.footprint
-    (share,) = shares(a, [headroom])
+    share = Relaxation(a).shares(headroom)
     return (
         min(moved(a, and_nearest(a, headroom, rounding(a, headroom, share))) for rounding in (rounded, evened))
         / bytes_bound(a, capacity).total

@@ -16,6 +16,7 @@ from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.accesses import Accesses, from_lists
 from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.pace import Pace
 from einpage.memplan.problem.problem import problem_of
 from einpage.memplan.problem.slots import Slots, slots_of
 from einpage.memplan.residency.policies import ResidentIntervals
@@ -99,9 +100,9 @@ def test_most_graphs_have_static_plans() -> None:
 
 
 @settings(max_examples=6)
-@given(task_graphs(most_ops=8), machines(), st.integers(0, 8192), st.sampled_from([1, 2]), st.sampled_from([1, 256]))
-def test_effort_is_never_slower_than_a_static_plan(graph: TaskGraph, machine: Machine, extra: int, effort: int, alignment: int) -> None:
-    never_slower(slots_for(graph, machine, extra, alignment), effort)
+@given(task_graphs(most_ops=8), machines(), st.integers(0, 8192), st.sampled_from([1, 256]))
+def test_a_search_is_never_slower_than_a_static_plan(graph: TaskGraph, machine: Machine, extra: int, alignment: int) -> None:
+    never_slower(slots_for(graph, machine, extra, alignment))
 
 
 @pytest.mark.parametrize(("seed", "extra"), [(72, 1400), (265, 0), (267, 1400), (397, 1400)])
@@ -110,12 +111,12 @@ def test_a_search_begins_with_the_static_plans(seed: int, extra: int) -> None:
     graph = random_graph(seed, most_ops=8)
     slots = slots_of(problem_of(graph, a_machine(), budget_of(graph, extra, 1), alignment=1))
     assert slots is not None
-    never_slower(slots, 1)
+    never_slower(slots)
 
 
-def never_slower(slots: Slots, effort: int) -> None:
+def never_slower(slots: Slots) -> None:
     problem, machine = slots.problem, slots.problem.machine
-    memgraph = plan(problem.graph, machine, problem.budget_bytes, PlanOptions(alignment=problem.alignment, effort=effort))
+    memgraph = plan(problem.graph, machine, problem.budget_bytes, PlanOptions(alignment=problem.alignment), Pace())
     assert judge(memgraph) is None
     for policy, static in static_plans(slots, STATIC).items():
         assert simulate(memgraph, machine).makespan_s <= simulate(static.memgraph, machine).makespan_s, policy
@@ -130,6 +131,6 @@ def test_a_policy_makes_the_plan_or_says_why_not() -> None:
         found = plan(graph, a_machine(), budget, PlanOptions(policy=policy))
         assert found.nodes == static_plans(slots, (policy,))[policy].memgraph.nodes
         with pytest.raises(UsageError, match=f"--policy {policy.value}: a static plan is not searched for"):
-            plan(graph, a_machine(), budget, PlanOptions(policy=policy, effort=1))
+            plan(graph, a_machine(), budget, PlanOptions(policy=policy), Pace())
         with pytest.raises(UsageError, match=f"--policy {policy.value}: a static plan starts with an empty device, not warm"):
             plan(graph, a_machine(), budget, PlanOptions(policy=policy, start=Start.WARM))

@@ -22,6 +22,7 @@ from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.problem.machine import links_only
+from einpage.memplan.problem.pace import Pace
 from einpage.memplan.problem.places import Queue
 from einpage.memplan.problem.problem import problem_of
 from einpage.memplan.problem.slots import slots_of
@@ -110,7 +111,7 @@ def test_plans_of_made_traces(made: Made, h2d: str, d2h: str, roominess: float, 
     graph = read_trace(path)
     budget = int(roominess * largest_footprint(graph, 1)[1])
     machine = links_only(h2d, d2h, budget)
-    plain, better = (plan(graph, machine, budget, PlanOptions(alignment=1, effort=effort)) for effort in (0, 1))
+    plain, better = (plan(graph, machine, budget, PlanOptions(alignment=1), pace) for pace in (None, Pace(100_000)))
     for found in (plain, better):
         assert judge(found) is None
         written = writes(found)

@@ -17,8 +17,8 @@ from einpage.exec.planning.judged_plan import plan_graph, plan_program
 from einpage.exec.planning.model import open_model
 from einpage.exec.planning.request import PlanRequest
 from einpage.memplan.errors import DoesNotFit
-from einpage.memplan.plan import PlanOptions
 from einpage.memplan.problem.footprint import largest_footprint
+from einpage.memplan.problem.pace import pace_in_steps
 from einpage.memplan.problem.profile import load_machine
 from specs_small import SPECS
 
@@ -35,17 +35,17 @@ def unsplit(seq: int, no_fuse: tuple[str, ...]) -> TaskGraph:
 
 @pytest.mark.parametrize("seq", PUBLISHED)
 @pytest.mark.parametrize("no_fuse", [(), ("attention",)], ids=["fused", "attention in parts"])
-@pytest.mark.parametrize("effort", [0, 1])
-def test_the_largest_task_is_all_the_memory_a_plan_needs(seq: int, no_fuse: tuple[str, ...], effort: int) -> None:
-    graph, machine, options = unsplit(seq, no_fuse), load_machine("a100"), PlanOptions(effort=effort)
+@pytest.mark.parametrize("steps", [0, 3000])
+def test_the_largest_task_is_all_the_memory_a_plan_needs(seq: int, no_fuse: tuple[str, ...], steps: int) -> None:
+    graph, machine = unsplit(seq, no_fuse), load_machine("a100")
     task, least = largest_footprint(graph)
-    planned = plan_graph(graph, machine, least, options)
+    planned = plan_graph(graph, machine, least, pace=pace_in_steps(steps))
     assert planned.report.verified is True
     peak = planned.report.peak_bytes
     assert isinstance(peak, int)
     assert peak / least == 1.0 < PUBLISHED[seq]
     with pytest.raises(DoesNotFit) as refused:
-        plan_graph(graph, machine, least - 1, options)
+        plan_graph(graph, machine, least - 1, pace=pace_in_steps(steps))
     misfit = refused.value.misfit
     assert (misfit.task, misfit.budget, misfit.smallest_budget) == (graph.tasks[task].name, least - 1, least)
     assert misfit.free + sum(nbytes for _, nbytes in misfit.pinned) == least - ALIGNMENT

@@ -22,6 +22,8 @@ from einpage.memplan.schedule.static_plans import Policy
 
 DTYPE = DType.FP32.value
 """Of a plan or run of a spec, by default."""
+SPEC_SECONDS, TRACE_SECONDS = 5.0, 10.0
+"""For how long a better plan is searched for, unasked."""
 LONGEST_PROMPT_BYTES = 16 << 20
 """Of a file or stdin: beyond any model's context, and no file that never ends fills the memory."""
 
@@ -85,6 +87,15 @@ def files_read(a: argparse.Namespace) -> list[str]:
     return [text for text in (*single, *inputs, *prompts) if text]
 
 
+def search_seconds(a: argparse.Namespace) -> float:
+    """For how long a better plan is searched for; unasked not for warm and static plans, nor for the many of a sweep."""
+    if a.plan_seconds is not None:
+        return float(a.plan_seconds)
+    if a.plan_steps is not None or a.policy != Policy.AUTO.value or a.warm or vars(a).get("sweep"):
+        return 0.0
+    return TRACE_SECONDS if vars(a).get("graph") else SPEC_SECONDS
+
+
 def request_of(a: argparse.Namespace, budget_bytes: int) -> PlanRequest:
     """The plan that `plan` and `run` ask for. Raises UsageError for options that exclude each other."""
     return PlanRequest(
@@ -93,7 +104,9 @@ def request_of(a: argparse.Namespace, budget_bytes: int) -> PlanRequest:
         outputs=names_of(a.outputs),
         pieces=pieces_of(a.split),
         no_fuse=no_fuse_of(a.no_fuse),
-        effort=a.effort,
+        plan_seconds=search_seconds(a),
+        plan_steps=a.plan_steps,
+        plan_worth=a.plan_worth,
         policy=Policy(a.policy),
         warm=a.warm,
         passes=a.passes,

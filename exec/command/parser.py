@@ -129,7 +129,7 @@ def _add_plan(commands: Commands) -> None:
     )
     efforts = "fast: no linear programme; lp: always solve; auto: where it is cheap and the plan is not known to be good (default)"
     p.add_argument("--bounds", choices=[e.value for e in Effort], default=Effort.AUTO.value, help=efforts)
-    p.set_defaults(command_function=plan_command, effort=None)
+    p.set_defaults(command_function=plan_command, plan_worth=False)
 
 
 def _add_run(commands: Commands) -> None:
@@ -154,7 +154,9 @@ def _add_run(commands: Commands) -> None:
     p.add_argument("--threads", type=int, metavar="N", help="threads a kernel may use")
     p.add_argument("--logits", metavar="FILE", help="save the outputs as safetensors")
     p.add_argument("--trace", metavar="FILE", help="save a Chrome/Perfetto trace")
-    p.set_defaults(command_function=_run_command, warm=False, policy=Policy.AUTO.value, free_order=False, bounds=Effort.FAST.value)
+    p.set_defaults(
+        command_function=_run_command, warm=False, policy=Policy.AUTO.value, free_order=False, bounds=Effort.FAST.value, plan_worth=True
+    )
 
 
 def _add_verify(commands: Commands) -> None:
@@ -205,8 +207,9 @@ def _plan_arguments(p: argparse.ArgumentParser, budget_required: bool = True) ->
     p.add_argument("--h2d", metavar="RATE", help="override the profile's host → device bytes/s")
     p.add_argument("--d2h", metavar="RATE", help="override the profile's device → host bytes/s")
     p.add_argument("--device-bytes", metavar="SIZE", help="override the profile's device memory")
-    efforts = "0: plan at once (default; for --graph it is 1); 1 to 3: search longer for a faster plan; never a slower one"
-    p.add_argument("--effort", type=int, choices=range(4), default=0, help=efforts)
+    searched = "search no longer for a faster plan (default: 5, for --graph 10; 0: none), nor when one is within 1 %% of its bounds"
+    p.add_argument("--plan-seconds", type=float, metavar="S", help=searched)
+    p.add_argument("--plan-steps", type=int, metavar="N", help="instead: search N steps, for the same plan on every machine")
     p.add_argument("--passes", type=int, metavar="N", help="run N times in a row: plan a pass in which the weights that fit are resident")
     p.add_argument("--timeline", metavar="FILE", help="write the picture of every byte as one HTML page (or .svg)")
 

@@ -27,9 +27,9 @@ from einpage.exec.system.spinner import planning_text, spinner
 from einpage.memplan.bounds.bounds import Effort
 from einpage.memplan.graph.planfile import save_plan
 from einpage.memplan.problem.machine import Machine, links_only
+from einpage.memplan.problem.pace import Pace
 from einpage.memplan.problem.profile import load_machine
 from einpage.memplan.report import render
-from einpage.memplan.schedule.static_plans import Policy
 
 OF_A_SPEC = ("set", "weights", "dtype", "outputs", "split", "no_fuse")
 """Options that mean nothing to a trace."""
@@ -40,8 +40,6 @@ def plan_command(a: argparse.Namespace) -> int:
     began = perf_counter()
     refuse_overwriting(files_read(a), a.out, a.timeline)
     refuse_unwritable(a.out, a.timeline)
-    if a.effort is None:
-        a.effort = usual_effort(a)
     if a.sweep:
         from einpage.exec.command.sweep import sweep_command
 
@@ -49,8 +47,9 @@ def plan_command(a: argparse.Namespace) -> int:
     if a.budget is None:
         raise UsageError("plan needs --budget SIZE, the device arena, as 8GiB; or --sweep budget=4GiB:40GiB")
     budget = parse_bytes(a.budget, "--budget")
-    with spinner(planning_text(a.effort), quiet=a.json):
-        planned = planned_for(a, budget, began)
+    pace = request_of(a, budget).pace()
+    with spinner(planning_text(pace), quiet=a.json):
+        planned = planned_for(a, budget, began, pace)
         helps = advice_for(a, planned)
     machine = planned.machine
     warnings = [*planned.warnings]
@@ -71,40 +70,40 @@ def plan_command(a: argparse.Namespace) -> int:
     return 0
 
 
-def usual_effort(a: argparse.Namespace) -> int:
-    """What `plan` does unasked: a trace is worth seconds, a spec is answered at once; warm and static plans know no other effort than 0."""
-    return int(a.graph is not None and a.policy == Policy.AUTO.value and not a.warm and a.passes is None)
-
-
-def planned_for(a: argparse.Namespace, budget: int, began: float) -> Planned:
+def planned_for(a: argparse.Namespace, budget: int, began: float, pace: Pace | None = None) -> Planned:
     """The plan of the spec or the trace that `a` names; `began` is when the command did. Raises EinpageError."""
-    return planned_trace(a, budget, began) if a.graph else planned_spec(a, budget, began)
+    return planned_trace(a, budget, began, pace) if a.graph else planned_spec(a, budget, began, pace)
 
 
 def advice_for(a: argparse.Namespace, planned: Planned) -> Advice | None:
-    """What would help the plan most: found with plans of effort 0. None for a loop, of which each plan takes seconds."""
+    """What would help the plan most: found with plans that are not searched for. None for a loop, of which each plan takes seconds."""
     if a.passes is not None:
         return None
     known = a.graph is None or a.machine is not None or a.device_bytes is not None
 
     def again(budget: int, sizes: Mapping[str, int]) -> Planned:
         settings = {**settings_of(a.set), **sizes}
-        changed = {"set": [f"{name}={value}" for name, value in settings.items()], "effort": 0, "bounds": Effort.FAST.value}
+        changed = {
+            "set": [f"{name}={value}" for name, value in settings.items()],
+            "plan_seconds": 0.0,
+            "plan_steps": None,
+            "bounds": Effort.FAST.value,
+        }
         return planned_for(argparse.Namespace(**{**vars(a), **changed}), budget, perf_counter())
 
     return advice(planned, planned.sizes, planned.machine.device_bytes if known else None, again)
 
 
-def planned_spec(a: argparse.Namespace, budget: int, began: float) -> Planned:
+def planned_spec(a: argparse.Namespace, budget: int, began: float, pace: Pace | None) -> Planned:
     """The plan of `a.spec`; `began` is when the command did. Raises EinpageError."""
     if a.spec is None:
         raise UsageError("nothing to plan: give a SPEC, as specs/llama.yaml, or --graph FILE.json, an access trace")
     machine = load_machine(a.machine or "cpu", h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes)
     model = open_model(a.spec, settings_of(a.set), a.weights)
-    return replace(plan_program(model.program, machine, request_of(a, budget), began), warnings=model.warnings)
+    return replace(plan_program(model.program, machine, request_of(a, budget), began, pace), warnings=model.warnings)
 
 
-def planned_trace(a: argparse.Namespace, budget: int, began: float) -> Planned:
+def planned_trace(a: argparse.Namespace, budget: int, began: float, pace: Pace | None) -> Planned:
     """The plan of the trace `a.graph`; `began` is when the command did. Raises UsageError, DoesNotFit.
 
     A trace has its sizes and times already, so options that speak of a spec are refused; its bytes may lie anywhere, so they are planned
@@ -117,7 +116,7 @@ def planned_trace(a: argparse.Namespace, budget: int, began: float) -> Planned:
         raise UsageError(f"{', '.join(given)}: of a spec, and --graph {a.graph} is a trace, which has its sizes and times; leave out")
     machine = _trace_machine(a, budget)
     request = replace(request_of(a, budget), alignment=1)
-    return plan_tasks(read_trace(a.graph), machine, request, began)
+    return plan_tasks(read_trace(a.graph), machine, request, began, pace)
 
 
 def _trace_machine(a: argparse.Namespace, budget: int) -> Machine:
@@ -142,6 +141,7 @@ def recipe_of(a: argparse.Namespace, planned: Planned) -> dict[str, object]:
         "budget_bytes": planned.memgraph.budget_bytes,
         "split": {str(k): n for k, n in planned.graph.split},
         "policy": planned.report.policy.value,
+        "plan_steps": planned.report.plan_steps,
         "no_fuse": list(no_fuse_of(a.no_fuse)),
         "outputs": [name for name, _ in planned.graph.outputs],
         "machine": machine_facts(planned.machine),

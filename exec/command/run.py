@@ -67,13 +67,14 @@ def run_command(a: argparse.Namespace) -> int:
     refuse_unwritable(a.logits, a.trace, a.timeline)
     model = open_model(a.spec, settings_of(a.set), a.weights, tokens, tokenizer)
     machine = machine_of(a, chosen.kind)
-    with progress_bars(chosen.why, planning_text(a.effort), quiet=a.json) as shown:
+    pace = options.plan.pace()
+    with progress_bars(chosen.why, planning_text(pace), quiet=a.json) as shown:
 
         def planned(found: Planned) -> None:
             refuse_full(a.logits, sum(t.nbytes for t in found.graph.tensors if t.kind is Kind.OUTPUT))
             shown.planned(found)
 
-        result = run_model(model, machine, options, named, hooks=shown.hooks, loading=shown.loading, planned_hook=planned)
+        result = run_model(model, machine, options, named, hooks=shown.hooks, loading=shown.loading, planned_hook=planned, pace=pace)
     report = replace(result.report, warnings=(*warnings, *result.report.warnings))
     write_each(
         (
@@ -186,7 +187,7 @@ class ProgressBars:
 
 
 @contextmanager
-def progress_bars(device: str, planning: str, quiet: bool) -> Iterator[ProgressBars]:
+def progress_bars(device: str, planning: Callable[[], str], quiet: bool) -> Iterator[ProgressBars]:
     """The planner's spinner, then the bars: a terminal can show one of them."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())

@@ -26,6 +26,7 @@ from einpage.memplan.judge.reason import Violation
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.pace import Pace
 from einpage.memplan.problem.places import Queue
 from einpage.memplan.report import Report, passes_report, report, tasks_in_order
 
@@ -64,23 +65,25 @@ class RejectedPlan(AssertionError):
         super().__init__(f"the judge rejects this plan: {violation.reason.name}: {violation.message} (nodes {violation.nodes})")
 
 
-def plan_program(program: Program, machine: Machine, request: PlanRequest, since: float | None = None) -> Planned:
-    """Split `program` for the budget and plan it. `since` is when the caller began (perf_counter), for `plan_s`.
+def plan_program(program: Program, machine: Machine, request: PlanRequest, since: float | None = None, pace: Pace | None = None) -> Planned:
+    """Split `program` for the budget and plan it. `since` is when the caller began (perf_counter), for `plan_s`; `pace` that of the
+    request, where somebody watches it.
 
     Raises as build_graph and plan_graph.
     """
     since = perf_counter() if since is None else since
+    pace = pace or request.pace()
     if request.passes is not None:
-        planned = _plan_loop(program, machine, request, request.passes, since)
+        planned = _plan_loop(program, machine, request, request.passes, since, pace)
     else:
-        planned = plan_tasks(build_graph(program, request).graph, machine, request, since)
+        planned = plan_tasks(build_graph(program, request).graph, machine, request, since, pace)
     return replace(planned, sizes=dict(program.sizes))
 
 
-def _plan_loop(program: Program, machine: Machine, request: PlanRequest, passes: int, since: float) -> Planned:
+def _plan_loop(program: Program, machine: Machine, request: PlanRequest, passes: int, since: float, pace: Pace | None) -> Planned:
     """Plan a pass that ends as it began, with the best of a few splits: what is streamed wants small pieces."""
     best: Planned | None = None
-    budget_bytes, options = request.budget_bytes, replace(request.planner, effort=0)
+    budget_bytes, options = request.budget_bytes, request.planner
     for share in LOOP_SPLITS:
         try:
             graph = build_graph(program, replace(request, budget_bytes=budget_bytes // share)).graph
@@ -100,15 +103,15 @@ def _plan_loop(program: Program, machine: Machine, request: PlanRequest, passes:
         if best.timeline.makespan_s <= GOOD_ENOUGH * best.bounds.bound_s:
             break
     assert best is not None, "the first split fits or raises"
-    if request.effort and best.timeline.makespan_s > GOOD_ENOUGH * best.bounds.bound_s:
-        best = plan_graph(best.graph, machine, budget_bytes, request.planner, since)
+    if pace is not None:
+        best = plan_graph(best.graph, machine, budget_bytes, options, since, pace=pace)
     return _with_passes(best, passes, since)
 
 
-def plan_tasks(graph: TaskGraph, machine: Machine, request: PlanRequest, since: float | None = None) -> Planned:
+def plan_tasks(graph: TaskGraph, machine: Machine, request: PlanRequest, since: float | None = None, pace: Pace | None = None) -> Planned:
     """Plan `graph` as it is split. Raises as plan_graph."""
     since = perf_counter() if since is None else since
-    planned = plan_graph(graph, machine, request.budget_bytes, request.planner, since, request.bound_effort)
+    planned = plan_graph(graph, machine, request.budget_bytes, request.planner, since, request.bound_effort, pace or request.pace())
     return planned if request.passes is None else _with_passes(planned, request.passes, since)
 
 
@@ -120,9 +123,10 @@ def _with_passes(planned: Planned, passes: int, since: float) -> Planned:
 
 def plan_graph(
     graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions | None = None, since: float | None = None,
-    bound_effort: Effort = Effort.FAST,
+    bound_effort: Effort = Effort.FAST, pace: Pace | None = None,
 ) -> Planned:  # fmt: skip
-    """Plan, judge, predict, bound. `since` as in plan_program; `bound_effort` is what the bounds may cost.
+    """Plan, judge, predict, bound. `since` as in plan_program; `bound_effort` is what the bounds may cost, `pace` that of
+    the search for a better plan, where there is one.
 
     Raises DoesNotFit; UsageError where the machine has no figure for a task; RejectedPlan where the judge finds a violation.
     """
@@ -130,7 +134,7 @@ def plan_graph(
     if graph.dtype not in dict(machine.flops_per_s) and any(task.seconds is None for task in graph.tasks):
         raise UsageError(f"machine {machine.name} has no figure for {graph.dtype.value}")
     options = options or PlanOptions()
-    memgraph = plan(graph, machine, budget_bytes, options)
+    memgraph = plan(graph, machine, budget_bytes, options, pace)
     violation = judge(memgraph)
     if violation is not None:
         raise RejectedPlan(violation)
@@ -143,6 +147,6 @@ def plan_graph(
         limits = bounds(graph, machine, budget_bytes, tasks_in_order(memgraph), bound_effort, reached, memgraph.resident)
     found = report(
         memgraph, machine, timeline, limits,
-        plan_s=plan_s, verified=True, spec=graph.name, policy=options.policy, effort=options.effort,
+        plan_s=plan_s, verified=True, spec=graph.name, policy=options.policy, pace=pace,
     )  # fmt: skip
     return Planned(graph, memgraph, machine, timeline, limits, found)

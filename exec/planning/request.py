@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
+from time import perf_counter
 
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType
@@ -14,11 +16,14 @@ from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import ALIGNMENT, shown
 from einpage.memplan.bounds.bounds import Effort
 from einpage.memplan.plan import PlanOptions
+from einpage.memplan.problem.pace import Pace
 from einpage.memplan.residency.resident_sets import Start
 from einpage.memplan.schedule.static_plans import Policy
 
+MOST_SECONDS, MOST_STEPS = 1e6, 10**12
+"""Far more than anybody waits for; likewise ..."""
 MOST_PASSES = 10**9
-"""Far more than anybody waits for."""
+"""... so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +40,12 @@ class PlanRequest:
     """The number of pieces of each letter that is fixed; the budget decides about the others."""
     no_fuse: tuple[str, ...] = ()
     """Fusions to leave out."""
-    effort: int = 0
-    """0 to 3: how long a faster plan is searched for (PlanOptions.effort)."""
+    plan_seconds: float = 0.0
+    """For how long a better plan is searched for at most; 0: the online plan, at once."""
+    plan_steps: int | None = None
+    """Instead: in how many steps, which make the same plan on every machine."""
+    plan_worth: bool = False
+    """End the search where it has taken as long as the passes could become shorter."""
     policy: Policy = Policy.AUTO
     """Another than AUTO: a static plan in place of the planner's."""
     warm: bool = False
@@ -57,12 +66,32 @@ class PlanRequest:
             raise UsageError(f"--passes {shown(self.passes)} is not at least 1")
         if self.passes is not None and self.passes > MOST_PASSES:
             raise UsageError(f"--passes {shown(self.passes)} is more than {MOST_PASSES}")
-        if self.effort and self.warm:
-            raise UsageError(f"--warm is planned at --effort 0 only; leave --effort {self.effort} out")
+        if not 0 <= self.plan_seconds <= MOST_SECONDS:
+            raise UsageError(f"--plan-seconds {self.plan_seconds:g} is not between 0 and {MOST_SECONDS:g}")
+        if self.plan_steps is not None and not 0 <= self.plan_steps <= MOST_STEPS:
+            raise UsageError(f"--plan-steps {shown(self.plan_steps)} is not between 0 and {MOST_STEPS}")
+        if self.plan_seconds and self.plan_steps is not None:
+            raise UsageError("--plan-seconds and --plan-steps exclude each other: a search ends by time, or by steps and can be repeated")
+        if self.searches and self.warm:
+            raise UsageError("--warm: a plan is searched for from an empty device; leave out --plan-seconds and --plan-steps")
+        if self.searches and self.policy is not Policy.AUTO:
+            raise UsageError(f"--policy {self.policy.value}: a static plan is not searched for; leave out --plan-seconds and --plan-steps")
         if self.policy is not Policy.AUTO and self.start is not Start.COLD:
             raise UsageError(f"--policy {self.policy.value}: a static plan starts with an empty device; leave out --warm and --passes")
         if self.free_order and self.start is Start.LOOP:
             raise UsageError("--free-order: a loop is planned in the order as written; leave out --passes")
+
+    @property
+    def searches(self) -> bool:
+        """Whether a better plan is searched for."""
+        return bool(self.plan_seconds or self.plan_steps)
+
+    def pace(self) -> Pace | None:
+        """Of a search that begins now; None where there is none."""
+        if not self.searches:
+            return None
+        until_s = perf_counter() + self.plan_seconds if self.plan_steps is None else inf
+        return Pace(inf if self.plan_steps is None else self.plan_steps, until_s, (self.passes or 1) if self.plan_worth else inf)
 
     @property
     def start(self) -> Start:
@@ -72,4 +101,4 @@ class PlanRequest:
     @property
     def planner(self) -> PlanOptions:
         """The options of the planner among these."""
-        return PlanOptions(alignment=self.alignment, effort=self.effort, policy=self.policy, start=self.start, free_order=self.free_order)
+        return PlanOptions(alignment=self.alignment, policy=self.policy, start=self.start, free_order=self.free_order)

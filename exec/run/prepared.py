@@ -39,6 +39,7 @@ from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.pace import Pace
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,6 +101,7 @@ def prepare_run(
     named: Mapping[str, NDArray[np.generic]] | None = None,
     loading: Callable[[str, int], None] | None = None,
     planned_hook: Callable[[Planned], None] | None = None,
+    pace: Pace | None = None,
 ) -> Prepared:
     """Plan `model`, load its weights and inputs, make the device. Arguments and errors as run_model's, which runs the result once."""
     assert model.resolved is not None, "a model without weights can be planned, not run"
@@ -110,7 +112,7 @@ def prepare_run(
     wanted = wanted_outputs(model, options)
     refuse_above_device(machine, options.plan.budget_bytes)
     request = replace(options.plan, outputs=wanted)
-    planned = rebuilt(lambda: compacted(plan_program(program, machine, request, began)))
+    planned = rebuilt(lambda: compacted(plan_program(program, machine, request, began, pace)))
     memgraph = planned.memgraph
     refuse_above_host(memgraph.host_bytes, options.plan.budget_bytes if options.device is DeviceKind.CPU else 0)
     if planned_hook is not None:
@@ -133,13 +135,15 @@ def run_model(
     hooks: Hooks = SILENT,
     loading: Callable[[str, int], None] | None = None,
     planned_hook: Callable[[Planned], None] | None = None,
+    pace: Pace | None = None,
 ) -> RunResult:
     """Plan and run `model` on the device that `options` names; `named` holds inputs other than its tokens.
 
-    `loading(weight, nbytes)` is told of every block of weights loaded, `planned_hook` of the plan before anything is loaded. Raises
+    `loading(weight, nbytes)` is told of every block of weights loaded, `planned_hook` of the plan before anything is loaded;
+    `pace` is that of the search for the plan, where somebody watches it. Raises
     the errors of plan_program and the engines; DoesNotFit where the host has too little memory.
     """
-    prepared = prepare_run(model, machine, options, named, loading, planned_hook)
+    prepared = prepare_run(model, machine, options, named, loading, planned_hook, pace)
     planned, host, device = prepared.planned, prepared.host, prepared.device
     try:
         searched: FoundNan | None = None

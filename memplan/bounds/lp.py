@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.util import find_spec
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,7 @@ class Lp:
         a_eq, b_eq = self.equal.matrix(self.columns)
         a_ub, b_ub = self.at_most.matrix(self.columns)
         method = "highs-ds" if self.columns < INTERIOR_POINT_FROM else "highs-ipm"
-        options = {} if time_limit_s is None else {"time_limit": time_limit_s}
+        options = {} if time_limit_s in (None, inf) else {"time_limit": time_limit_s}
         found = linprog(cost, a_ub, b_ub, a_eq, b_eq, np.stack([low, high], 1), method=method, options=options)
         if found.status != 0:
             raise Unsolved(found.message)
@@ -110,8 +111,10 @@ class Lp:
         bound = b_eq @ y_eq + b_ub @ y_ub + np.where(reduced > 0, reduced * low, reduced * high).sum()
         return Solution(found.x, float(bound))
 
-    def solve_integer(self, whole: Indices, time_limit_s: float, relative_gap: float = 1e-6) -> Solution:
-        """With the columns `whole` integers. The best found in time, and the solver's bound on what none can beat.
+    def solve_integer(
+        self, whole: Indices, time_limit_s: float = inf, relative_gap: float = 1e-6, most_nodes: int | None = None
+    ) -> Solution:
+        """With the columns `whole` integers. The best found in time and `most_nodes`, and the solver's bound on what none can beat.
 
         Raises Unsolved; ImportError without scipy.
         """
@@ -123,7 +126,9 @@ class Lp:
         integrality = np.zeros(self.columns)
         integrality[whole] = 1
         rows = [optimize.LinearConstraint(a_eq, b_eq, b_eq), optimize.LinearConstraint(a_ub, -np.inf, b_ub)]
-        options = {"time_limit": time_limit_s, "mip_rel_gap": relative_gap}
+        options: dict[str, float] = {"mip_rel_gap": relative_gap}
+        options |= {} if time_limit_s == inf else {"time_limit": time_limit_s}
+        options |= {} if most_nodes is None else {"node_limit": most_nodes}
         found = optimize.milp(cost, integrality=integrality, bounds=optimize.Bounds(low, high), constraints=rows, options=options)
         if found.x is None or found.mip_dual_bound is None:
             raise Unsolved(found.message)

@@ -22,12 +22,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
+from time import perf_counter
 
 import numpy as np
 
-from einpage.einsum_front.base.columns import Floats
+from einpage.einsum_front.base.columns import Bools, Floats
 from einpage.memplan.bounds.interval_lp import UNITS, add_resident_bytes, add_written
-from einpage.memplan.bounds.lp import Indices, Lp
+from einpage.memplan.bounds.lp import Indices, Lp, Unsolved
 from einpage.memplan.problem.accesses import NEVER, Accesses
 from einpage.memplan.problem.places import Link
 
@@ -66,6 +68,23 @@ def time_bound(a: Accesses, capacity: int, links: Sequence[Link], time_limit_s: 
         ahead=np.maximum(found.values[p.ahead], 0) * p.unit,
         stall_s=np.maximum(found.values[p.stall], 0) * p.second,
     )
+
+
+def whole_intervals(
+    a: Accesses, capacity: int, links: Sequence[Link], byte_weight: float, most_nodes: int, relative_gap: float, time_limit_s: float = inf
+) -> Bools:
+    """[interval] whether it is resident, where each is with all of its bytes or with none: of these, by the slot LP, the fastest to within
+    `relative_gap`, or the best that branch and bound meets in `most_nodes`. Copies may still be made in parts.
+
+    Raises lp.Unsolved, also where time is over; ImportError without scipy.
+    """
+    p = _SlotProgram(a, capacity, links, byte_weight)
+    began = perf_counter()
+    found = p.lp.solve_integer(p.x, time_limit_s, relative_gap, most_nodes)
+    if perf_counter() - began >= time_limit_s:
+        raise Unsolved("out of time")
+    resident: Bools = found.values[p.x] > 0.5
+    return resident
 
 
 class _SlotProgram:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from einpage.einsum_front.base.columns import Floats, Int64s
+from einpage.memplan.problem.pace import Pace
 
 UNPLACED = -1
 """The offset of a rectangle that has none."""
@@ -34,8 +35,9 @@ class Ejection(NamedTuple):
 
 
 class Layout:
-    def __init__(self, rectangles: Int64s, capacity: int, weight: Int64s) -> None:
-        """`rectangles` [n, 3]: start, end, bytes. `weight` [n], positive."""
+    def __init__(self, rectangles: Int64s, capacity: int, weight: Int64s, pace: Pace) -> None:
+        """`rectangles` [n, 3]: start, end, bytes. `weight` [n], positive. `pace` counts the queries."""
+        self.pace = pace
         self.start, self.end, self.nbytes = (np.ascontiguousarray(column) for column in rectangles.T)
         self.weight = weight
         unit = int(np.gcd.reduce(self.nbytes)) if len(rectangles) else 0
@@ -50,7 +52,7 @@ class Layout:
     def subset(self, numbers: Sequence[int], capacity: int) -> Layout:
         """A layout of these rectangles alone, in another arena."""
         some = np.array(numbers, dtype=np.int64)
-        return Layout(np.stack((self.start, self.end, self.nbytes), axis=1)[some], capacity, self.weight[some])
+        return Layout(np.stack((self.start, self.end, self.nbytes), axis=1)[some], capacity, self.weight[some], self.pace)
 
     def snapshot(self) -> Snapshot:
         """The offsets as they are now, and the weight of what is not placed."""
@@ -100,6 +102,7 @@ class Layout:
 
     def _placed_neighbours(self, i: int) -> tuple[Int64s, Int64s, Int64s]:
         """Placed rectangles that are alive while `i` is, with their first bytes and the ends of their last, by first byte."""
+        self.pace.step()
         near = self._neighbours_of(i)
         self.spent += 50 + len(near) // 6
         low = self.offset[near]

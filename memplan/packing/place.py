@@ -21,6 +21,7 @@ from einpage.memplan.packing.layout import UNPLACED, Layout, Snapshot
 from einpage.memplan.packing.rectangles import Rectangle
 from einpage.memplan.packing.repair import ALWAYS, ANNEALED, repair
 from einpage.memplan.packing.windows import search_windows
+from einpage.memplan.problem.pace import Pace
 
 WORK, WORK_PER_RECTANGLE = 50_000, 200
 """What may be spent on repairs, about in microseconds: at least, and for each rectangle."""
@@ -30,16 +31,18 @@ SMALL_SHARE = 0.002
 """Of the arena: the smallest rectangles that need no more than this at once are packed apart, at its top, before the others."""
 
 
-def place(rectangles: Sequence[Rectangle], capacity: int, effort: float = 1.0, exact: bool = False) -> tuple[int | None, ...]:
+def place(
+    rectangles: Sequence[Rectangle], capacity: int, effort: float = 1.0, exact: bool = False, pace: Pace | None = None
+) -> tuple[int | None, ...]:
     """[rectangle] the offset of its first byte, within `capacity` bytes; None for those that are left out.
 
     The bytes of those left out, and a thousandth of the arena for each, are made few, not proven least. Rectangles of one size always fit
     where those alive at once do.
     Repairs take about `effort` seconds for 5,000 rectangles; with `exact`, what they leave out is searched for, which may take thirty times
-    as long. Deterministic.
+    as long. Deterministic. Raises SearchOver where `pace` ends it.
     """
     table = np.array(rectangles, dtype=np.int64).reshape(-1, 3)
-    layout = Layout(table, capacity, table[:, 2] + (1 + capacity // 1000))
+    layout = Layout(table, capacity, table[:, 2] + (1 + capacity // 1000), pace or Pace())
     work = int(effort * (WORK + WORK_PER_RECTANGLE * len(rectangles)))
     _fill(layout)
     if UNPLACED in layout.offset:
@@ -54,6 +57,15 @@ def place(rectangles: Sequence[Rectangle], capacity: int, effort: float = 1.0, e
         if layout.snapshot().loss > best.loss:
             layout.restore(best)
     return tuple(None if at == UNPLACED else at for at in layout.offset.tolist())
+
+
+def first_fit_loss(rectangles: Sequence[Rectangle], capacity: int, pace: Pace | None = None) -> int:
+    """Bytes of the rectangles that first fit leaves out, in the best of a few orders: at a tenth of the cost of `place`, which leaves out
+    less. Raises SearchOver where `pace` ends it."""
+    table = np.array(rectangles, dtype=np.int64).reshape(-1, 3)
+    layout = Layout(table, capacity, table[:, 2] + (1 + capacity // 1000), pace or Pace())
+    _fill(layout)
+    return int(layout.nbytes[layout.offset == UNPLACED].sum())
 
 
 def _unplaced(layout: Layout) -> list[int]:

@@ -73,7 +73,8 @@ def _run_in_turn(layout: Layout, searches: list[tuple[Int64s, Restarts]], unit: 
             if nodes <= 0 or fruitless == FRUITLESS:
                 return
             fruitless += 1
-            outcome, offsets = search.once(layout.capacity // unit, int(NODES_PER_START * len(members)))
+            layout.pace.step()
+            outcome, offsets = search.once(layout.capacity // unit, int(NODES_PER_START * len(members)), layout.pace.until_s)
             nodes -= search.nodes
             if outcome is Outcome.FOUND:
                 layout.offset[members] = np.array(offsets, np.int64) * unit

@@ -17,6 +17,7 @@ from random import Random
 import numpy as np
 
 from einpage.memplan.problem.accesses import Accesses
+from einpage.memplan.problem.pace import Pace
 from einpage.memplan.residency.policies import Headroom, ResidentIntervals, resident_bytes
 
 MOST_ITERATIONS, MOST_SCANNED = 1_600, 7_000_000
@@ -30,16 +31,20 @@ GIVEN_UP_LOSS = 3
 
 
 def ruin_and_recreate(
-    a: Accesses, headroom: Headroom, resident: ResidentIntervals, accepts: Callable[[ResidentIntervals], bool]
+    a: Accesses, headroom: Headroom, resident: ResidentIntervals, accepts: Callable[[ResidentIntervals], bool], seed: int, pace: Pace
 ) -> ResidentIntervals:
-    """`resident` after all iterations that moved fewer bytes each and that `accepts` took, in turn."""
+    """`resident` after all iterations that moved fewer bytes each and that `accepts` took, in turn.
+
+    Raises SearchOver where `pace` ends it.
+    """
     if not len(resident):
         return resident
-    state, rng, judged = _State(a, headroom, resident), Random(0), 0
+    state, rng, judged = _State(a, headroom, resident), Random(seed), 0
     for _ in range(min(MOST_ITERATIONS, MOST_SCANNED // len(resident))):
         evicted = np.flatnonzero(~state.resident)
         if not len(evicted) or judged == MOST_JUDGED or state.weighed > MOST_WEIGHED:
             break
+        pace.step()
         saved = state.iterate(int(evicted[rng.randrange(len(evicted))]), rng)
         judged += saved > 0
         if saved <= 0 or not accepts(state.resident):

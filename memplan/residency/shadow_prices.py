@@ -12,8 +12,6 @@ them sum up (AdaGrad: Duchi, Hazan, Singer 2011). The mean over iterations tends
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 import numpy as np
 
 from einpage.einsum_front.base.columns import Bools, Floats
@@ -22,28 +20,24 @@ from einpage.memplan.residency.policies import Headroom
 
 STEP = 0.02
 FIRST, LATER = 800, 300
-"""Iterations: for the first headroom, and for each other from the multipliers of the one before."""
+"""Iterations: for the first headroom that is asked about, and for each other from the multipliers of the one before."""
 COUNTED = 0.5
 """The share of the iterations, the last ones, whose mean is taken."""
 
 
-def shares(a: Accesses, headrooms: Iterable[Headroom]) -> Iterator[Floats]:
-    """[interval] in [0, 1], for each of the `headrooms` (bytes, not negative). Those like the one before are quicker."""
-    relaxation = _Relaxation(a)
-    iterations = FIRST
-    for headroom in headrooms:
-        yield relaxation.shares(headroom, iterations)
-        iterations = LATER
+class Relaxation:
+    """Of one graph; headrooms are asked about in turn."""
 
-
-class _Relaxation:
     def __init__(self, a: Accesses) -> None:
         self.a = a
         self.dirty = a.dirty[a.tensor]
         self.multiplier = np.zeros(a.slots)
         """[slot]"""
+        self.iterations = FIRST
 
-    def shares(self, headroom: Headroom, iterations: int) -> Floats:
+    def shares(self, headroom: Headroom) -> Floats:
+        """[interval] in [0, 1], for a `headroom` in bytes, not negative."""
+        iterations, self.iterations = self.iterations, LATER
         a, unit = self.a, max(1.0, float(headroom.max(initial=0)))
         size, bound = a.nbytes[a.tensor] / unit, headroom / unit
         times, squares = np.zeros(len(size)), np.full(a.slots, 1e-12)

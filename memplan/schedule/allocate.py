@@ -14,6 +14,7 @@ from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.packing.place import place
 from einpage.memplan.packing.rectangles import Rectangle
+from einpage.memplan.problem.pace import Pace
 from einpage.memplan.problem.slots import Slots
 from einpage.memplan.residency.policies import ResidentIntervals
 from einpage.memplan.schedule.emit import emit
@@ -34,18 +35,18 @@ def allocated(
     table: Timetable,
     prefetch_headroom: int,
     limits: Sequence[RangeLimits] = LIMITS,
-    exact: bool = False,
+    pace: Pace | None = None,
 ) -> Iterator[MemGraph]:
     """The plan in which just `resident` is, where all full ranges find offsets; else one for each of `limits` with which offsets are
     found, by splitting ranges that have none, until with one of them nothing has to be split. Limits that come to the same are tried once.
 
-    `prefetch_headroom` is what `table` leaves free. `exact` looks longer for offsets for limited ranges.
+    `prefetch_headroom` is what `table` leaves free. Raises SearchOver where `pace` ends it.
     """
-    capacity = slots.problem.capacity
     ranges = live_ranges(slots, table)
-    offsets = place(ranges.full, capacity, LESS_EFFORT if limits else 1.0)
-    if None not in offsets:
-        yield from _emitted(slots, table, ranges, {key: at for key, at in zip(ranges.keys, offsets, strict=True) if at is not None})
+    whole = at_full_ranges(slots, table, ranges, LESS_EFFORT if limits else 1.0, pace)
+    if whole is not None:
+        yield whole
+    if whole is not None or not limits:
         return
     tried: list[tuple[Rectangle, ...]] = []
     for limit in limits:
@@ -53,21 +54,43 @@ def allocated(
         if shorter.full in tried:
             continue
         tried.append(shorter.full)
-        offsets = place(shorter.full, capacity, exact=exact)
-        found = split_ranges(slots, shorter, offsets, resident, evicts=True) or split_ranges(slots, shorter, offsets, resident)
-        if found is None:
-            continue
-        if np.array_equal(found.resident, resident):
-            yield from _emitted(slots, table, ranges, found.offset_by_key)
+        found, unsplit = at_limited_ranges(slots, resident, table, prefetch_headroom, ranges, shorter, pace=pace)
+        if found is not None:
+            yield found
+        if unsplit:
             return
-        after_splits = timetable(slots, found.resident, prefetch_headroom)
-        yield from _emitted(slots, after_splits, live_ranges(slots, after_splits), found.offset_by_key)
 
 
-def _emitted(slots: Slots, table: Timetable, ranges: LiveRanges, offset_by_key: Mapping[Key, int]) -> Iterator[MemGraph]:
-    """The plan, or none where the host is full."""
+def at_full_ranges(slots: Slots, table: Timetable, ranges: LiveRanges, effort: float, pace: Pace | None = None) -> MemGraph | None:
+    """The plan of `table` to the letter; None where its live `ranges` find no offsets with so much `effort`. Raises SearchOver."""
+    offsets = place(ranges.full, slots.problem.capacity, effort, pace=pace)
+    if None in offsets:
+        return None
+    return _emitted(slots, table, ranges, {key: at for key, at in zip(ranges.keys, offsets, strict=True) if at is not None})
+
+
+def at_limited_ranges(
+    slots: Slots, resident: ResidentIntervals, table: Timetable, prefetch_headroom: int,
+    ranges: LiveRanges, shorter: LiveRanges, exact: bool = False, pace: Pace | None = None,
+) -> tuple[MemGraph | None, bool]:  # fmt: skip
+    """A plan with offsets for the `shorter` ranges of `table`, split where they find none: None where no splitting helps, or the host is
+    full; and whether nothing was split. `exact` looks longer for offsets. Raises SearchOver."""
+    offsets = place(shorter.full, slots.problem.capacity, exact=exact, pace=pace)
+    found = split_ranges(slots, shorter, offsets, resident, evicts=True, pace=pace) or split_ranges(
+        slots, shorter, offsets, resident, pace=pace
+    )
+    if found is None:
+        return None, False
+    if np.array_equal(found.resident, resident):
+        return _emitted(slots, table, ranges, found.offset_by_key), True
+    after_splits = timetable(slots, found.resident, prefetch_headroom)
+    return _emitted(slots, after_splits, live_ranges(slots, after_splits), found.offset_by_key), False
+
+
+def _emitted(slots: Slots, table: Timetable, ranges: LiveRanges, offset_by_key: Mapping[Key, int]) -> MemGraph | None:
+    """The plan, or None where the host is full."""
     placement = relocated(slots, ranges, placement_at(ranges, offset_by_key))
     try:
-        yield emit(slots, table, ranges, placement)
+        return emit(slots, table, ranges, placement)
     except DoesNotFit:
-        return
+        return None

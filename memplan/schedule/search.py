@@ -1,63 +1,71 @@
-"""The offline search: many resident intervals are timed, the best are allocated, and the simulator chooses.
+"""The offline search: resident intervals are timed, the best allocated, and the simulator chooses; better and better plans, at any time.
 
-In: Slots, an effort, the plan to beat. Out: a plan whose makespan is never longer than that one's, nor than a static plan's; the same plan
-for the same input. A timetable costs a hundredth of a plan, so timetables choose what is allocated, and plans choose the answer.
+In: Slots, the plan to beat, a Pace. Out: a plan whose makespan is never longer than that one's, shorter the longer the search; the same
+plan for the same count of steps. Each stage costs ten times the one before, which chooses what it is spent on:
 
-    candidates ──► timetables ──► the best few allocated ──► the best of all timetables by ruin and recreate, allocated by exact search
-    (residency)                                              ──► the best plan re-issued for robustness
-
-`effort` says how many candidates there are (residency/candidates.py) and how many are allocated.
+    policies, relaxations ──► timetables ──► first fit ──► plans: offsets, splits, relocation ──► the simulator
+    (residency/)              seconds, if    bytes that    under each of a few limits on live ranges
+                              offsets cost   have no
+                              nothing        offset        how much worse plans are than was expected is learned by limit
 """
 
 from __future__ import annotations
 
-from bisect import bisect
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import count, islice
+from typing import TypeAlias
 
 import numpy as np
 
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.simulate import all_moved_bytes, queue_numbers, simulate
+from einpage.memplan.packing.place import first_fit_loss
+from einpage.memplan.packing.rectangles import Rectangle
 from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.pace import Ended, Pace, SearchOver
 from einpage.memplan.problem.places import ENGINES, Queue
 from einpage.memplan.problem.slots import Slots
-from einpage.memplan.residency.candidates import candidates
+from einpage.memplan.residency.candidates import RESERVES, Candidates
 from einpage.memplan.residency.policies import ResidentIntervals
 from einpage.memplan.residency.ruin_recreate import ruin_and_recreate
-from einpage.memplan.schedule.allocate import allocated
-from einpage.memplan.schedule.live_ranges import RangeLimits
+from einpage.memplan.schedule.allocate import LESS_EFFORT, LIMITS, allocated, at_full_ranges, at_limited_ranges
+from einpage.memplan.schedule.live_ranges import LiveRanges, RangeLimits, limited, live_ranges
 from einpage.memplan.schedule.static_plans import STATIC, static_plans
 from einpage.memplan.schedule.timetable import Timetable, timetable
 
 MOST_SLOTS = 20_000
 """Slots of the largest graph that is searched at all."""
-BYTES_COUNT = 1.0
-"""What moving a byte counts beside time, in parts of its time on the link: a plan that moves much less may take a little longer, though
-never longer than the plans to beat."""
+HARDLY_SLOWER = 1.002
+"""A plan within this multiple of the fastest is as good; of these the one that moves least is best."""
+NEAR = 1.01
+"""A plan this near its bounds, of time and of bytes, is not improved."""
 PREFETCH_HEADROOMS = (0.02, 0.05)
 """Shares of the arena that loads ahead of need leave free, tried beside 0: in a fuller arena more prefetch leads are denied."""
-WITH_HEADROOM = 6
-"""How many of the candidates that score best are tried with these."""
-FREE_SHARES = (0.005, 0.02, 0.04, 0.06, 0.1, 0.15)
-"""Shares of the arena that reserve and prefetch headroom leave free together: of all between two of these, the best few are allocated. A
-timetable does not tell how many ranges will find offsets."""
-ALLOCATED = {1: 2, 2: 4, 3: 8}
-"""By effort: how many."""
-ENOUGH = {1: 6, 2: 12, 3: 40}
-"""By effort: with so many that became plans, no more are allocated; nor with so many that became none."""
-WORTH = 0.99
-"""A timetable is allocated if it scores this share of the best plan's score, or less: offsets cost about the rest."""
-GOOD_ENOUGH = 1.002
-"""A plan this near its bounds, of time and of bytes, is not improved."""
+BYTES_COUNT = 0.1
+"""What moving a byte counts beside time, in parts of its time on the link."""
 EXACT_RESERVE = 0.005
 """The share of the arena that the candidate for exact search leaves free: in a fuller one it finds offsets too seldom."""
+WHOLE_RESERVES = (0.0, 0.02)
+"""Under which a small graph's resident intervals are found by branch and bound."""
+BEFORE_LP = 2
+"""Attempts before programmes are solved, which take about as long."""
+FIRST_RESERVES = 3
+"""With the candidates of so many RESERVES attempts begin."""
 MOST_EXACT_SLOTS = 2_500
 """Slots of the largest graph on which exact search is spent."""
-EXACT_LIMITS = (RangeLimits(prefetch_lead=1.0, write_back_lag=0.0),)
+EXACT_LIMIT = RangeLimits(prefetch_lead=1.0, write_back_lag=0.0)
 """Of its live ranges."""
+REISSUE_STEPS, REISSUE_SHARE = 5_000, 0.1
+"""What re-issuing the best plan may take: steps at least, and this share of those of the search."""
 SLOWER = 1.25
 """What tasks or copies may take longer than told; of plans that are equal otherwise, the one that loses less by it."""
+
+
+NO_PLAN = 1.1
+"""By which factor an attempt that made no plan counts as worse than expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,130 +88,298 @@ class SearchResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
-    """A candidate with its timetable."""
+class Bound:
+    """Lower bounds of any plan in this order."""
+
+    seconds: float
+    nbytes: int
+    """Over both links."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Where a search begins."""
+
+    slots: Slots
+    plan: MemGraph
+    """To beat."""
+    bound: Bound
+
+
+def better_plan(slots: Slots, start: MemGraph, bound: Bound, pace: Pace) -> SearchResult:
+    """`start`, or a plan that takes no longer, nor longer than any static plan there was a step for; the fastest that is found until `pace`
+    ends the search or it is NEAR its bounds, and of those HARDLY_SLOWER the one that moves least."""
+    return better_plans([Begun(slots, start, bound)], pace)[0]
+
+
+def better_plans(begun: Sequence[Begun], pace: Pace) -> list[SearchResult]:
+    """The same of several, which make an attempt each in turn until one is NEAR its bounds."""
+    searches = [_Search(b.slots, b.plan, b.bound, pace) for b in begun]
+    if all(b.slots.accesses.slots > MOST_SLOTS for b in begun):
+        pace.ended = Ended.NOT_COVERED
+        return [search.front.best for search in searches]
+    with suppress(SearchOver):
+        _take_turns(searches, pace)
+    more = Pace(most_steps=max(REISSUE_STEPS, int(REISSUE_SHARE * pace.steps)))
+    return [reissued(search.slots, search.front.best, more) for search in searches]
+
+
+def _take_turns(searches: list[_Search], pace: Pace) -> None:
+    turns = [(search, search.attempts()) for search in searches]
+    while turns:
+        if any(search.is_near() for search in searches):
+            pace.ended = Ended.NEAR_BOUNDS
+            return
+        if not pace.pays(min(search.front.chosen.seconds - search.bound.seconds for search in searches)):
+            pace.ended = Ended.TOOK_AS_LONG
+            return
+        left = []
+        for search, attempts in turns:
+            if next(attempts, search) is not search:
+                left.append((search, attempts))
+            pace.ratio = min(it.front.chosen.seconds / it.bound.seconds if it.bound.seconds else 1.0 for it in searches)
+        turns = left
+    pace.ended = Ended.NOTHING_LEFT
+
+
+@dataclass(frozen=True, slots=True)
+class _Figures:
+    seconds: float
+    nbytes: int
+    found: SearchResult
+
+
+class _Front:
+    """The plans that none beats in time and in bytes, none slower than `limit_s`."""
+
+    def __init__(self, machine: Machine, start: MemGraph) -> None:
+        self.machine = machine
+        self.plans: list[_Figures] = []
+        self.limit_s = simulate(start, machine).makespan_s
+        self.add(SearchResult(start))
+
+    def add(self, found: SearchResult) -> _Figures:
+        """Its figures; it is in the front afterwards, if it belongs there."""
+        new = _Figures(simulate(found.memgraph, self.machine).makespan_s, all_moved_bytes(found.memgraph), found)
+        if new.seconds <= self.limit_s and not any(p.seconds <= new.seconds and p.nbytes <= new.nbytes for p in self.plans):
+            self.plans = [p for p in self.plans if p.seconds < new.seconds or p.nbytes < new.nbytes] + [new]
+        return new
+
+    @property
+    def fastest_s(self) -> float:
+        return min(p.seconds for p in self.plans)
+
+    @property
+    def chosen(self) -> _Figures:
+        """Of those hardly slower than the fastest, the one that moves least."""
+        return min((p for p in self.plans if p.seconds <= HARDLY_SLOWER * self.fastest_s), key=lambda p: (p.nbytes, p.seconds))
+
+    @property
+    def best(self) -> SearchResult:
+        return self.chosen.found
+
+    def may_improve(self, table: Timetable) -> bool:
+        """Whether a plan that is as good as its timetable would be chosen."""
+        fastest, chosen = self.fastest_s, self.chosen
+        if table.seconds > min(self.limit_s, HARDLY_SLOWER * fastest):
+            return False
+        return table.moved_bytes < chosen.nbytes or HARDLY_SLOWER * table.seconds < chosen.seconds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Candidate:
+    """Resident intervals with their timetable."""
 
     reserve: float
-    prefetch_headroom: float
-    """Shares of the arena."""
+    """The share of the arena that it leaves free."""
+    prefetch_headroom: int
     resident: ResidentIntervals = field(repr=False)
     table: Timetable = field(repr=False)
     score: float
 
-
-def better_plan(slots: Slots, effort: int, start: MemGraph, bound_s: float) -> SearchResult:
-    """`start`, or a plan that takes no longer, nor longer than any static plan, and scores better.
-
-    `bound_s` is some lower bound on the makespan.
-    """
-    return reissued(slots, _searched(slots, effort, start, bound_s))
+    @property
+    def decision(self) -> Decision:
+        return Decision(self.resident, self.prefetch_headroom, self.table.moved_bytes)
 
 
-def _searched(slots: Slots, effort: int, start: MemGraph, bound_s: float) -> SearchResult:
-    machine, least_bytes = slots.problem.machine, _least_bytes(slots)
-    best, best_s = SearchResult(start), simulate(start, machine).makespan_s
-    if (best_s <= bound_s and all_moved_bytes(start) <= least_bytes) or slots.accesses.slots > MOST_SLOTS:
-        return best
-    for static in static_plans(slots, STATIC, best_s).values():
-        seconds = simulate(static.memgraph, machine).makespan_s
-        if seconds < best_s:
-            best, best_s = (
-                SearchResult(static.memgraph, Decision(static.resident, static.prefetch_headroom, all_moved_bytes(static.memgraph))),
-                seconds,
-            )
-    if best_s <= GOOD_ENOUGH * bound_s and all_moved_bytes(best.memgraph) <= GOOD_ENOUGH * least_bytes:
-        return best
-    incumbent = _Incumbent(best, best_s, machine)
-    timed = _timed(slots, effort)
-    succeeded = failed = 0
-    for it in _shortlist(timed, ALLOCATED[effort]):
-        if it.score >= WORTH * incumbent.score or ENOUGH[effort] in (succeeded, failed):
-            break
-        decision = Decision(it.resident, int(it.prefetch_headroom * slots.problem.capacity), it.table.moved_bytes)
-        if incumbent.challenged_by(allocated(slots, it.resident, it.table, decision.prefetch_headroom), decision):
-            succeeded += 1
-        else:
-            failed += 1
-    eligible = [it for it in timed if it.reserve >= EXACT_RESERVE and not it.prefetch_headroom]
-    if eligible and slots.accesses.slots <= MOST_EXACT_SLOTS:
-        it = _by_ruin_and_recreate(slots, min(eligible, key=lambda it: it.score))
-        if it.score < WORTH * incumbent.score:
-            decision = Decision(it.resident, 0, it.table.moved_bytes, exact=True)
-            incumbent.challenged_by(allocated(slots, it.resident, it.table, 0, EXACT_LIMITS, exact=True), decision)
-    return incumbent.found
+Allocation: TypeAlias = tuple[_Candidate, int]
+"""And which of LIMITS its live ranges have."""
 
 
-class _Incumbent:
-    """The best plan so far: no slower than that which it began with."""
+class _Search:
+    def __init__(self, slots: Slots, start: MemGraph, bound: Bound, pace: Pace) -> None:
+        self.slots, self.bound, self.pace = slots, bound, pace
+        self.front = _Front(slots.problem.machine, start)
+        self.candidates = Candidates(slots)
+        self.reserves = deque(RESERVES)
+        """Under which no candidates were timed yet."""
+        self.timed: list[_Candidate] = []
+        self.seen: set[tuple[bytes, int]] = set()
+        """Resident intervals and prefetch headroom of all candidates."""
+        self.tried: set[Allocation] = set()
+        self.exchanged: set[_Candidate] = set()
+        """From which ruin and recreate has begun."""
+        self.unplaced_s: dict[Allocation, float] = {}
+        self.limited: dict[Allocation, tuple[Rectangle, ...]] = {}
+        self.worse: list[list[float]] = [[] for _ in LIMITS]
+        """[limit] by which factor plans were worse than expected."""
+        self.ranges: dict[_Candidate, LiveRanges] = {}
+        self.full_up_to = -1.0
+        """The largest reserve under which full live ranges found no offsets."""
 
-    def __init__(self, found: SearchResult, limit_s: float, machine: Machine) -> None:
-        self.found, self.limit_s, self.machine = found, limit_s, machine
-        self.score = _score(limit_s, all_moved_bytes(found.memgraph), machine)
+    def is_near(self) -> bool:
+        """Whether the best plan is NEAR its bounds, of time and of bytes."""
+        it = self.front.chosen
+        return it.seconds <= NEAR * self.bound.seconds and it.nbytes <= NEAR * self.bound.nbytes
 
-    def challenged_by(self, plans: Iterable[MemGraph], decision: Decision) -> bool:
-        """Take the best of `plans` if it is better; whether there was a plan at all."""
-        any_plan = False
-        for memgraph in plans:
-            any_plan = True
-            seconds = simulate(memgraph, self.machine).makespan_s
-            score = _score(seconds, all_moved_bytes(memgraph), self.machine)
-            if score < self.score and seconds <= self.limit_s:
-                self.found, self.score = SearchResult(memgraph, decision), score
-        return any_plan
+    def attempts(self) -> Iterator[None]:
+        """Each makes a plan, or fails to."""
+        for static in static_plans(self.slots, STATIC, self.front.limit_s, self.pace).values():
+            decision = Decision(static.resident, static.prefetch_headroom, all_moved_bytes(static.memgraph))
+            added = self.front.add(SearchResult(static.memgraph, decision))
+            self.front.limit_s = min(self.front.limit_s, added.seconds)
+            yield
+        for _ in islice(self._by_expectation(), BEFORE_LP):
+            yield
+        for reserve in WHOLE_RESERVES:
+            self._extend(reserve, self.candidates.by_branch_and_bound(reserve, self.pace))
+        if self.candidates.solve_lp(self.pace):
+            for reserve in RESERVES:
+                self._extend(reserve, self.candidates.by_lp(reserve))
+        yield from self._by_expectation()
+        yield from self._by_exchanges()
 
+    def _by_expectation(self) -> Iterator[None]:
+        """What is expected to score best next, until nothing is left that may be chosen."""
+        while True:
+            more = FIRST_RESERVES if len(self.reserves) == len(RESERVES) else 1
+            for _ in range(min(more, len(self.reserves))):
+                reserve = self.reserves.popleft()
+                self._extend(reserve, self.candidates.under(reserve))
+            left = [(c, k) for c in self.timed for k in range(len(LIMITS)) if (c, k) not in self.tried and self.front.may_improve(c.table)]
+            while left and (best := min(left, key=self._expected_score)) not in self.unplaced_s:
+                self.unplaced_s[best] = self._unplaced_s(*best)
+                left = [attempt for attempt in left if attempt not in self.tried]
+            if left:
+                self._try(*best)
+                yield
+            elif not self.reserves:
+                return
 
-def _timed(slots: Slots, effort: int) -> list[Timed]:
-    """All candidates, each once, with their timetables; the best with prefetch headroom as well, where it makes a difference."""
-    capacity, machine = slots.problem.capacity, slots.problem.machine
-    by_resident = {c.resident.tobytes(): c for c in candidates(slots, effort)}
+    def _expected_score(self, attempt: Allocation) -> float:
+        """That of its timetable, with what first fit leaves out (of others, where that is not known yet), and as much worse as plans under
+        this limit were."""
+        candidate, k = attempt
+        worse, known = self.worse[k], [seconds for (_, other), seconds in self.unplaced_s.items() if other == k]
+        unplaced_s = self.unplaced_s.get(attempt, sum(known) / len(known) if known else 0.0)
+        return (candidate.score + (1 + BYTES_COUNT) * unplaced_s) * (sum(worse) / len(worse) if worse else 1.0)
 
-    def timed(reserve: float, headroom: float, resident: ResidentIntervals) -> Timed:
-        table = timetable(slots, resident, int(headroom * capacity))
-        return Timed(reserve, headroom, resident, table, _score(table.seconds, table.moved_bytes, machine))
+    def _unplaced_s(self, candidate: _Candidate, k: int) -> float:
+        """Seconds on the link of what first fit leaves out."""
+        if candidate not in self.ranges:
+            self.ranges[candidate] = live_ranges(self.slots, candidate.table)
+        shorter = limited(self.slots, self.ranges[candidate], LIMITS[k])
+        if (same := next((n for n in range(k) if self.limited.get((candidate, n)) == shorter.full), None)) is not None:
+            self.tried.add((candidate, k))
+            return self.unplaced_s[candidate, same]
+        self.limited[candidate, k] = shorter.full
+        nbytes = first_fit_loss(shorter.full, self.slots.problem.capacity, self.pace)
+        return nbytes / self.slots.problem.machine.link(Queue.H2D).bytes_per_s
 
-    found = sorted((timed(c.reserve, 0.0, c.resident) for c in by_resident.values()), key=lambda it: it.score)
-    with_headroom: list[Timed] = []
-    for it in found[:WITH_HEADROOM]:
-        different = [it]
+    def _extend(self, reserve: float, found: Iterator[ResidentIntervals]) -> None:
+        """Time new candidates of a reserve; the best with prefetch headroom as well, where it makes a difference."""
+        new = [c for resident in found if (c := self._timed(reserve, 0.0, resident)) is not None]
+        if not new:
+            return
+        best = min(new, key=lambda c: c.score)
+        actions = [best.table.actions]
         for headroom in PREFETCH_HEADROOMS:
-            other = timed(it.reserve, headroom, it.resident)
-            if all(other.table.actions != one.table.actions for one in different):
-                different.append(other)
-        with_headroom += different[1:]
-    return found + with_headroom
+            other = self._timed(reserve, headroom, best.resident)
+            if other is not None and other.table.actions not in actions:
+                new.append(other)
+                actions.append(other.table.actions)
+        self.timed += new
+
+    def _timed(self, reserve: float, headroom: float, resident: ResidentIntervals) -> _Candidate | None:
+        nbytes = int(headroom * self.slots.problem.capacity)
+        key = resident.tobytes(), nbytes
+        if key in self.seen:
+            return None
+        self.seen.add(key)
+        self.pace.step()
+        table = timetable(self.slots, resident, nbytes)
+        return _Candidate(reserve, nbytes, resident, table, self._score(table.seconds, table.moved_bytes))
+
+    def _score(self, seconds: float, nbytes: int) -> float:
+        """Bytes count for a little: a plan that moves less can wait for more of them."""
+        return seconds + BYTES_COUNT * nbytes / self.slots.problem.machine.link(Queue.H2D).bytes_per_s
+
+    def _try(self, candidate: _Candidate, k: int) -> None:
+        """Allocate it under a limit; with full live ranges first, unless these found no offsets where as much was free."""
+        slots, table, ranges = self.slots, candidate.table, self.ranges[candidate]
+        self.tried.add((candidate, k))
+        if candidate.reserve > self.full_up_to:
+            memgraph = at_full_ranges(slots, table, ranges, LESS_EFFORT, self.pace)
+            if memgraph is not None:
+                self.tried.update((candidate, n) for n in range(len(LIMITS)))
+                self.front.add(SearchResult(memgraph, candidate.decision))
+                return
+            self.full_up_to = candidate.reserve
+        expected = candidate.score + (1 + BYTES_COUNT) * self.unplaced_s[candidate, k]
+        shorter = limited(slots, ranges, LIMITS[k])
+        memgraph, _ = at_limited_ranges(slots, candidate.resident, table, candidate.prefetch_headroom, ranges, shorter, pace=self.pace)
+        if memgraph is None:
+            self.worse[k].append(NO_PLAN)
+        else:
+            found = self.front.add(SearchResult(memgraph, candidate.decision))
+            self.worse[k].append(self._score(found.seconds, found.nbytes) / expected)
+
+    def _by_exchanges(self) -> Iterator[None]:
+        """Ruin and recreate: from the best timetables, each once, and then from the best plan while that makes better ones."""
+        if self.slots.accesses.slots > MOST_EXACT_SLOTS:
+            return
+        for seed in count():
+            eligible = [c for c in self.timed if c not in self.exchanged and self._may_improve_after_exchanges(c)]
+            if not eligible:
+                return
+            begun = min(eligible, key=lambda c: c.score)
+            self.exchanged.add(begun)
+            improved = self._improved(begun, seed)
+            if improved is begun or not self.front.may_improve(improved.table):
+                continue
+            self.timed.append(improved)
+            yield from self._by_expectation()
+            ranges = live_ranges(self.slots, improved.table)
+            shorter = limited(self.slots, ranges, EXACT_LIMIT)
+            memgraph, _ = at_limited_ranges(
+                self.slots, improved.resident, improved.table, improved.prefetch_headroom, ranges, shorter, exact=True, pace=self.pace
+            )
+            if memgraph is not None:
+                self.front.add(SearchResult(memgraph, replace(improved.decision, exact=True)))
+            yield
+
+    def _may_improve_after_exchanges(self, c: _Candidate) -> bool:
+        """Exchanges move fewer bytes; they seldom make a timetable faster."""
+        return c.reserve >= EXACT_RESERVE and c.table.seconds <= min(self.front.limit_s, HARDLY_SLOWER * self.front.fastest_s)
+
+    def _improved(self, it: _Candidate, seed: int) -> _Candidate:
+        """`it` after all exchanges of intervals that move fewer bytes, and take no longer than `it` or the fastest plan."""
+        most_s = max(it.table.seconds, min(self.front.limit_s, HARDLY_SLOWER * self.front.fastest_s))
+
+        def accepts(resident: ResidentIntervals) -> bool:
+            nonlocal it
+            self.pace.step()
+            table = timetable(self.slots, resident, it.prefetch_headroom)
+            if table.seconds > most_s:
+                return False
+            it = replace(it, resident=resident.copy(), table=table, score=self._score(table.seconds, table.moved_bytes))
+            return True
+
+        ruin_and_recreate(self.slots.accesses, self.candidates.headroom(it.reserve), it.resident, accepts, seed, self.pace)
+        return it
 
 
-def _shortlist(timed: list[Timed], each: int) -> list[Timed]:
-    """The best `each` of those that leave about as much free, the best of all first."""
-    left = [each] * (len(FREE_SHARES) + 1)
-    chosen = []
-    for it in sorted(timed, key=lambda it: it.score):
-        share = bisect(FREE_SHARES, it.reserve + it.prefetch_headroom)
-        if left[share]:
-            left[share] -= 1
-            chosen.append(it)
-    return chosen
-
-
-def _by_ruin_and_recreate(slots: Slots, it: Timed) -> Timed:
-    """`it` after all exchanges of intervals that move fewer bytes and make its score no worse."""
-    capacity, machine = slots.problem.capacity, slots.problem.machine
-
-    def accepts(resident: ResidentIntervals) -> bool:
-        nonlocal it
-        table = timetable(slots, resident)
-        score = _score(table.seconds, table.moved_bytes, machine)
-        if score > it.score:
-            return False
-        it = replace(it, resident=resident.copy(), table=table, score=score)
-        return True
-
-    headroom = np.maximum(capacity - slots.accesses.footprint - int(it.reserve * capacity), 0)
-    ruin_and_recreate(slots.accesses, headroom, it.resident, accepts)
-    return it
-
-
-def reissued(slots: Slots, best: SearchResult) -> SearchResult:
+def reissued(slots: Slots, best: SearchResult, pace: Pace) -> SearchResult:
     """`best`, or the plan of its decision with loads issued as if tasks took SLOWER: where that takes no longer, moves no more, and loses
     less when tasks or copies are slow.
 
@@ -217,13 +393,14 @@ def reissued(slots: Slots, best: SearchResult) -> SearchResult:
     table = timetable(slow, decision.resident, decision.prefetch_headroom)
     best_s, best_late_s = simulate(best.memgraph, machine).makespan_s, _late_s(best.memgraph, machine)
     most_bytes = all_moved_bytes(best.memgraph)
-    for found in allocated(slow, decision.resident, table, decision.prefetch_headroom):
-        if (
-            simulate(found, machine).makespan_s <= best_s
-            and all_moved_bytes(found) <= most_bytes
-            and (late_s := _late_s(found, machine)) < best_late_s
-        ):
-            best, best_late_s = SearchResult(found, replace(decision, unplaced_bytes=table.moved_bytes)), late_s
+    with suppress(SearchOver):
+        for found in allocated(slow, decision.resident, table, decision.prefetch_headroom, pace=pace):
+            if (
+                simulate(found, machine).makespan_s <= best_s
+                and all_moved_bytes(found) <= most_bytes
+                and (late_s := _late_s(found, machine)) < best_late_s
+            ):
+                best, best_late_s = SearchResult(found, replace(decision, unplaced_bytes=table.moved_bytes)), late_s
     return best
 
 
@@ -231,13 +408,3 @@ def _late_s(memgraph: MemGraph, machine: Machine) -> float:
     """The makespan with all tasks SLOWER, and that with all copies."""
     computes = queue_numbers(memgraph) == ENGINES.index(Queue.COMPUTE)
     return sum(simulate(memgraph, machine, np.where(late, SLOWER, 1.0)).makespan_s for late in (computes, ~computes))
-
-
-def _score(seconds: float, moved_bytes: int, machine: Machine) -> float:
-    return seconds + BYTES_COUNT * moved_bytes / machine.link(Queue.H2D).bytes_per_s
-
-
-def _least_bytes(slots: Slots) -> int:
-    """Over both links, in any plan: each first load once, and each output."""
-    a = slots.accesses
-    return sum(slots.nbytes[t] for t in (*a.loaded.tolist(), *np.flatnonzero(a.output).tolist()))

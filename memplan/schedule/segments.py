@@ -133,10 +133,10 @@ class PlacedSegments:
     def tightest_hole(self, segment: LiveSegment) -> int | None:
         """The offset of the tightest hole for the whole of it."""
         near = self.neighbours(segment)
-        ends = [0, *np.maximum.accumulate(self.high[near]).tolist()]
-        starts = [*self.low[near].tolist(), self.capacity]
-        holes = [(start - end, end) for end, start in zip(ends, starts, strict=True) if start - end >= segment.nbytes]
-        return min(holes)[1] if holes else None
+        after = np.concatenate(((0,), np.maximum.accumulate(self.high[near])))
+        free = np.append(self.low[near], self.capacity) - after
+        wide = np.flatnonzero(free >= segment.nbytes)
+        return int(after[wide[free[wide].argmin()]]) if len(wide) else None
 
     def trimmed(self, segment: LiveSegment, at: int) -> LiveSegment:
         """`segment`, starting later and ending sooner where others have the bytes `at`; while it is required nothing has them."""

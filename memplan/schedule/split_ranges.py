@@ -16,6 +16,7 @@ import numpy as np
 
 from einpage.einsum_front.base.columns import Floats, Int64s
 from einpage.memplan.problem.accesses import Accesses
+from einpage.memplan.problem.pace import Pace
 from einpage.memplan.problem.slots import Slots
 from einpage.memplan.residency.policies import ResidentIntervals
 from einpage.memplan.schedule.live_ranges import Key, LiveRanges
@@ -43,10 +44,15 @@ class SplitRanges:
 
 
 def split_ranges(
-    slots: Slots, ranges: LiveRanges, offsets: Sequence[int | None], resident: ResidentIntervals, evicts: bool = False
+    slots: Slots,
+    ranges: LiveRanges,
+    offsets: Sequence[int | None],
+    resident: ResidentIntervals,
+    evicts: bool = False,
+    pace: Pace | None = None,
 ) -> SplitRanges | None:
     """Offsets for all; None where none were found. `evicts`: a segment that has no other hole may be evicted too, and look for an offset in
-    turn, which finds good ones among many small segments and none among few large ones.
+    turn, which finds good ones among many small segments and none among few large ones. Raises SearchOver where `pace` ends it.
     """
     allocator = _SplittingAllocator(slots, EVICTION_COST if evicts else FORBIDDEN)
     unplaced = []
@@ -58,6 +64,8 @@ def split_ranges(
     unplaced.sort(key=_size)
     turns = TURNS + TURNS_PER_SEGMENT * len(unplaced)
     while unplaced and turns:
+        if pace is not None:
+            pace.step()
         turns -= 1
         evicted = allocator.allocate(unplaced.pop())
         if evicted is None:
@@ -158,7 +166,11 @@ class _SplittingAllocator:
             return found
 
         probed = self._cheapest(low, high, least, segment.nbytes)
-        cost, at = min(((self._cost(conflicts(at)), at) for at in probed), default=(FORBIDDEN, 0))
+        cost, at = FORBIDDEN, 0
+        for least_cost, offset in probed:
+            if least_cost > cost:
+                break
+            cost, at = min((cost, at), (self._cost(conflicts(offset)), offset))
         if segment.idle and cost > EVICTION_COST * segment.nbytes:
             points = self.points
             return list(self.split(segment, max(segment.idle, key=lambda j: (points.free_until[j] - points.free_from[j], j))))
@@ -166,16 +178,16 @@ class _SplittingAllocator:
             return None
         return self._place_at(segment, at, conflicts(at))
 
-    def _cheapest(self, low: Int64s, high: Int64s, least: Floats, nbytes: int) -> list[int]:
-        """The PROBED offsets whose conflicts' sums of `least` are smallest. `low` ascends."""
+    def _cheapest(self, low: Int64s, high: Int64s, least: Floats, nbytes: int) -> list[tuple[float, int]]:
+        """The PROBED offsets whose conflicts' sums of `least` are smallest, with these. `low` ascends."""
         capacity = self.placed.capacity
         at = np.unique(np.concatenate((high, low - nbytes, (0, capacity - nbytes))))
         at = at[(at >= 0) & (at <= capacity - nbytes)]
         by_high = high.argsort(kind="stable")
         below_top, below_bottom = (np.concatenate(((0.0,), least[order].cumsum())) for order in (slice(None), by_high))
         total = below_top[low.searchsorted(at + nbytes)] - below_bottom[high[by_high].searchsorted(at, "right")]
-        chosen: list[int] = at[total.argsort(kind="stable")[:PROBED]].tolist()
-        return chosen
+        chosen = total.argsort(kind="stable")[:PROBED]
+        return list(zip(total[chosen].tolist(), at[chosen].tolist(), strict=True))
 
     def _cost(self, conflicts: list[Conflict]) -> float:
         """Of resolving them; for each idle interval around some of them the cheaper of splitting there and of resolving those."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.problem.accesses import Accesses
+from einpage.memplan.problem.pace import Pace
 from einpage.memplan.problem.slots import Slots
 from einpage.memplan.residency.policies import Headroom, ResidentIntervals, nearest, pin_evenly, pin_first, resident_bytes, stream_all
 from einpage.memplan.schedule.allocate import allocated
@@ -62,8 +63,11 @@ class _Attempt(NamedTuple):
     table: Timetable
 
 
-def static_plans(slots: Slots, policies: Sequence[Policy], within_s: float = inf) -> dict[Policy, StaticPlan]:
-    """The plans of those `policies` for which all that is resident has an offset; some that take longer than `within_s` may be left out."""
+def static_plans(slots: Slots, policies: Sequence[Policy], within_s: float = inf, pace: Pace | None = None) -> dict[Policy, StaticPlan]:
+    """The plans of those `policies` for which all that is resident has an offset; some that take longer than `within_s` may be left out.
+
+    Raises SearchOver where `pace` ends it.
+    """
     a, capacity = slots.accesses, slots.problem.capacity
     table_by_key: dict[tuple[bytes, int], Timetable] = {}
     plan_by_key: dict[tuple[bytes, int], MemGraph | None] = {}
@@ -81,7 +85,7 @@ def static_plans(slots: Slots, policies: Sequence[Policy], within_s: float = inf
                 continue
             key = it.resident.tobytes(), it.prefetch_headroom
             if key not in plan_by_key:
-                plan_by_key[key] = next(allocated(slots, it.resident, it.table, it.prefetch_headroom, ()), None)
+                plan_by_key[key] = next(allocated(slots, it.resident, it.table, it.prefetch_headroom, (), pace), None)
             memgraph = plan_by_key[key]
             if memgraph is not None:
                 found[policy] = StaticPlan(memgraph, it.reserve_bytes, it.prefetch_headroom, it.resident)
