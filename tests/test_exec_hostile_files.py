@@ -20,7 +20,7 @@ from tiny_specs import SPEC
 DIGITS = "9" * 400
 TRACE_TEXT = json.dumps(TRACE)
 PLAN = ("plan", "--budget", "20000", "--h2d", "1GB/s", "--plan-seconds", "0", "--json", "--graph")
-ROWS = gzip.compress(b'[1, 1, 0, "w"], ' * (1 << 20), 9)
+ROWS = gzip.compress(b'[1, 1, 0, "w"], ' * (1 << 20), 9, mtime=0)
 """16 MiB in 16 KiB: gzip lets members follow each other."""
 GIVEN = (*RUN, "--weights", "random:1", "--input")
 
@@ -60,9 +60,9 @@ def trace_with(old: str, new: str) -> bytes:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (gzip.compress(b'{"tensors": [') + ROWS * 256, "more than 32MiB of JSON when unpacked"),
+        (gzip.compress(b'{"tensors": [', mtime=0) + ROWS * 256, "more than 32MiB of JSON when unpacked"),
         (b'{"tensors": [' + b"1, " * (30 << 20), "more than 32MiB of JSON, which"),
-        (gzip.compress(b'{"ops": [], "tensors": [' + b"[]," * (1 << 18) + b"[]]}", 1), "tensors: 262145 rows; there may be 262144"),
+        (gzip.compress(b'{"ops": [], "tensors": [' + b"[]," * (1 << 18) + b"[]]}", 1, mtime=0), "tensors: 262145 rows; there may be 262144"),
         (trace_with("12.5", DIGITS), r"ops\[0\] \(Conv\): a whole number of 1329 bits is not a duration"),
         (trace_with("12.5", "9" * 5000), "truncated or not JSON"),
         (trace_with("12.5", "1e300"), "1e\\+300 is not a duration"),
@@ -75,7 +75,7 @@ def trace_with(old: str, new: str) -> bytes:
         (trace_with('"Conv", [0, 1]', json.dumps("n" * 300) + ", [9]"), r"\(.*… \(300 characters\)\): unknown tensor id 9"),
         (trace_with('"Conv", [0, 1]', '"\\ud800", [9]'), r"ops\[0\] \(\\ud800\): unknown tensor id 9"),
         (b"[" * 100_000, "nested too deep"),
-        (gzip.compress(TRACE_TEXT.encode())[:50], "truncated"),
+        (gzip.compress(TRACE_TEXT.encode(), mtime=0)[:50], "truncated"),
         (b"\x1f\x8b", "truncated"),
         (b"", "truncated or not JSON"),
     ],
