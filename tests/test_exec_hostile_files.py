@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,10 @@ def trace_with(old: str, new: str) -> bytes:
     [
         (gzip.compress(b'{"tensors": [', mtime=0) + ROWS * 256, "more than 32MiB of JSON when unpacked"),
         (b'{"tensors": [' + b"1, " * (30 << 20), "more than 32MiB of JSON, which"),
-        (gzip.compress(b'{"ops": [], "tensors": [' + b"[]," * (1 << 18) + b"[]]}", 1, mtime=0), "tensors: 262145 rows; there may be 262144"),
+        (
+            gzip.compress(b'{"ops": [], "tensors": [' + b"[]," * (1 << 18) + b"[]]}", 1, mtime=0),
+            "tensors: 262145 rows; there may be 262144",
+        ),
         (trace_with("12.5", DIGITS), r"ops\[0\] \(Conv\): a whole number of 1329 bits is not a duration"),
         (trace_with("12.5", "9" * 5000), "truncated or not JSON"),
         (trace_with("12.5", "1e300"), "1e\\+300 is not a duration"),
@@ -177,6 +181,13 @@ def test_a_number_that_the_runs_dtype_does_not_hold(
     fits = {**files, "x.npy": saved(np.full((3, 4), np.inf, np.float32))}
     monkeypatch.chdir(tmp_path)
     assert run_case(PLAN_FILES, Case((*GIVEN, "x=x.npy", "--dtype", dtype), fits), tmp_path).status == 0, "an infinity that was given"
+
+
+def test_an_array_of_python_2_is_read_without_a_word_of_numpys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = npy("{'descr': '<f4', 'fortran_order': False, 'shape': (3L, 4L), }")
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings(action="error"):
+        assert run_case(PLAN_FILES, Case((*GIVEN, "x=x.npy"), {"spec.yaml": SPEC, "x.npy": header}), tmp_path).status == 0
 
 
 def test_an_array_by_columns_is_read_as_numpy_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

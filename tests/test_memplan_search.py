@@ -29,8 +29,8 @@ from einpage.memplan.problem.problem import Problem, problem_of
 from einpage.memplan.problem.slots import Slots, slots_of
 from einpage.memplan.residency.policies import ResidentIntervals, stream_all
 from einpage.memplan.schedule import search
-from einpage.memplan.schedule.allocate import allocated, at_limited_ranges
-from einpage.memplan.schedule.search import HARDLY_SLOWER, NEAR, SLOWER, Bound, Decision, SearchResult, better_plan, reissued
+from einpage.memplan.schedule.allocate import SLOWER, Decision, SearchResult, allocated, at_limited_ranges, reissued
+from einpage.memplan.schedule.search import HARDLY_SLOWER, NEAR, Bound, better_plan
 from einpage.memplan.schedule.static_plans import Policy, static_plans
 from einpage.memplan.schedule.timetable import Timetable, timetable
 from plan_problems import budget_of, headroom_of, random_slots

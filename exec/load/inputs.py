@@ -9,6 +9,7 @@ the answers and is refused.
 from __future__ import annotations
 
 import tokenize
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -297,7 +298,8 @@ def _read_npy(path: Path) -> NDArray[Any]:
         file.seek(len(_NPY) + len(version))
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         try:
-            shape, by_columns, dtype = read(file)  # type: ignore[no-untyped-call]
+            with warnings.catch_warnings(action="ignore"):  # that Python 2 wrote it, and reading takes longer
+                shape, by_columns, dtype = read(file)  # type: ignore[no-untyped-call]
         except (ValueError, TypeError, SyntaxError, RecursionError, tokenize.TokenError) as error:
             raise ValueError("its header does not describe an array; write it again with numpy.save") from error
         if dtype.kind not in "iuf" or dtype.hasobject:

@@ -31,10 +31,10 @@ from einpage.memplan.problem.places import DEVICE, HOST, Place, PlaceKind
 
 FORMAT = "einpage-plan"
 VERSION = 3
-MOST_BYTES = 100 << 20
+MOST_BYTES = 256 << 20
 """Of a file."""
-_MOST_PARSED = 1 << 30
-"""Bytes of memory, as counted before it is parsed: 200,000 nodes of 5,000 bytes, which take half of that."""
+_MOST_PARSED = 2 << 30
+"""Bytes of memory, as counted before it is parsed: 400,000 nodes of 5,000 bytes, which take half of that."""
 
 
 @dataclass(frozen=True, slots=True)

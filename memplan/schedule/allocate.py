@@ -1,4 +1,4 @@
-"""From a timetable to plans: offsets for its live ranges, split where there are none, relocated, and the nodes.
+"""From a timetable to plans: offsets for its live ranges, split where there are none, relocated, and the nodes; and a plan's loads anew.
 
 In: Slots, the resident intervals, the timetable under them. Out: MemGraphs; none where no splitting finds offsets for all, or the host is
 full.
@@ -7,14 +7,19 @@ full.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.memgraph import MemGraph
+from einpage.memplan.graph.simulate import all_moved_bytes, queue_numbers, simulate
 from einpage.memplan.packing.place import place
 from einpage.memplan.packing.rectangles import Rectangle
-from einpage.memplan.problem.pace import Pace
+from einpage.memplan.problem.machine import Machine
+from einpage.memplan.problem.pace import Pace, SearchOver
+from einpage.memplan.problem.places import ENGINES, Queue
 from einpage.memplan.problem.slots import Slots
 from einpage.memplan.residency.policies import ResidentIntervals
 from einpage.memplan.schedule.emit import emit
@@ -27,6 +32,28 @@ LIMITS = (RangeLimits(4.0, 1.0), RangeLimits(2.0, 0.0), RangeLimits(1.0, 0.0))
 """Ever shorter ranges, until nothing has to be split."""
 LESS_EFFORT = 0.3
 """What goes into offsets for full ranges, where shorter ones are tried after them."""
+
+SLOWER = 1.25
+"""What tasks or copies may take longer than told; of plans that are equal otherwise, the one that loses less by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a plan was made from."""
+
+    resident: ResidentIntervals = field(repr=False)
+    prefetch_headroom: int
+    unplaced_bytes: int
+    """Over both links in its timetable, whose live ranges had no offsets yet."""
+    exact: bool = False
+    """Offsets for short live ranges were found by exact search."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    memgraph: MemGraph
+    decision: Decision | None = None
+    """None for the plan to beat."""
 
 
 def allocated(
@@ -94,3 +121,34 @@ def _emitted(slots: Slots, table: Timetable, ranges: LiveRanges, offset_by_key: 
         return emit(slots, table, ranges, placement)
     except DoesNotFit:
         return None
+
+
+def reissued(slots: Slots, best: SearchResult, pace: Pace) -> SearchResult:
+    """`best`, or the plan of its decision with loads issued as if tasks took SLOWER: where that takes no longer, moves no more, and loses
+    less when tasks or copies are slow.
+
+    Which of two loads the link takes first often makes no difference until a task is late. Offsets that exact search found are not changed:
+    a slow clock issues loads sooner, and so full an arena has no offsets for them.
+    """
+    if best.decision is None or best.decision.exact:
+        return best
+    machine, decision = slots.problem.machine, best.decision
+    slow = replace(slots, accesses=replace(slots.accesses, seconds=SLOWER * slots.accesses.seconds))
+    table = timetable(slow, decision.resident, decision.prefetch_headroom)
+    best_s, best_late_s = simulate(best.memgraph, machine).makespan_s, _late_s(best.memgraph, machine)
+    most_bytes = all_moved_bytes(best.memgraph)
+    with suppress(SearchOver):
+        for found in allocated(slow, decision.resident, table, decision.prefetch_headroom, pace=pace):
+            if (
+                simulate(found, machine).makespan_s <= best_s
+                and all_moved_bytes(found) <= most_bytes
+                and (late_s := _late_s(found, machine)) < best_late_s
+            ):
+                best, best_late_s = SearchResult(found, replace(decision, unplaced_bytes=table.moved_bytes)), late_s
+    return best
+
+
+def _late_s(memgraph: MemGraph, machine: Machine) -> float:
+    """The makespan with all tasks SLOWER, and that with all copies."""
+    computes = queue_numbers(memgraph) == ENGINES.index(Queue.COMPUTE)
+    return sum(simulate(memgraph, machine, np.where(late, SLOWER, 1.0)).makespan_s for late in (computes, ~computes))

@@ -18,20 +18,18 @@ from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from typing import TypeAlias
 
-import numpy as np
-
 from einpage.memplan.graph.memgraph import MemGraph
-from einpage.memplan.graph.simulate import all_moved_bytes, queue_numbers, simulate
+from einpage.memplan.graph.simulate import all_moved_bytes, simulate
 from einpage.memplan.packing.place import first_fit_loss
 from einpage.memplan.packing.rectangles import Rectangle
 from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.pace import Ended, Pace, SearchOver
-from einpage.memplan.problem.places import ENGINES, Queue
+from einpage.memplan.problem.places import Queue
 from einpage.memplan.problem.slots import Slots
 from einpage.memplan.residency.candidates import RESERVES, Candidates
 from einpage.memplan.residency.policies import ResidentIntervals
 from einpage.memplan.residency.ruin_recreate import ruin_and_recreate
-from einpage.memplan.schedule.allocate import LESS_EFFORT, LIMITS, allocated, at_full_ranges, at_limited_ranges
+from einpage.memplan.schedule.allocate import LESS_EFFORT, LIMITS, Decision, SearchResult, at_full_ranges, at_limited_ranges, reissued
 from einpage.memplan.schedule.live_ranges import LiveRanges, RangeLimits, limited, live_ranges
 from einpage.memplan.schedule.static_plans import STATIC, static_plans
 from einpage.memplan.schedule.timetable import Timetable, timetable
@@ -60,31 +58,10 @@ EXACT_LIMIT = RangeLimits(prefetch_lead=1.0, write_back_lag=0.0)
 """Of its live ranges."""
 REISSUE_STEPS, REISSUE_SHARE = 5_000, 0.1
 """What re-issuing the best plan may take: steps at least, and this share of those of the search."""
-SLOWER = 1.25
-"""What tasks or copies may take longer than told; of plans that are equal otherwise, the one that loses less by it."""
 
 
 NO_PLAN = 1.1
 """By which factor an attempt that made no plan counts as worse than expected."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What a plan was made from."""
-
-    resident: ResidentIntervals = field(repr=False)
-    prefetch_headroom: int
-    unplaced_bytes: int
-    """Over both links in its timetable, whose live ranges had no offsets yet."""
-    exact: bool = False
-    """Offsets for short live ranges were found by exact search."""
-
-
-@dataclass(frozen=True, slots=True)
-class SearchResult:
-    memgraph: MemGraph
-    decision: Decision | None = None
-    """None for the plan to beat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,34 +354,3 @@ class _Search:
 
         ruin_and_recreate(self.slots.accesses, self.candidates.headroom(it.reserve), it.resident, accepts, seed, self.pace)
         return it
-
-
-def reissued(slots: Slots, best: SearchResult, pace: Pace) -> SearchResult:
-    """`best`, or the plan of its decision with loads issued as if tasks took SLOWER: where that takes no longer, moves no more, and loses
-    less when tasks or copies are slow.
-
-    Which of two loads the link takes first often makes no difference until a task is late. Offsets that exact search found are not changed:
-    a slow clock issues loads sooner, and so full an arena has no offsets for them.
-    """
-    if best.decision is None or best.decision.exact:
-        return best
-    machine, decision = slots.problem.machine, best.decision
-    slow = replace(slots, accesses=replace(slots.accesses, seconds=SLOWER * slots.accesses.seconds))
-    table = timetable(slow, decision.resident, decision.prefetch_headroom)
-    best_s, best_late_s = simulate(best.memgraph, machine).makespan_s, _late_s(best.memgraph, machine)
-    most_bytes = all_moved_bytes(best.memgraph)
-    with suppress(SearchOver):
-        for found in allocated(slow, decision.resident, table, decision.prefetch_headroom, pace=pace):
-            if (
-                simulate(found, machine).makespan_s <= best_s
-                and all_moved_bytes(found) <= most_bytes
-                and (late_s := _late_s(found, machine)) < best_late_s
-            ):
-                best, best_late_s = SearchResult(found, replace(decision, unplaced_bytes=table.moved_bytes)), late_s
-    return best
-
-
-def _late_s(memgraph: MemGraph, machine: Machine) -> float:
-    """The makespan with all tasks SLOWER, and that with all copies."""
-    computes = queue_numbers(memgraph) == ENGINES.index(Queue.COMPUTE)
-    return sum(simulate(memgraph, machine, np.where(late, SLOWER, 1.0)).makespan_s for late in (computes, ~computes))
