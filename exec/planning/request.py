@@ -20,6 +20,8 @@ from einpage.memplan.problem.pace import Pace
 from einpage.memplan.residency.resident_sets import Start
 from einpage.memplan.schedule.static_plans import Policy
 
+SEARCHED = 0.85
+"""Of the seconds of a plan, what the search may take: then its loads are issued anew, and it is judged, simulated and bounded."""
 MOST_SECONDS, MOST_STEPS = 1e6, 10**12
 """Far more than anybody waits for; likewise ..."""
 MOST_PASSES = 10**9
@@ -90,7 +92,7 @@ class PlanRequest:
         """Of a search that begins now; None where there is none."""
         if not self.searches:
             return None
-        until_s = perf_counter() + self.plan_seconds if self.plan_steps is None else inf
+        until_s = perf_counter() + SEARCHED * self.plan_seconds if self.plan_steps is None else inf
         return Pace(inf if self.plan_steps is None else self.plan_steps, until_s, (self.passes or 1) if self.plan_worth else inf)
 
     @property
