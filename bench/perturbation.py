@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from einpage.einsum_front.graph.taskgraph import Task, TaskGraph
 from einpage.memplan.graph.memgraph import Compute, Free, HostGather, MemGraph, Move
 from einpage.memplan.graph.simulate import simulate
+from einpage.memplan.machine.machine import Machine, op_seconds, task_seconds
+from einpage.memplan.machine.places import Link, PlaceKind, Queue
 from einpage.memplan.plan import PlanOptions, plan
-from einpage.memplan.problem.machine import Machine, op_seconds, task_seconds
 from einpage.memplan.problem.pace import pace_in_steps
-from einpage.memplan.problem.places import Link, PlaceKind, Queue
 
 Factors = NDArray[np.float64]
 

@@ -20,11 +20,11 @@ from einpage.einsum_front.graph.trace_file import read_trace
 from einpage.memplan.bounds.bounds import Effort, bounds
 from einpage.memplan.graph.simulate import moved_bytes
 from einpage.memplan.judge.validate import judge
+from einpage.memplan.machine.machine import links_only
+from einpage.memplan.machine.places import Queue
 from einpage.memplan.plan import PlanOptions, plan
-from einpage.memplan.problem.machine import links_only
 from einpage.memplan.problem.order import as_written
 from einpage.memplan.problem.pace import Pace
-from einpage.memplan.problem.places import Queue
 from einpage.memplan.problem.problem import problem_of
 from einpage.memplan.problem.slots import slots_of
 from einpage.memplan.schedule.search import Bound, better_plan

@@ -25,7 +25,7 @@ from einpage.exec.planning.judged_plan import plan_program
 from einpage.exec.planning.model import open_model
 from einpage.exec.planning.request import PlanRequest
 from einpage.memplan.errors import DoesNotFit
-from einpage.memplan.problem.profile import load_machine
+from einpage.memplan.machine.profile import load_machine
 
 MODELS = {
     "7B": {"model": 4096, "layers": 32, "heads": 32, "kv_heads": 32, "ffn": 11008, "vocab": 32000},

@@ -26,8 +26,8 @@ from einpage.exec.planning.model import open_model
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import build_graph
 from einpage.memplan.judge.validate import judge
+from einpage.memplan.machine.profile import load_machine
 from einpage.memplan.plan import plan
-from einpage.memplan.problem.profile import load_machine
 
 SIZES = {"deep": (16, 32, 64, 128, 256), "passes": (2, 4, 8, 16), "roomy": (2, 4, 8, 16)}
 """Layers, passes, passes. In the last pass what is used is dead, and nobody is chosen to leave: two to four passes choose three times as

@@ -28,10 +28,10 @@ from einpage.exec.planning.judged_plan import plan_graph
 from einpage.exec.planning.model import open_model
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import build_graph
+from einpage.memplan.machine.machine import Machine, links_only
+from einpage.memplan.machine.profile import load_machine
 from einpage.memplan.plan import PlanOptions
-from einpage.memplan.problem.machine import Machine, links_only
 from einpage.memplan.problem.pace import pace_in_steps
-from einpage.memplan.problem.profile import load_machine
 
 CELLS = (("v100", "8GiB", 512, 1), ("a100", "16GiB", 2048, 1), ("a100", "8GiB", 8192, 1), ("h100", "8GiB", 2048, 8))
 """Machine, budget, sequence, batch."""

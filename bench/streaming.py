@@ -17,8 +17,8 @@ from einpage.einsum_front.fuse.fuse import fuse
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, Task, TaskGraph, TensorId
 from einpage.einsum_front.tile.split import split
-from einpage.memplan.problem.machine import Machine, task_seconds
-from einpage.memplan.problem.places import Queue
+from einpage.memplan.machine.machine import Machine, task_seconds
+from einpage.memplan.machine.places import Queue
 
 
 @dataclass(frozen=True, slots=True)

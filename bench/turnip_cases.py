@@ -23,8 +23,8 @@ from einpage.exec.planning.model import open_model
 from einpage.exec.planning.request import PlanRequest
 from einpage.memplan.bounds.bounds import Effort
 from einpage.memplan.graph.memgraph import MemGraph, Move
-from einpage.memplan.problem.machine import Machine
-from einpage.memplan.problem.places import PlaceKind, host_links
+from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.places import PlaceKind, host_links
 
 NO_FUSE = ("attention",)
 PIECES = {Letter("k"): 2}

@@ -25,8 +25,8 @@ from einpage.exec.load.tokenizer import load_tokenizer
 from einpage.exec.planning.judged_plan import Planned, plan_program
 from einpage.exec.planning.model import Model, open_model
 from einpage.exec.planning.request import PlanRequest
-from einpage.memplan.problem.machine import Machine
-from einpage.memplan.problem.profile import load_machine
+from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.profile import load_machine
 
 if TYPE_CHECKING:
     import torch

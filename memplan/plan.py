@@ -23,8 +23,8 @@ from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.simulate import all_moved_bytes, simulate
 from einpage.memplan.horizons.horizons import HorizonOptions, plan_by_horizons
+from einpage.memplan.machine.machine import Machine
 from einpage.memplan.problem.footprint import refuse_too_small
-from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.order import FREE_ORDERS, ORDER_BY_POLICY, OrderPolicy
 from einpage.memplan.problem.pace import Ended, Pace
 from einpage.memplan.problem.problem import Problem

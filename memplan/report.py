@@ -21,10 +21,10 @@ from einpage.memplan.bounds.limit import Cause, Limit, Method, limit_name
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.packed import COMPUTE, GATHER, MOVE, Nodes, Residencies
 from einpage.memplan.graph.simulate import Timeline, moved_bytes_by_queue
+from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.places import DEVICE, ENGINES, Queue
 from einpage.memplan.problem.footprint import largest_footprint
-from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.pace import Ended, Pace
-from einpage.memplan.problem.places import DEVICE, ENGINES, Queue
 from einpage.memplan.residency.resident_sets import Start
 from einpage.memplan.schedule.static_plans import Policy
 

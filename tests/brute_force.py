@@ -12,8 +12,8 @@ from heapq import heappop, heappush
 from itertools import combinations, count
 
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, Task, TaskGraph, TensorId
-from einpage.memplan.problem.machine import Machine, task_seconds
-from einpage.memplan.problem.places import Queue
+from einpage.memplan.machine.machine import Machine, task_seconds
+from einpage.memplan.machine.places import Queue
 
 Tensors = frozenset[TensorId]
 

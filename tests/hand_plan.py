@@ -30,7 +30,7 @@ from einpage.memplan.graph.memgraph import (
     Residency,
     ResidencyId,
 )
-from einpage.memplan.problem.places import DEVICE, HOST
+from einpage.memplan.machine.places import DEVICE, HOST
 
 TENSORS = (
     ("table", (4, 64), DType.FP32, Kind.WEIGHT),

@@ -26,8 +26,8 @@ from einpage.memplan.graph.memgraph import (
     Residency,
     ResidencyId,
 )
+from einpage.memplan.machine.places import DEVICE, HOST, Place
 from einpage.memplan.problem.footprint import donated_operand, footprint, largest_footprint, last_use_by_tensor
-from einpage.memplan.problem.places import DEVICE, HOST, Place
 
 
 class _Writer:

@@ -12,9 +12,9 @@ from hypothesis import assume
 
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import TaskGraph
+from einpage.memplan.machine.machine import Machine
 from einpage.memplan.problem.accesses import Accesses
 from einpage.memplan.problem.footprint import largest_footprint
-from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.problem import problem_of
 from einpage.memplan.problem.slots import Slots, slots_of
 from einpage.memplan.residency.policies import (

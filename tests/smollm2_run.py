@@ -29,8 +29,8 @@ from einpage.exec.planning.judged_plan import Planned, plan_program
 from einpage.exec.planning.model import Model, open_model
 from einpage.exec.planning.request import PlanRequest
 from einpage.memplan.graph.memgraph import Extent, HostGather, MemGraph, Move, Offset
-from einpage.memplan.problem.places import DEVICE
-from einpage.memplan.problem.profile import load_machine
+from einpage.memplan.machine.places import DEVICE
+from einpage.memplan.machine.profile import load_machine
 from real_bytes import slices
 from smollm2 import smollm2_path
 

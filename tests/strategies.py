@@ -23,10 +23,10 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import ALIGNMENT, Nbytes, aligned
 from einpage.einsum_front.graph.job import Box, Contraction, ContractJob, GatherJob, Job, MapJob, Part, Range, View
 from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
+from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.places import Link, Queue, host_links
 from einpage.memplan.packing.rectangles import Rectangle
 from einpage.memplan.problem.footprint import largest_footprint
-from einpage.memplan.problem.machine import Machine
-from einpage.memplan.problem.places import Link, Queue, host_links
 
 Pick = Callable[[int, int], int]
 """pick(low, high) answers an integer with both ends included; low is the simplest answer."""

@@ -18,11 +18,11 @@ from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import build_graph
 from einpage.memplan.bounds.bounds import bounds
 from einpage.memplan.graph.simulate import simulate
+from einpage.memplan.machine.machine import links_only
+from einpage.memplan.machine.profile import load_machine
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.footprint import largest_footprint
-from einpage.memplan.problem.machine import links_only
 from einpage.memplan.problem.pace import Pace
-from einpage.memplan.problem.profile import load_machine
 from specs_small import SPECS
 from strategies import a_machine, changed, random_graph
 

@@ -13,7 +13,7 @@ from einpage.einsum_front.graph.taskgraph import Kind
 from einpage.einsum_front.tile.split import split
 from einpage.exec.planning.model import open_model
 from einpage.memplan.bounds.bounds import bounds
-from einpage.memplan.problem.places import Queue
+from einpage.memplan.machine.places import Queue
 from specs_small import SMALL, SPECS
 from strategies import a_machine
 

@@ -24,8 +24,8 @@ from einpage.exec.run import choose
 from einpage.exec.run.choose import ChosenDevice, DeviceKind, Dispatch, device_for, dispatcher, kernels_for, make_device
 from einpage.exec.run.options import RunOptions
 from einpage.exec.run.prepared import run_model
-from einpage.memplan.problem.places import HOST
-from einpage.memplan.problem.profile import load_machine
+from einpage.memplan.machine.places import HOST
+from einpage.memplan.machine.profile import load_machine
 from fake_driver import FakeDriver
 from hand_plan import hand_plan
 

@@ -17,7 +17,7 @@ from einpage.einsum_front.base import files
 from einpage.exec.command import plan as plan_command
 from einpage.exec.measure import cpu as measure
 from einpage.exec.measure import profiles
-from einpage.memplan.problem.profile import load_machine
+from einpage.memplan.machine.profile import load_machine
 from specs_small import small_data, small_program
 
 

@@ -24,7 +24,7 @@ from einpage.exec.dispatch.serial import random_order, run_serial
 from einpage.exec.dispatch.static import run_static, schedule
 from einpage.memplan.graph.memgraph import Free, MemGraph, Move, NodeId
 from einpage.memplan.graph.simulate import moved_bytes_by_queue
-from einpage.memplan.problem.places import ENGINES, Queue
+from einpage.memplan.machine.places import ENGINES, Queue
 from hand_plan import edges_of, hand_plan
 from plain_plan import plain_plan
 from strategies import random_graph

@@ -31,7 +31,7 @@ from einpage.exec.run.outputs import Perplexity, TextFigures, _exp, output_warni
 from einpage.exec.run.prepared import RunResult, run_model
 from einpage.exec.system.finite import merged, number_counts
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
-from einpage.memplan.problem.profile import load_machine
+from einpage.memplan.machine.profile import load_machine
 from fake_driver import FakeDriver
 from specs_small import SPECS
 

@@ -10,8 +10,8 @@ from einpage.exec.planning.request import PlanRequest
 from einpage.exec.run.choose import Dispatch
 from einpage.exec.run.options import RunOptions
 from einpage.exec.run.prepared import prepare_run
-from einpage.memplan.problem.places import Queue
-from einpage.memplan.problem.profile import load_machine
+from einpage.memplan.machine.places import Queue
+from einpage.memplan.machine.profile import load_machine
 from specs_small import SMALL, SPECS
 
 MACHINE = load_machine("cpu", threads=1)

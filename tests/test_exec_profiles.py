@@ -15,8 +15,8 @@ from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.measure import cpu as measure
 from einpage.exec.measure import profiles
 from einpage.exec.measure.slowdown import usual_slowdown
-from einpage.memplan.problem.machine import Machine
-from einpage.memplan.problem.places import Queue
+from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.places import Queue
 from strategies import a_machine, changed
 
 

@@ -16,7 +16,7 @@ from einpage.exec.dispatch.serial import run_serial
 from einpage.exec.dispatch.static import run_static
 from einpage.memplan.graph.dump import describe
 from einpage.memplan.graph.memgraph import NodeId
-from einpage.memplan.problem.places import Queue
+from einpage.memplan.machine.places import Queue
 from hand_plan import hand_plan
 
 DISPATCHERS = {"serial": run_serial, "dynamic": run_dynamic, "static": run_static}

@@ -38,10 +38,10 @@ from einpage.exec.run.options import RunOptions
 from einpage.exec.run.outputs import TOP, text_figures, wanted_outputs
 from einpage.exec.run.prepared import refuse_above_host, run_model
 from einpage.memplan.errors import DoesNotFit
+from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.places import HOST, Queue
+from einpage.memplan.machine.profile import machine_from_text, machine_text
 from einpage.memplan.plan import plan
-from einpage.memplan.problem.machine import Machine
-from einpage.memplan.problem.places import HOST, Queue
-from einpage.memplan.problem.profile import machine_from_text, machine_text
 from plain_plan import plain_plan
 from real_bytes import differences, direct, run_on_bytes
 from strategies import a_machine, data, random_graph

@@ -18,9 +18,9 @@ from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.exec.dispatch.dynamic import run_dynamic
 from einpage.exec.dispatch.serial import random_order, run_serial
 from einpage.exec.dispatch.static import run_static
+from einpage.memplan.machine.machine import Machine
 from einpage.memplan.plan import plan
 from einpage.memplan.problem.footprint import largest_footprint
-from einpage.memplan.problem.machine import Machine
 from real_bytes import differences, direct, run_on_bytes
 from strategies import a_machine, budgets, data, machines, random_graph, task_graphs
 

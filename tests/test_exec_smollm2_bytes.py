@@ -11,8 +11,8 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.exec.planning.judged_plan import plan_graph
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import build_graph
+from einpage.memplan.machine.places import Queue
 from einpage.memplan.plan import PlanOptions
-from einpage.memplan.problem.places import Queue
 from einpage.memplan.residency.resident_sets import Start
 from smollm2_run import FRANCE, LLAMA, MACHINE, MIB, WEIGHT_ELEMENTS, arena, moved, open_smollm2, planned
 

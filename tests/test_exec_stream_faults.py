@@ -15,8 +15,8 @@ from einpage.exec.device.errors import NodeError
 from einpage.exec.device.stream_judge import Enqueued, HostAction, Recorded, Seen, Waited, unenforced
 from einpage.memplan.graph.dump import describe
 from einpage.memplan.graph.memgraph import Free, MemGraph, NodeId
+from einpage.memplan.machine.places import DEVICE
 from einpage.memplan.plan import PlanOptions, plan
-from einpage.memplan.problem.places import DEVICE
 from einpage.memplan.residency.resident_sets import Start
 from fake_driver import FakeDriver, WatchedDevice
 from real_bytes import Data, filled_host

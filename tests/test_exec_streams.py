@@ -24,8 +24,8 @@ from einpage.kernels.errors import IndexOutOfRange
 from einpage.kernels.on_torch.host_gather import prepare_gather, split_gather
 from einpage.memplan.graph.memgraph import Free, HostGather, MemGraph, Move, NodeId
 from einpage.memplan.graph.simulate import moved_bytes_by_queue
+from einpage.memplan.machine.places import Queue
 from einpage.memplan.plan import plan as make_plan
-from einpage.memplan.problem.places import Queue
 from fake_driver import FakeDriver, WatchedDevice
 from kernels_cases import GATHERS
 from plain_plan import plain_plan

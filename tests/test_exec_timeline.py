@@ -17,7 +17,7 @@ from einpage.exec.picture.timeline import ArenaRect, NodeClock, Picture, picture
 from einpage.exec.picture.timeline_html import figure, render_html
 from einpage.exec.picture.timeline_svg import render_svg
 from einpage.memplan.graph.memgraph import Extent, Free, MemGraph, Nbytes, Offset
-from einpage.memplan.problem.places import PlaceKind, Queue
+from einpage.memplan.machine.places import PlaceKind, Queue
 from hand_plan import hand_plan
 
 NASTY = "</script><img src=x onerror=alert(1)> \"q\" 'a' & {{data}} <!-- \u2028 é"

@@ -28,8 +28,8 @@ from einpage.exec.planning.judged_plan import plan_program
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import build_graph
 from einpage.memplan.errors import DoesNotFit
+from einpage.memplan.machine.profile import load_machine
 from einpage.memplan.problem.footprint import largest_footprint
-from einpage.memplan.problem.profile import load_machine
 from spec_strategies import random_spec, specs
 from specs_small import SPECS, small_program
 

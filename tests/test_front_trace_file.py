@@ -18,9 +18,9 @@ from einpage.memplan.graph.dump import memgraph_text
 from einpage.memplan.graph.planfile import load_plan, save_plan
 from einpage.memplan.graph.simulate import simulate
 from einpage.memplan.judge.validate import judge
+from einpage.memplan.machine.places import Queue
 from einpage.memplan.plan import plan
 from einpage.memplan.problem.footprint import last_use_by_tensor
-from einpage.memplan.problem.places import Queue
 from strategies import a_machine
 
 DATA = Path(__file__).parent / "data"

@@ -20,7 +20,7 @@ from einpage.einsum_front.tile.split import split
 from einpage.exec.planning.judged_plan import Planned, plan_program
 from einpage.exec.planning.request import PlanRequest
 from einpage.memplan.graph.dump import memgraph_text
-from einpage.memplan.problem.profile import load_machine
+from einpage.memplan.machine.profile import load_machine
 from einpage.memplan.report import render
 from golden_mistakes import command, mistakes_text, statements_text
 from specs_small import SMALL, SPECS, small_program

@@ -23,7 +23,7 @@ MAX_LINES = 400
 
 WINGS: dict[str, tuple[str, ...]] = {
     "einsum_front": ("base", "algebra", "graph", "spec", "elaborate", "fuse", "tile", "choose"),
-    "memplan": ("problem", "graph", "judge", "packing", "bounds", "residency", "horizons", "schedule"),
+    "memplan": ("machine", "problem", "graph", "judge", "packing", "bounds", "residency", "horizons", "schedule"),
     "kernels": ("layout", "instructions", "on_torch", "tiles", "writer", "on_triton", "launch"),
     "exec": ("system", "load", "device", "dispatch", "picture", "planning", "measure", "run", "command"),
 }
@@ -32,7 +32,18 @@ above them."""
 FACE: dict[str, tuple[str, ...]] = {
     "einsum_front": ("base.*", "algebra.*", "graph.*", "spec.source", "spec.yamltree"),
     "memplan": (
-        *("errors", "plan", "report", "problem.*", "graph.*", "judge.reason", "judge.validate", "bounds.bounds", "bounds.steady"),
+        *(
+            "errors",
+            "plan",
+            "report",
+            "machine.*",
+            "problem.*",
+            "graph.*",
+            "judge.reason",
+            "judge.validate",
+            "bounds.bounds",
+            "bounds.steady",
+        ),
         "bounds.limit",
         *("packing.pack", "packing.csv_file", "residency.resident_sets", "schedule.static_plans"),
     ),
@@ -49,7 +60,7 @@ BELOW: dict[str, tuple[str, ...]] = {
 """The folders whose faces each folder may import."""
 WHOLE_FRONT = ("exec.planning.*",)
 """The modules that lead from a spec to a TaskGraph, and may import all of einsum_front."""
-JUDGE_SEES = ("memplan.graph.memgraph", "memplan.graph.packed", "memplan.problem.places")
+JUDGE_SEES = ("memplan.graph.memgraph", "memplan.graph.packed", "memplan.machine.places")
 """What the judge may import of the rest of memplan."""
 KERNELS_SEE = ("einsum_front.base.*", "einsum_front.algebra.*", "einsum_front.graph.job")
 """Kernels know jobs, and no graph."""

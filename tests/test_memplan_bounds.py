@@ -19,9 +19,9 @@ from einpage.memplan.bounds.limit import Cause, Method
 from einpage.memplan.bounds.window import window_bound
 from einpage.memplan.graph.memgraph import Compute, HostGather, MemGraph
 from einpage.memplan.graph.simulate import all_moved_bytes, simulate
+from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.places import Queue
 from einpage.memplan.plan import plan as make_plan
-from einpage.memplan.problem.machine import Machine
-from einpage.memplan.problem.places import Queue
 from hand_plan import hand_graph, hand_plan
 from plain_plan import plain_plan
 from strategies import a_machine, budgets, changed, machines, task_graphs

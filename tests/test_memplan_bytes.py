@@ -19,10 +19,10 @@ from einpage.einsum_front.base.units import ALIGNMENT
 from einpage.einsum_front.graph.taskgraph import Kind
 from einpage.memplan.graph.memgraph import Compute, Edges, Free, HostGather, MemGraph, Move, NodeId, ResidencyId
 from einpage.memplan.judge.validate import judge
+from einpage.memplan.machine.places import PlaceKind
 from einpage.memplan.plan import PlanOptions
 from einpage.memplan.plan import plan as make_plan
 from einpage.memplan.problem.footprint import largest_footprint
-from einpage.memplan.problem.places import PlaceKind
 from numpy_jobs import evaluate, run_job
 from plain_plan import plain_plan, random_order
 from strategies import a_machine, alignments, budgets, data, random_graph, task_graphs

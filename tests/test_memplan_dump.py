@@ -9,7 +9,7 @@ import numpy as np
 from einpage.memplan.graph import dump as text
 from einpage.memplan.graph.dump import memgraph_text
 from einpage.memplan.graph.memgraph import Edges, Free, MemGraph, ResidencyId
-from einpage.memplan.problem.places import DEVICE, HOST
+from einpage.memplan.machine.places import DEVICE, HOST
 from hand_plan import hand_plan
 
 NODES = """\

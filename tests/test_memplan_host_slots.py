@@ -10,7 +10,7 @@ from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.host_slots import HostSlots
 from einpage.memplan.graph.memgraph import EdgeKind
 from einpage.memplan.graph.recorder import AT_START, Recorder
-from einpage.memplan.problem.places import HOST
+from einpage.memplan.machine.places import HOST
 from einpage.memplan.problem.problem import problem_of
 from strategies import a_machine, random_graph
 

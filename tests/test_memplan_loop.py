@@ -23,12 +23,12 @@ from einpage.memplan.graph.recorder import EdgeList
 from einpage.memplan.graph.simulate import moved_bytes, simulate
 from einpage.memplan.judge.reason import Reason
 from einpage.memplan.judge.validate import judge
+from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.places import DEVICE, HOST, Queue
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.footprint import largest_footprint
-from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.order import OrderPolicy
 from einpage.memplan.problem.pace import Pace
-from einpage.memplan.problem.places import DEVICE, HOST, Queue
 from einpage.memplan.residency.resident_sets import Start
 from hand_plan import hand_graph
 from specs_small import small_program

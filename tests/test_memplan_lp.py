@@ -21,11 +21,11 @@ from einpage.memplan.bounds.interval_lp import all_resident, bytes_bound
 from einpage.memplan.bounds.slot_lp import time_bound
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.simulate import moved_bytes, simulate
+from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.places import Link, Queue, host_links
 from einpage.memplan.plan import PlanOptions
 from einpage.memplan.plan import plan as make_plan
 from einpage.memplan.problem.accesses import Accesses, accesses, from_lists
-from einpage.memplan.problem.machine import Machine
-from einpage.memplan.problem.places import Link, Queue, host_links
 from einpage.memplan.report import tasks_in_order
 from hand_plan import hand_graph, hand_plan
 from plain_plan import plain_plan

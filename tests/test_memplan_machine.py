@@ -10,9 +10,9 @@ from hypothesis import given
 
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
-from einpage.memplan.problem.machine import Machine
-from einpage.memplan.problem.places import Queue
-from einpage.memplan.problem.profile import PROFILES, load_machine, machine_from_text, machine_names, machine_text
+from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.places import Queue
+from einpage.memplan.machine.profile import PROFILES, load_machine, machine_from_text, machine_names, machine_text
 from strategies import machines
 
 GOOD = (PROFILES / "h100.yaml").read_text(encoding="utf-8")

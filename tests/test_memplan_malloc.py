@@ -16,9 +16,9 @@ from einpage.memplan.horizons import memory, victim
 from einpage.memplan.horizons.malloc import Allocator
 from einpage.memplan.horizons.memory import NOWHERE, Reservation
 from einpage.memplan.horizons.victim import FEW, LARGE, VictimPolicy, traffic
+from einpage.memplan.machine.places import Queue
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.footprint import largest_footprint
-from einpage.memplan.problem.places import Queue
 from strategies import a_machine, random_graph
 
 

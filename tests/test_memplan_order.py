@@ -14,12 +14,12 @@ from einpage.einsum_front.graph.trace_file import read_trace
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.simulate import moved_bytes, simulate
 from einpage.memplan.judge.validate import judge
+from einpage.memplan.machine.machine import Machine, links_only
+from einpage.memplan.machine.places import Queue
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.footprint import largest_footprint
-from einpage.memplan.problem.machine import Machine, links_only
 from einpage.memplan.problem.order import ORDER_BY_POLICY, OrderPolicy, by_depth, random_topological
 from einpage.memplan.problem.pace import Pace
-from einpage.memplan.problem.places import Queue
 from einpage.memplan.report import in_written_order, tasks_in_order
 from strategies import machines, random_graph, task_graphs
 

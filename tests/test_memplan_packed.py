@@ -13,7 +13,7 @@ from einpage.einsum_front.graph.packed import packed
 from einpage.einsum_front.graph.taskgraph import TaskId, TensorId
 from einpage.memplan.graph.memgraph import Compute, Extent, Free, HostGather, Move, Offset, Residency, ResidencyId
 from einpage.memplan.graph.packed import Nodes, Residencies
-from einpage.memplan.problem.places import DEVICE, HOST, Place, PlaceKind
+from einpage.memplan.machine.places import DEVICE, HOST, Place, PlaceKind
 from strategies import random_graph
 
 R = ResidencyId

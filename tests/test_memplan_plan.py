@@ -25,11 +25,11 @@ from einpage.memplan.horizons.reuse import Step
 from einpage.memplan.horizons.victim import FAR, HOLE_TRAFFIC, VictimPolicy, traffic
 from einpage.memplan.judge.reason import Reason
 from einpage.memplan.judge.validate import judge
+from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.places import DEVICE, Queue
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.footprint import largest_footprint
-from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.order import OrderPolicy
-from einpage.memplan.problem.places import DEVICE, Queue
 from einpage.memplan.problem.problem import problem_of
 from strategies import a_machine, alignments, budgets, machines, random_graph, task_graphs
 

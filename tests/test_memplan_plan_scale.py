@@ -12,9 +12,9 @@ from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
 from einpage.memplan.judge.validate import judge
+from einpage.memplan.machine.places import Queue
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.footprint import largest_footprint
-from einpage.memplan.problem.places import Queue
 from strategies import a_machine
 
 MODEL, FFN, ROWS, PIECES = 256, 1024, 32, 4

@@ -12,8 +12,8 @@ from einpage.memplan.bounds.bounds import bounds
 from einpage.memplan.bounds.limit import limit_name
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
 from einpage.memplan.graph.simulate import Timeline, moved_bytes, simulate
-from einpage.memplan.problem.machine import Machine
-from einpage.memplan.problem.places import DEVICE, Queue
+from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.places import DEVICE, Queue
 from einpage.memplan.report import PassesReport, Report, limited_by, peak_bytes, render, report, tasks_in_order
 from hand_plan import hand_plan
 from strategies import a_machine

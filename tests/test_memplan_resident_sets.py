@@ -18,12 +18,12 @@ from einpage.memplan.graph.memgraph import MemGraph, Move
 from einpage.memplan.graph.simulate import moved_bytes, simulate
 from einpage.memplan.judge.reason import Reason
 from einpage.memplan.judge.validate import judge
+from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.places import DEVICE, HOST, Queue
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.footprint import footprint, largest_footprint, last_use_by_tensor
-from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.order import OrderPolicy
 from einpage.memplan.problem.pace import Pace
-from einpage.memplan.problem.places import DEVICE, HOST, Queue
 from einpage.memplan.problem.problem import problem_of
 from einpage.memplan.report import tasks_in_order
 from einpage.memplan.residency.resident_sets import Start, resident_sets

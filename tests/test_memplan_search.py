@@ -20,11 +20,11 @@ from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.simulate import all_moved_bytes, queue_numbers, simulate
 from einpage.memplan.horizons.horizons import HorizonOptions, plan_by_horizons
 from einpage.memplan.judge.validate import judge
+from einpage.memplan.machine.machine import Machine, links_only
+from einpage.memplan.machine.places import ENGINES, Queue
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.footprint import largest_footprint
-from einpage.memplan.problem.machine import Machine, links_only
 from einpage.memplan.problem.pace import Ended, Pace
-from einpage.memplan.problem.places import ENGINES, Queue
 from einpage.memplan.problem.problem import Problem, problem_of
 from einpage.memplan.problem.slots import Slots, slots_of
 from einpage.memplan.residency.policies import ResidentIntervals, stream_all

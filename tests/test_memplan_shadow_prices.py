@@ -11,8 +11,8 @@ import pytest
 
 from einpage.einsum_front.graph.trace_file import read_trace
 from einpage.memplan.bounds.interval_lp import bytes_bound
+from einpage.memplan.machine.machine import links_only
 from einpage.memplan.problem.accesses import Accesses, from_lists
-from einpage.memplan.problem.machine import links_only
 from einpage.memplan.problem.problem import problem_of
 from einpage.memplan.problem.slots import slots_of
 from einpage.memplan.residency.policies import Headroom, ResidentIntervals, and_nearest, evened, nearest, rounded

@@ -13,8 +13,8 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.exec.dispatch.serial import random_order
 from einpage.memplan.graph.memgraph import Edges, MemGraph, NodeId
 from einpage.memplan.graph.simulate import NO_QUEUE, durations, queue_numbers, queues_of, simulate
-from einpage.memplan.problem.machine import Machine
-from einpage.memplan.problem.places import Queue
+from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.places import Queue
 from hand_plan import edges_of, hand_plan
 from plain_plan import plain_plan
 from strategies import a_machine, budgets, machines, random_graph, task_graphs

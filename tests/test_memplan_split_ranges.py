@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.memplan.graph.simulate import all_moved_bytes
 from einpage.memplan.judge.validate import judge
+from einpage.memplan.machine.machine import Machine
 from einpage.memplan.packing.place import place
-from einpage.memplan.problem.machine import Machine
 from einpage.memplan.schedule.emit import emit
 from einpage.memplan.schedule.live_ranges import live_ranges, placement_at
 from einpage.memplan.schedule.relocate import relocated

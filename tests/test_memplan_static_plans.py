@@ -13,9 +13,9 @@ from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.memplan.graph.simulate import all_moved_bytes, simulate
 from einpage.memplan.judge.validate import judge
+from einpage.memplan.machine.machine import Machine
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.accesses import Accesses, from_lists
-from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.pace import Pace
 from einpage.memplan.problem.problem import problem_of
 from einpage.memplan.problem.slots import Slots, slots_of

@@ -33,10 +33,10 @@ from einpage.memplan.graph.recorder import Recorder
 from einpage.memplan.graph.simulate import moved_bytes_by_queue, queues_of, simulate
 from einpage.memplan.judge.reason import Reason
 from einpage.memplan.judge.validate import judge
+from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.places import DEVICE, HOST, Place, PlaceKind, Queue
+from einpage.memplan.machine.profile import load_machine, machine_text
 from einpage.memplan.plan import plan
-from einpage.memplan.problem.machine import Machine
-from einpage.memplan.problem.places import DEVICE, HOST, Place, PlaceKind, Queue
-from einpage.memplan.problem.profile import load_machine, machine_text
 from einpage.memplan.report import render, report
 from hand_plan import hand_graph
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.memplan.graph.simulate import all_moved_bytes, simulate
 from einpage.memplan.judge.validate import judge
-from einpage.memplan.problem.machine import Machine
+from einpage.memplan.machine.machine import Machine
 from einpage.memplan.residency.policies import nearest, stream_all
 from einpage.memplan.schedule.emit import emit
 from einpage.memplan.schedule.live_ranges import live_ranges

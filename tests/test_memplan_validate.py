@@ -29,7 +29,7 @@ from einpage.memplan.graph.memgraph import (
 from einpage.memplan.judge.last_user import LastUsers
 from einpage.memplan.judge.reason import Reason
 from einpage.memplan.judge.validate import judge
-from einpage.memplan.problem.places import DEVICE, HOST, Place, PlaceKind
+from einpage.memplan.machine.places import DEVICE, HOST, Place, PlaceKind
 from hand_plan import EDGES, MEMORY, edges_of, hand_plan
 from plain_plan import plain_plan
 from strategies import alignments, budgets, task_graphs

@@ -20,8 +20,8 @@ from einpage.exec.planning.judged_plan import plan_program
 from einpage.exec.planning.model import open_model
 from einpage.exec.planning.request import PlanRequest
 from einpage.memplan.graph.memgraph import Move, NodeId
-from einpage.memplan.problem.places import Queue
-from einpage.memplan.problem.profile import load_machine
+from einpage.memplan.machine.places import Queue
+from einpage.memplan.machine.profile import load_machine
 
 LLAMA = Path(__file__).parents[1] / "specs" / "llama.yaml"
 BUDGETS = {"p100": ("8GiB", "15GiB"), "v100": ("8GiB", "15GiB"), "a100": ("8GiB", "16GiB", "38GiB"), "h100": ("8GiB", "16GiB", "38GiB")}

@@ -17,9 +17,9 @@ from einpage.exec.planning.judged_plan import plan_graph, plan_program
 from einpage.exec.planning.model import open_model
 from einpage.exec.planning.request import PlanRequest
 from einpage.memplan.errors import DoesNotFit
+from einpage.memplan.machine.profile import load_machine
 from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.problem.pace import pace_in_steps
-from einpage.memplan.problem.profile import load_machine
 from specs_small import SPECS
 
 PUBLISHED = {1024: 1.14, 4096: 1.28}

@@ -7,7 +7,7 @@ import pytest
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.exec.planning.judged_plan import plan_program
 from einpage.exec.planning.request import PlanRequest
-from einpage.memplan.problem.profile import load_machine
+from einpage.memplan.machine.profile import load_machine
 from specs_small import small_program
 
 VOCAB, MODEL = 8000, 64

@@ -28,7 +28,7 @@ from einpage.exec.run.choose import Dispatch
 from einpage.exec.run.options import RunOptions
 from einpage.exec.run.prepared import run_model
 from einpage.memplan.errors import DoesNotFit
-from einpage.memplan.problem.profile import load_machine
+from einpage.memplan.machine.profile import load_machine
 from semantic_specs import checkpoint_data, semantic_spec
 from statement_numpy import evaluated
 

@@ -19,9 +19,9 @@ from bench.gpu.report import Report
 from bench.gpu.timing import timed_event
 from einpage.exec.measure.cpu import measure_cpu
 from einpage.exec.run.choose import DeviceKind, measured_machine
-from einpage.memplan.problem.machine import Machine
-from einpage.memplan.problem.places import Queue
-from einpage.memplan.problem.profile import load_machine, machine_text
+from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.places import Queue
+from einpage.memplan.machine.profile import load_machine, machine_text
 
 PROFILE = "machine.yaml"
 LARGE, SMALL, TINY = 1 << 30, 1 << 20, 4 << 10

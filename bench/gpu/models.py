@@ -24,8 +24,8 @@ from einpage.exec.planning.model import Model
 from einpage.exec.run.choose import Dispatch
 from einpage.exec.run.prepared import Prepared
 from einpage.memplan.errors import DoesNotFit
-from einpage.memplan.problem.machine import Machine
-from einpage.memplan.problem.places import Queue
+from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.places import Queue
 from einpage.memplan.report import Report as PlanReport
 
 GIB = 1 << 30

@@ -27,7 +27,7 @@ from einpage.exec.planning.request import PlanRequest
 from einpage.exec.run.choose import DeviceKind, Dispatch
 from einpage.exec.run.options import RunOptions
 from einpage.exec.run.prepared import Prepared, prepare_run
-from einpage.memplan.problem.machine import Machine
+from einpage.memplan.machine.machine import Machine
 
 SPEC = ROOT / "specs" / "llama.yaml"
 POLL_S = 0.005

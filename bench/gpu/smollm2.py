@@ -20,7 +20,7 @@ from einpage.exec.load.inputs import TokenLists
 from einpage.exec.planning.model import open_model
 from einpage.exec.run.choose import Dispatch
 from einpage.exec.run.prepared import Prepared
-from einpage.memplan.problem.places import Queue
+from einpage.memplan.machine.places import Queue
 
 MODEL = ROOT / ".cache" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 REFERENCE = ROOT / "tests" / "data" / "smollm2_reference.json"

@@ -6,9 +6,9 @@ import argparse
 import json
 
 from einpage.einsum_front.base.units import format_bytes
-from einpage.memplan.problem.machine import Machine
-from einpage.memplan.problem.places import Queue
-from einpage.memplan.problem.profile import load_machine, machine_names, machine_text
+from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.places import Queue
+from einpage.memplan.machine.profile import load_machine, machine_names, machine_text
 
 
 def machine_command(a: argparse.Namespace) -> int:

@@ -27,7 +27,7 @@ from einpage.exec.system.interrupt import exit_on_interrupt
 from einpage.exec.system.process_memory import full_memory
 from einpage.exec.system.standard_streams import flush_stdout
 from einpage.memplan.bounds.bounds import Effort
-from einpage.memplan.problem.profile import machine_names
+from einpage.memplan.machine.profile import machine_names
 from einpage.memplan.schedule.static_plans import Policy
 
 

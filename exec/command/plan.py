@@ -26,9 +26,9 @@ from einpage.exec.planning.model import open_model
 from einpage.exec.system.spinner import planning_text, spinner
 from einpage.memplan.bounds.bounds import Effort
 from einpage.memplan.graph.planfile import save_plan
-from einpage.memplan.problem.machine import Machine, links_only
+from einpage.memplan.machine.machine import Machine, links_only
+from einpage.memplan.machine.profile import load_machine
 from einpage.memplan.problem.pace import Pace
-from einpage.memplan.problem.profile import load_machine
 from einpage.memplan.report import render
 
 OF_A_SPEC = ("set", "weights", "dtype", "outputs", "split", "no_fuse")

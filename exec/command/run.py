@@ -39,9 +39,9 @@ from einpage.exec.run.options import RunOptions
 from einpage.exec.run.prepared import RunResult, run_model
 from einpage.exec.system.spinner import planning_text, spinner
 from einpage.memplan.bounds.limit import limit_name
-from einpage.memplan.problem.machine import Machine
-from einpage.memplan.problem.places import Queue
-from einpage.memplan.problem.profile import checked_threads, load_machine
+from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.places import Queue
+from einpage.memplan.machine.profile import checked_threads, load_machine
 
 
 def run_command(a: argparse.Namespace) -> int:

@@ -25,7 +25,7 @@ from einpage.einsum_front.graph.taskgraph import TensorId
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.memplan.graph.memgraph import Extent, MemGraph, Offset, Residency, ResidencyId
 from einpage.memplan.graph.packed import Residencies
-from einpage.memplan.problem.places import DEVICE, PlaceKind
+from einpage.memplan.machine.places import DEVICE, PlaceKind
 
 POISON = 0x7FC1
 """Two bytes, little-endian, written over memory whose contents have ended."""

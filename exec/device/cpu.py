@@ -23,7 +23,7 @@ from einpage.exec.device.device import MovedBytes, no_op
 from einpage.kernels.prepare import Backend, PreparedKernels
 from einpage.memplan.graph.memgraph import Compute, Extent, Free, HostGather, MemGraph, Move, NodeId, Offset, ResidencyId
 from einpage.memplan.graph.packed import Nodes, Residencies
-from einpage.memplan.problem.places import DEVICE, Place, PlaceKind, Queue
+from einpage.memplan.machine.places import DEVICE, Place, PlaceKind, Queue
 
 
 class CpuDevice:

@@ -16,7 +16,7 @@ from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import format_bytes
 from einpage.exec.device.driver import Event, Stream
 from einpage.kernels.prepare import why_not_triton
-from einpage.memplan.problem.places import ENGINES
+from einpage.memplan.machine.places import ENGINES
 
 OLDEST = (8, 0)
 """Compute capability from which on Triton's kernels use tensor cores."""

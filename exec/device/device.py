@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
 from einpage.memplan.graph.packed import COMPUTE, FREE, GATHER, MOVE
 from einpage.memplan.graph.simulate import queue_numbers, queues_of
-from einpage.memplan.problem.places import Queue
+from einpage.memplan.machine.places import Queue
 
 Action: TypeAlias = Callable[[NodeId], None]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from einpage.einsum_front.base.errors import EinpageError
 from einpage.exec.system.process_memory import full_memory
 from einpage.memplan.graph.memgraph import NodeId
-from einpage.memplan.problem.places import Queue
+from einpage.memplan.machine.places import Queue
 
 
 class NodeError(EinpageError):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from einpage.exec.device.device import MovedBytes
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
-from einpage.memplan.problem.places import Queue
+from einpage.memplan.machine.places import Queue
 
 
 class NullDevice:

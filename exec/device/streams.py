@@ -29,7 +29,7 @@ from einpage.kernels.prepare import Backend, Kernel, Launches, prepare, prepare_
 from einpage.memplan.graph.dump import describe
 from einpage.memplan.graph.memgraph import Compute, Free, HostGather, MemGraph, Move, NodeId, Residency, ResidencyId
 from einpage.memplan.graph.simulate import NO_QUEUE, queue_numbers
-from einpage.memplan.problem.places import ENGINES, PlaceKind, Queue
+from einpage.memplan.machine.places import ENGINES, PlaceKind, Queue
 
 COPY_BYTES = 32 << 20
 """Of one chunk of a Move at most: what an urgent copy may have to wait for."""

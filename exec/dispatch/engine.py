@@ -26,7 +26,7 @@ from einpage.memplan.graph.dump import describe
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
 from einpage.memplan.graph.packed import Nodes
 from einpage.memplan.graph.simulate import moved_bytes_by_queue, queue_numbers, queues_of
-from einpage.memplan.problem.places import Queue
+from einpage.memplan.machine.places import Queue
 
 STOP_S = 2.0
 """How long a stopping run waits for engines that are in the middle of a node."""

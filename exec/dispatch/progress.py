@@ -18,7 +18,7 @@ from einpage.memplan.graph.dump import describe
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
 from einpage.memplan.graph.packed import GATHER, Nodes
 from einpage.memplan.graph.simulate import NO_QUEUE, moved_bytes_by_queue, queue_numbers, queues_of
-from einpage.memplan.problem.places import Queue
+from einpage.memplan.machine.places import Queue
 
 
 @dataclass(frozen=True, slots=True)

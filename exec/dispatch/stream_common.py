@@ -14,7 +14,7 @@ from einpage.exec.device.streams import COMPUTE, StreamDevice
 from einpage.exec.dispatch.engine import Run, Stopped
 from einpage.memplan.graph.dump import describe
 from einpage.memplan.graph.memgraph import NodeId
-from einpage.memplan.problem.places import ENGINES
+from einpage.memplan.machine.places import ENGINES
 
 PAUSE_S = 50e-6
 """How long the host sleeps where no event has passed."""

@@ -17,7 +17,7 @@ from einpage.exec.dispatch.engine import Measured, Run, predecessor_counts, succ
 from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.exec.dispatch.stream_common import PAUSE_S, DeviceClock, StreamRun
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
-from einpage.memplan.problem.places import ENGINES
+from einpage.memplan.machine.places import ENGINES
 
 AHEAD = 3
 """Chunks on a stream at once: one that runs, one to follow, and one in case the host is late."""

@@ -20,7 +20,7 @@ from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.exec.dispatch.static import QueueItem, Schedule, schedule
 from einpage.exec.dispatch.stream_common import PAUSE_S, DeviceClock, StreamRun
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
-from einpage.memplan.problem.places import ENGINES
+from einpage.memplan.machine.places import ENGINES
 
 GROUPS_PER_CHECK = 32
 """Groups enqueued between two checks of what has passed."""

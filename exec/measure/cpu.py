@@ -31,8 +31,8 @@ from einpage.exec.measure.slowdown import usual_slowdown
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.kernels.prepare import prepare
 from einpage.memplan.graph.memgraph import Extent, Offset
-from einpage.memplan.problem.machine import Machine
-from einpage.memplan.problem.places import host_links
+from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.places import host_links
 
 BLOCK = 4 << 20
 """Bytes of one probe copy."""

@@ -17,8 +17,8 @@ from einpage.exec.device.cuda import CudaDriver
 from einpage.exec.device.streams import COMPUTE, D2H, H2D
 from einpage.exec.measure.profiles import Say, measured, profile_path
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
-from einpage.memplan.problem.machine import Machine
-from einpage.memplan.problem.places import host_links
+from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.places import host_links
 
 SIDE = {DType.FP32: 4096, DType.BF16: 8192, DType.FP16: 8192}
 """Of the square products measured."""

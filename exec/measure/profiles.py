@@ -13,8 +13,8 @@ from pathlib import Path
 
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.files import write_atomically
-from einpage.memplan.problem.machine import Machine
-from einpage.memplan.problem.profile import load_machine, machine_text
+from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.profile import load_machine, machine_text
 
 Say = Callable[[str], None]
 

@@ -14,8 +14,8 @@ from einpage.exec.load.fill import fill
 from einpage.exec.planning.judged_plan import plan_program
 from einpage.exec.planning.model import open_model
 from einpage.exec.planning.request import PlanRequest
-from einpage.memplan.problem.machine import Machine
-from einpage.memplan.problem.profile import PROFILES
+from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.profile import PROFILES
 
 SPEC = PROFILES.parent / "llama.yaml"
 SIZES = {"batch": 1, "seq": 8, "model": 576, "layers": 6, "heads": 9, "kv_heads": 3, "ffn": 1536, "vocab": 8192}

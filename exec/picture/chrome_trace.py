@@ -18,7 +18,7 @@ from einpage.exec.picture.timeline import NodeTimes
 from einpage.memplan.graph.dump import describe
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
 from einpage.memplan.graph.simulate import NO_QUEUE, queue_numbers, queues_of
-from einpage.memplan.problem.places import Queue
+from einpage.memplan.machine.places import Queue
 
 
 def chrome_trace(memgraph: MemGraph, measured: NodeTimes | None = None, predicted: NodeTimes | None = None) -> dict[str, Any]:

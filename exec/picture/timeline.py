@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from einpage.einsum_front.base.units import format_bytes
 from einpage.memplan.graph.memgraph import Compute, Free, HostGather, MemGraph, Move, NodeId, ResidencyId
 from einpage.memplan.graph.simulate import queue_numbers, queues_of
-from einpage.memplan.problem.places import DEVICE, Queue
+from einpage.memplan.machine.places import DEVICE, Queue
 
 WORKSPACE = "workspace"
 """The kind of a rectangle that belongs to a task and not to a tensor."""

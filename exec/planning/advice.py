@@ -14,7 +14,7 @@ from math import ceil, log2
 from einpage.einsum_front.base.errors import EinpageError
 from einpage.einsum_front.base.units import format_bytes, format_seconds
 from einpage.exec.planning.judged_plan import Planned
-from einpage.memplan.problem.places import Queue
+from einpage.memplan.machine.places import Queue
 
 MOST_NODES = 10_000
 """No advice on a plan with more: to plan it again takes long."""

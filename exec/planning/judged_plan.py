@@ -24,10 +24,10 @@ from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.simulate import Timeline, moved_bytes, simulate
 from einpage.memplan.judge.reason import Violation
 from einpage.memplan.judge.validate import judge
+from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.places import Queue
 from einpage.memplan.plan import PlanOptions, plan
-from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.pace import Pace
-from einpage.memplan.problem.places import Queue
 from einpage.memplan.report import Report, passes_report, report, tasks_in_order
 
 

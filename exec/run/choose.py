@@ -27,7 +27,7 @@ from einpage.exec.measure.cpu import measured_cpu
 from einpage.exec.measure.cuda import measured_cuda
 from einpage.exec.measure.profiles import Say
 from einpage.memplan.graph.memgraph import MemGraph
-from einpage.memplan.problem.machine import Machine
+from einpage.memplan.machine.machine import Machine
 
 
 class DeviceKind(Enum):

@@ -23,7 +23,7 @@ from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.device.streams import StreamDevice
 from einpage.exec.system.finite import NumberCounts, merged, number_counts
 from einpage.memplan.graph.memgraph import Compute, HostGather, MemGraph, NodeId
-from einpage.memplan.problem.places import Queue
+from einpage.memplan.machine.places import Queue
 
 _MOST_SPEC = 1 << 20
 """Characters of a spec that are read to show one line of it."""

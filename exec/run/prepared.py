@@ -38,7 +38,7 @@ from einpage.exec.system.process_memory import available_bytes, give_back_memory
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.graph.memgraph import MemGraph
-from einpage.memplan.problem.machine import Machine
+from einpage.memplan.machine.machine import Machine
 from einpage.memplan.problem.pace import Pace
 
 

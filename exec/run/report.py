@@ -20,7 +20,7 @@ from einpage.exec.run.choose import DeviceKind, Dispatch
 from einpage.exec.run.find_nan import FoundNan
 from einpage.exec.run.outputs import TextFigures
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
-from einpage.memplan.problem.machine import Machine
+from einpage.memplan.machine.machine import Machine
 from einpage.memplan.report import Report
 
 MOST_WEIGHTS = 3

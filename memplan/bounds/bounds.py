@@ -26,9 +26,9 @@ from einpage.memplan.bounds.limit import Cause, Limit, Method
 from einpage.memplan.bounds.lp import Unsolved, has_solver
 from einpage.memplan.bounds.slot_lp import time_bound
 from einpage.memplan.bounds.window import window_bound
+from einpage.memplan.machine.machine import Machine, op_seconds
+from einpage.memplan.machine.places import Queue
 from einpage.memplan.problem.accesses import Accesses, accesses
-from einpage.memplan.problem.machine import Machine, op_seconds
-from einpage.memplan.problem.places import Queue
 
 Seconds: TypeAlias = Floats
 

@@ -10,8 +10,8 @@ from collections.abc import Collection
 
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, TaskGraph, TensorId
 from einpage.memplan.bounds.limit import Limit
-from einpage.memplan.problem.machine import Machine, task_seconds
-from einpage.memplan.problem.places import Queue
+from einpage.memplan.machine.machine import Machine, task_seconds
+from einpage.memplan.machine.places import Queue
 
 
 class EngineBounds:

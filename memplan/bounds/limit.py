@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TypeAlias
 
-from einpage.memplan.problem.places import Queue
+from einpage.memplan.machine.places import Queue
 
 
 class Method(Enum):

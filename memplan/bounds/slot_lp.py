@@ -30,8 +30,8 @@ import numpy as np
 from einpage.einsum_front.base.columns import Bools, Floats
 from einpage.memplan.bounds.interval_lp import UNITS, add_resident_bytes, add_written
 from einpage.memplan.bounds.lp import Indices, Lp, Unsolved
+from einpage.memplan.machine.places import Link
 from einpage.memplan.problem.accesses import NEVER, Accesses
-from einpage.memplan.problem.places import Link
 
 
 @dataclass(frozen=True, slots=True, eq=False)

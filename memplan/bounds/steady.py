@@ -17,9 +17,9 @@ from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, TensorId
 from einpage.memplan.bounds.bounds import Bounds
 from einpage.memplan.bounds.compulsory import compulsory_load_bytes, compulsory_store_bytes
 from einpage.memplan.bounds.limit import Method
+from einpage.memplan.machine.machine import Machine, op_seconds, task_seconds
+from einpage.memplan.machine.places import Queue
 from einpage.memplan.problem.accesses import accesses
-from einpage.memplan.problem.machine import Machine, op_seconds, task_seconds
-from einpage.memplan.problem.places import Queue
 
 SAME_EVERY_PASS = frozenset((Kind.WEIGHT, Kind.CONSTANT))
 """Kinds that are the same in every pass."""

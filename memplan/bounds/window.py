@@ -12,8 +12,8 @@ import numpy as np
 
 from einpage.einsum_front.base.columns import Int64s
 from einpage.einsum_front.graph.taskgraph import TaskGraph, TaskId, TensorId
-from einpage.memplan.problem.machine import Machine, task_seconds
-from einpage.memplan.problem.places import Queue
+from einpage.memplan.machine.machine import Machine, task_seconds
+from einpage.memplan.machine.places import Queue
 
 WINDOWS = 96
 """The window bound looks at stretches between this many evenly spaced places: time grows with its square at worst."""

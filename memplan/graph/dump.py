@@ -13,7 +13,7 @@ from typing import assert_never
 
 from einpage.einsum_front.graph.taskgraph import Task, TaskGraph, Tensor
 from einpage.memplan.graph.memgraph import Compute, EdgeKind, Free, HostGather, MemGraph, Move, Node, NodeId, ResidencyId
-from einpage.memplan.problem.places import Queue
+from einpage.memplan.machine.places import Queue
 
 
 def memgraph_text(memgraph: MemGraph) -> str:

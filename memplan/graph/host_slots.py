@@ -17,7 +17,7 @@ from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.graph.arena import Arena
 from einpage.memplan.graph.memgraph import ResidencyId
 from einpage.memplan.graph.recorder import NO_RESIDENCY, Recorder
-from einpage.memplan.problem.places import HOST
+from einpage.memplan.machine.places import HOST
 from einpage.memplan.problem.problem import Problem
 
 MOST_NAMED = 8

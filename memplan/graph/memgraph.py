@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from einpage.einsum_front.base.units import ALIGNMENT, Nbytes
 from einpage.einsum_front.graph.taskgraph import TaskGraph, TaskId, TensorId
-from einpage.memplan.problem.places import DEVICE, HOST, Place, Queue
+from einpage.memplan.machine.places import DEVICE, HOST, Place, Queue
 
 NodeId = NewType("NodeId", int)
 """Index into MemGraph.nodes."""

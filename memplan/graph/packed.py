@@ -23,7 +23,7 @@ import numpy as np
 from einpage.einsum_front.base.columns import Bools, Columns, Int32s, Int64s, UInt8s, frozen, ragged
 from einpage.einsum_front.graph.taskgraph import TaskId
 from einpage.memplan.graph.memgraph import Compute, Extent, Free, HostGather, Move, Node, Residency, ResidencyId
-from einpage.memplan.problem.places import DEVICE, HOST, Place
+from einpage.memplan.machine.places import DEVICE, HOST, Place
 
 COMPUTE, GATHER, MOVE, FREE = range(4)
 """What Nodes.kind says."""

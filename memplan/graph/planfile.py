@@ -27,7 +27,7 @@ from einpage.einsum_front.graph.program import Source
 from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
 from einpage.memplan.graph.memgraph import Compute, Edges, Extent, Free, HostGather, MemGraph, Move, Node, Offset, Residency, ResidencyId
 from einpage.memplan.graph.packed import Nodes, Residencies
-from einpage.memplan.problem.places import DEVICE, HOST, Place, PlaceKind
+from einpage.memplan.machine.places import DEVICE, HOST, Place, PlaceKind
 
 FORMAT = "einpage-plan"
 VERSION = 3

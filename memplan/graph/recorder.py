@@ -21,7 +21,7 @@ from einpage.einsum_front.graph.taskgraph import TaskGraph, TaskId, TensorId
 from einpage.memplan.graph.arena import Piece
 from einpage.memplan.graph.memgraph import EdgeKind, Edges, NodeId, ResidencyId
 from einpage.memplan.graph.packed import NodeList, ResidencyList
-from einpage.memplan.problem.places import Place
+from einpage.memplan.machine.places import Place
 
 AT_START = NodeId(-1)
 """Stands for the creator of what is present before the first node."""

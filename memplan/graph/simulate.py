@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from einpage.einsum_front.base.columns import Floats, UInt8s
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.packed import COMPUTE, FREE, GATHER, MOVE, Nodes, Residencies
-from einpage.memplan.problem.machine import Machine, task_seconds
-from einpage.memplan.problem.places import DEVICE, ENGINES, HOST, Queue
+from einpage.memplan.machine.machine import Machine, task_seconds
+from einpage.memplan.machine.places import DEVICE, ENGINES, HOST, Queue
 
 NO_QUEUE = -1
 """The queue number of a Free."""

@@ -24,7 +24,7 @@ from einpage.memplan.horizons.malloc import Allocator
 from einpage.memplan.horizons.memory import Memory, Reservation
 from einpage.memplan.horizons.reuse import Reuse, Step
 from einpage.memplan.horizons.victim import VictimPolicy, price_of
-from einpage.memplan.problem.places import DEVICE, HOST
+from einpage.memplan.machine.places import DEVICE, HOST
 from einpage.memplan.problem.problem import Problem
 from einpage.memplan.residency.resident_sets import NO_RESIDENTS, Residents
 

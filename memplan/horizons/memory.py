@@ -20,7 +20,7 @@ from einpage.memplan.graph.memgraph import NodeId, ResidencyId
 from einpage.memplan.graph.recorder import NO_RESIDENCY, Recorder
 from einpage.memplan.horizons.reuse import Reuse, Step
 from einpage.memplan.horizons.victim import FAR, HOLE_TRAFFIC, LARGE, Column, traffic
-from einpage.memplan.problem.places import DEVICE
+from einpage.memplan.machine.places import DEVICE
 from einpage.memplan.problem.problem import Problem
 from einpage.memplan.residency.resident_sets import NO_RESIDENTS, Residents
 

@@ -12,7 +12,7 @@ from einpage.memplan.graph.memgraph import Move
 from einpage.memplan.graph.packed import COMPUTE, FREE, GATHER, MOVE
 from einpage.memplan.judge.plan_columns import ALWAYS, NEVER, PlanColumns
 from einpage.memplan.judge.reason import Reason, Violation, violation_at
-from einpage.memplan.problem.places import DEVICE, HOST
+from einpage.memplan.machine.places import DEVICE, HOST
 
 
 def first_wrong_lifetime(plan: PlanColumns) -> Violation | None:

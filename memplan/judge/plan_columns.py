@@ -13,7 +13,7 @@ from einpage.einsum_front.base.columns import Bools, Int64s
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.packed import MOVE, Nodes, Residencies
 from einpage.memplan.judge.well_formed import readers
-from einpage.memplan.problem.places import Place
+from einpage.memplan.machine.places import Place
 
 ALWAYS = -1
 """Stands for the creator of what is present at the start."""

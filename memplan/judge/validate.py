@@ -24,7 +24,7 @@ from einpage.memplan.judge.plan_columns import ALWAYS, NEVER, PlanColumns
 from einpage.memplan.judge.reachability import first_of_wrong_kind, first_unordered
 from einpage.memplan.judge.reason import Reason, Violation, violation_at
 from einpage.memplan.judge.well_formed import first_ill_formed
-from einpage.memplan.problem.places import DEVICE, HOST
+from einpage.memplan.machine.places import DEVICE, HOST
 
 
 def judge(memgraph: MemGraph) -> Violation | None:

@@ -20,7 +20,7 @@ import numpy as np
 from einpage.einsum_front.base.columns import Bools, Floats, Int64s
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, TaskGraph, TaskId, TensorId
-from einpage.memplan.problem.machine import Machine, task_seconds
+from einpage.memplan.machine.machine import Machine, task_seconds
 
 NEVER = -1
 """Stands for a slot."""

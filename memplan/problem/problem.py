@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from einpage.einsum_front.base.units import ALIGNMENT, Nbytes, aligned
 from einpage.einsum_front.graph.taskgraph import Task, TaskGraph, TaskId
-from einpage.memplan.problem.machine import Machine
+from einpage.memplan.machine.machine import Machine
 
 
 @dataclass(frozen=True, slots=True, eq=False)

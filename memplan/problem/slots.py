@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from einpage.einsum_front.base.units import aligned
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, Task, TensorId
+from einpage.memplan.machine.machine import task_seconds
+from einpage.memplan.machine.places import Queue
 from einpage.memplan.problem.accesses import NEVER, Accesses, from_lists
 from einpage.memplan.problem.footprint import donated_operand
-from einpage.memplan.problem.machine import task_seconds
-from einpage.memplan.problem.places import Queue
 from einpage.memplan.problem.problem import Problem
 
 

@@ -18,7 +18,7 @@ from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import TaskGraph, TensorId
 from einpage.memplan.graph.memgraph import Compute, Extent, MemGraph, Node, Offset, Residency, ResidencyId
 from einpage.memplan.graph.packed import Nodes, Residencies
-from einpage.memplan.problem.places import DEVICE
+from einpage.memplan.machine.places import DEVICE
 from einpage.memplan.problem.problem import Problem
 from einpage.memplan.residency.resident_sets import Residents
 

@@ -24,8 +24,8 @@ import numpy as np
 
 from einpage.einsum_front.base.columns import Bools, Int64s
 from einpage.einsum_front.graph.taskgraph import Kind, TensorId
+from einpage.memplan.machine.machine import task_seconds
 from einpage.memplan.problem.footprint import footprint, last_use_by_tensor
-from einpage.memplan.problem.machine import task_seconds
 from einpage.memplan.problem.problem import Problem
 
 ResidentWeights: TypeAlias = Bools

@@ -15,11 +15,11 @@ import numpy as np
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.simulate import all_moved_bytes, queue_numbers, simulate
+from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.places import ENGINES, Queue
 from einpage.memplan.packing.place import place
 from einpage.memplan.packing.rectangles import Rectangle
-from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.pace import Pace, SearchOver
-from einpage.memplan.problem.places import ENGINES, Queue
 from einpage.memplan.problem.slots import Slots
 from einpage.memplan.residency.policies import ResidentIntervals
 from einpage.memplan.schedule.emit import emit

@@ -11,8 +11,8 @@ from einpage.memplan.graph.arena import Arena
 from einpage.memplan.graph.host_slots import HostSlots
 from einpage.memplan.graph.memgraph import MemGraph, ResidencyId
 from einpage.memplan.graph.recorder import NO_RESIDENCY, Recorder
+from einpage.memplan.machine.places import DEVICE, HOST
 from einpage.memplan.problem.accesses import NEVER
-from einpage.memplan.problem.places import DEVICE, HOST
 from einpage.memplan.problem.slots import Slots
 from einpage.memplan.schedule.live_ranges import WORKSPACE, LiveRanges, Placement
 from einpage.memplan.schedule.timetable import Prefetch, Timetable

@@ -20,11 +20,11 @@ from typing import TypeAlias
 
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.simulate import all_moved_bytes, simulate
+from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.places import Queue
 from einpage.memplan.packing.place import first_fit_loss
 from einpage.memplan.packing.rectangles import Rectangle
-from einpage.memplan.problem.machine import Machine
 from einpage.memplan.problem.pace import Ended, Pace, SearchOver
-from einpage.memplan.problem.places import Queue
 from einpage.memplan.problem.slots import Slots
 from einpage.memplan.residency.candidates import RESERVES, Candidates
 from einpage.memplan.residency.policies import ResidentIntervals

@@ -24,8 +24,8 @@ from einpage.einsum_front.base.files import not_regular, read_text
 from einpage.einsum_front.base.units import parse_bytes, parse_rate, shown
 from einpage.einsum_front.spec.source import SourceFile
 from einpage.einsum_front.spec.yamltree import MAX_CHARACTERS, YamlMapping, YamlNode, YamlScalar, YamlSequence, parse_yaml
-from einpage.memplan.problem.machine import Machine
-from einpage.memplan.problem.places import Link, Place, PlaceKind, Queue, host_links
+from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.places import Link, Place, PlaceKind, Queue, host_links
 
 PROFILES = Path(__file__).parents[2] / "specs" / "machines"
 """Beside the package, in a checkout (through the link einpage/specs) and in a wheel alike."""

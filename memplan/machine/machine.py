@@ -12,7 +12,7 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import parse_rate
 from einpage.einsum_front.graph.taskgraph import Op, Task, TaskGraph
-from einpage.memplan.problem.places import Link, Queue, host_links
+from einpage.memplan.machine.places import Link, Queue, host_links
 
 _ANY_HOST = 2**60
 """Bytes of host memory where nobody said how many."""
