@@ -116,6 +116,15 @@ def check_made(text: str, grain: int) -> bool:
         return check(program, DType.FP32, [o.name for o in program.outputs])
 
 
+IN_PLACE_AFTER_ANOTHER_READER, NEEDED_IN_PART = 223, 302
+"""Seeds: an addition may be written in place of a value once another output has read it; tiles of a value are of no use to any output."""
+
+
+@pytest.mark.parametrize("seed", [IN_PLACE_AFTER_ANOTHER_READER, NEEDED_IN_PART])
+def test_the_order_of_tasks_and_tiles_of_no_use_are_counted(seed: int) -> None:
+    assert check_made(random_spec(seed, most_statements=4), (1, 2, 4, 64)[seed % 4])
+
+
 @given(specs(most_statements=3), st.sampled_from([1, 2, 4, 64]))
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_of_any_spec(text: str, grain: int) -> None:

@@ -62,7 +62,8 @@ class LowerBounds:
     def _bound(self, pattern: Pattern, splits: SplitRange) -> int:
         op = pattern.template.op
         own = {letter: self._lengths(pattern.template, letter, splits) for letter in all_letters(op)}
-        return max(self._task(pattern, lengths, longest_of, own, splits) for lengths, longest_of in _tasks(op, own, self.extents))
+        tasks = _tasks(op, own, self.extents) if pattern.is_whole else _shortest_tasks(op, own, pattern)
+        return max((self._task(pattern, lengths, longest_of, own, splits) for lengths, longest_of in tasks), default=0)
 
     def _task(
         self,
@@ -161,6 +162,15 @@ def _tasks(
     yield longest, None
     for n in range(len({load.name for load in op_loads(op)})):
         yield each, n
+
+
+def _shortest_tasks(op: FusedOp, own: Mapping[Letter, PieceLengths], pattern: Pattern) -> Iterator[tuple[dict[Letter, int], None]]:
+    """As `_tasks`, of an op that outputs need in part: any one of its tasks."""
+    each = {letter: lengths.each for letter, lengths in own.items()}
+    if isinstance(op, AttentionOp) and condition(op.score) is not None:
+        each[op.row] = 1
+    if pattern.needed:
+        yield each, None
 
 
 def _target(template: Template, lengths: Mapping[Letter, int]) -> list[int]:

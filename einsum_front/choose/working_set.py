@@ -1,7 +1,8 @@
 """Working sets of ops under many splits, counted as the planner counts them: aligned operands and result, 0 for a result written in place.
 
 In: an OpGraph and a dtype. Out: bytes for a split. Ops alike in all that decides their bytes (the same layer at every depth) are one
-Pattern, and what was counted once is remembered: a step from one split to the next touches few patterns.
+Pattern, and what was counted once is remembered: a step from one split to the next touches few patterns. Of an op that outputs need in
+part, only tasks that every split has are counted: what a split adds to them is known once its graph is made.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
+from math import prod
 from operator import sub
 
 from einpage.einsum_front.algebra.expr import Axis, Letter
@@ -20,10 +22,11 @@ from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.opgraph import AttentionOp, GatherOp, OpGraph, op_loads
 from einpage.einsum_front.graph.taskgraph import Kind, Value, tile_name
 from einpage.einsum_front.tile.grid import Grid, boundaries_read, ranges_evaluated, templates_of
+from einpage.einsum_front.tile.needed import Ranges, needed_ranges
 from einpage.einsum_front.tile.split import check_pieces, cuts_by_letter, declared_values
 from einpage.einsum_front.tile.task_template import accumulator_box
 from einpage.einsum_front.tile.template import Template, Tile, in_place_slots, result_cuts, tiles
-from einpage.einsum_front.tile.tiling import Cuts, load_box, most_pieces
+from einpage.einsum_front.tile.tiling import Cuts, load_box, most_pieces, own_cuts
 
 POINTS = 128
 """Cut points that are handled in about the time in which a task is measured."""
@@ -82,6 +85,19 @@ class Pattern:
     """Per slot: whether the result may be written into its bytes, tiles permitting."""
     letters: tuple[Letter, ...]
     """Letters whose cuts may make a difference, sorted."""
+    needed: tuple[Ranges, ...]
+    """Parts of the result that outputs need under every split, each by the target's letters that it is not all of; of a tile outside
+    them, a split may or may not have the tasks."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether outputs need all of the result, so every task of it, under every split."""
+        return self.needed == ((),)
+
+
+def _parts(template: Template, ranges: Ranges, extents: Mapping[Letter, int]) -> Ranges:
+    """Of `ranges`, those of the target's letters that are not all of the letter."""
+    return tuple((x, within) for x, within in ranges if x in template.tiling.target and within != (0, extents[x]))
 
 
 def _letters(template: Template, operands: tuple[Operand, ...]) -> tuple[Letter, ...]:
@@ -114,14 +130,16 @@ class WorkingSets:
         writers = {name: template for name, (template, _) in templates.items()}
         operands = {n: Operand(v.shape, v.dtype, writers.get(n), frozenset(readers[n])) for n, v in self.values.items()}
         last_reader = {load.name: op.value for op in opgraph.ops for load in op_loads(op)}
+        needed, extents = needed_ranges(opgraph, templates), opgraph.program.extents
         pattern_by_key: dict[tuple[object, ...], Pattern] = {}
         for op in opgraph.ops:
             template, names = templates[op.value]
             last_uses = tuple(self.values[n].kind is Kind.ACTIVATION and last_reader[n] == op.value for n in names)
             read = tuple(operands[n] for n in names)
-            key = (template, read, last_uses)
+            parts = tuple(_parts(template, ranges, extents) for ranges in needed.get(op.value, ()))
+            key = (template, read, last_uses, parts)
             if key not in pattern_by_key:
-                pattern_by_key[key] = Pattern(template, read, last_uses, in_place_slots(template), _letters(template, read))
+                pattern_by_key[key] = Pattern(template, read, last_uses, in_place_slots(template), _letters(template, read), parts)
             pattern = pattern_by_key[key]
             self.patterns.setdefault(pattern, op.value)
             self.pattern_by_value[op.value] = pattern
@@ -145,9 +163,10 @@ class WorkingSets:
         key = (pattern, *(len(cut[letter]) for letter in pattern.letters))
         if key not in self._known:
             counter = self._counter(pattern, cut)
-            nbytes = [counter.task(tile) for tile in tiles(pattern.template, cut, sample=True, alike=counter.alike)]
+            needed = [tiles(pattern.template, cut, sample=True, alike=counter.alike, within=dict(part)) for part in pattern.needed]
+            nbytes = [counter.task(tile) for tile in chain.from_iterable(needed)]
             self.measured += len(nbytes) + sum(len(cut[letter]) for letter in pattern.letters) // POINTS
-            self._known[key] = max(nbytes)
+            self._known[key] = max(nbytes, default=0)
         return self._known[key]
 
     def fits(self, pieces: Mapping[Letter, int], letter: Letter, most_bytes: int) -> bool:
@@ -158,22 +177,33 @@ class WorkingSets:
     def count(self, pieces: Mapping[Letter, int], most_tasks: int) -> Counted:
         """The largest working set under `pieces`, from all tasks that are not alike; once `most_tasks` are counted, from a sample.
 
-        Two pieces that are looked at, to find those alike, count as a task.
+        Two pieces that are looked at, to find those alike, count as a task. Tasks that this split may not have are not counted.
         """
         cut = cuts_by_letter(self.opgraph, pieces)
-        best, left, exact = Counted(0, "", True), most_tasks, True
+        best, left, exact, largest_not_counted = Counted(0, "", True), most_tasks, True, 0
         for pattern, value in self.patterns.items():
             counter = self._counter(pattern, cut)
-            left -= sum(len(cut[letter]) for letter, _ in pattern.template.tiling.inside) // 2
-            counted = list(islice(tiles(pattern.template, cut, alike=counter.alike), left + 1)) if left > 0 else []
-            if left <= 0 or len(counted) > left:
-                counted, exact = list(tiles(pattern.template, cut, sample=True)), False
-            left = max(0, left - len(counted))
-            for tile in counted:
-                if (nbytes := counter.task(tile)) > best.nbytes:
-                    step = f"+{tile.chain_index}" if tile.chain_length > 1 else ""
-                    best = Counted(nbytes, f"{tile_name(value, tile.box)}{step}", True)
-        return replace(best, exact=exact)
+            for part in pattern.needed:
+                left -= sum(len(cut[letter]) for letter, _ in pattern.template.tiling.inside) // 2
+                counted = list(islice(tiles(pattern.template, cut, alike=counter.alike, within=dict(part)), left + 1)) if left > 0 else []
+                if left <= 0 or len(counted) > left:
+                    counted, exact = list(tiles(pattern.template, cut, sample=True, within=dict(part))), False
+                left = max(0, left - len(counted))
+                for tile in counted:
+                    if (nbytes := counter.task(tile)) > best.nbytes:
+                        step = f"+{tile.chain_index}" if tile.chain_length > 1 else ""
+                        best = Counted(nbytes, f"{tile_name(value, tile.box)}{step}", True)
+            if not pattern.is_whole:
+                others = list(islice(tiles(pattern.template, cut, alike=counter.alike), left))
+                exact, left = exact and len(others) < left, left - len(others)
+                largest_not_counted = max([largest_not_counted, *map(counter.task, others)])
+        return replace(best, exact=exact and largest_not_counted <= best.nbytes)
+
+    def tasks_at_most(self, pieces: Mapping[Letter, int]) -> int:
+        """How many tasks `pieces` make, those that no output needs included."""
+        cut = cuts_by_letter(self.opgraph, pieces)
+        by_pattern = {p: prod(len(points) - 1 for points in own_cuts(p.template.tiling, cut).values()) for p in self.patterns}
+        return sum(map(by_pattern.__getitem__, self.pattern_by_value.values()))
 
     def _counter(self, pattern: Pattern, cut: Mapping[Letter, Cuts]) -> _TaskBytes:
         grids = tuple(self._grid(operand, cut) for operand in pattern.operands)

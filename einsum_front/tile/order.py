@@ -74,21 +74,28 @@ def _needed(tensors: Sequence[Tensor], drafts: Sequence[Draft], outputs: set[str
 
 
 def _sorted(drafts: list[Draft]) -> list[Draft]:
-    """Topological order, the smallest key first among the drafts whose operands are all written."""
+    """Topological order, the smallest key first among the drafts whose operands are all written, and whose result would be written in
+    place of no tensor that an operation before them still reads."""
     writer = {d.result: i for i, d in enumerate(drafts)}
     pending = [0] * len(drafts)
-    readers: list[list[int]] = [[] for _ in drafts]
+    after: list[list[int]] = [[] for _ in drafts]
+    readers: dict[TensorId, list[int]] = {t: [] for d in drafts for t in d.inplace}
     for i, d in enumerate(drafts):
-        for w in {writer[t] for operand in d.operands for t in operand if t in writer}:
-            pending[i] += 1
-            readers[w].append(i)
+        for t in {t for operand in d.operands for t in operand} & readers.keys():
+            readers[t].append(i)
+    for i, d in enumerate(drafts):
+        before = {writer[t] for operand in d.operands for t in operand if t in writer}
+        before |= {r for t in d.inplace for r in readers[t] if drafts[r].op < d.op}
+        pending[i] = len(before)
+        for b in before:
+            after[b].append(i)
     heap = [(d.order, i) for i, d in enumerate(drafts) if not pending[i]]
     heapify(heap)
     out = []
     while heap:
         _, i = heappop(heap)
         out.append(drafts[i])
-        for r in readers[i]:
+        for r in after[i]:
             pending[r] -= 1
             if not pending[r]:
                 heappush(heap, (drafts[r].order, r))

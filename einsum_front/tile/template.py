@@ -6,6 +6,7 @@ boxes it works on. No tensor ids occur here.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
@@ -138,8 +139,15 @@ Alike: TypeAlias = Callable[[Letter, int, int], Hashable]
 """alike(letter, start, end): equal for pieces of a letter that no difference is made between."""
 
 
-def tiles(template: Template, cuts_by_letter: Mapping[Letter, Cuts], sample: bool = False, alike: Alike | None = None) -> Iterator[Tile]:
-    """Every tile of the op, row-major over its value, the tasks of a chain one after another.
+def tiles(
+    template: Template,
+    cuts_by_letter: Mapping[Letter, Cuts],
+    sample: bool = False,
+    alike: Alike | None = None,
+    within: Region | None = None,
+) -> Iterator[Tile]:
+    """Every tile of the op, row-major over its value, the tasks of a chain one after another; of the target's letters in `within`, only
+    pieces that share an element with the range there.
 
     With `sample`, only some that almost always hold the largest: along each dimension the first piece, the longest and the last
     three (a causal mask lets later rows see more), of a chain the first two tasks, the longest and the last two. Of pieces that
@@ -157,7 +165,8 @@ def tiles(template: Template, cuts_by_letter: Mapping[Letter, Cuts], sample: boo
     if alike is not None and chain:
         keys = [(*(alike(letter, *piece) for letter, piece in zip(chain, pieces, strict=True)), n == length - 1) for n, pieces, _ in steps]
         steps = sorted(dict(zip(reversed(keys), reversed(steps), strict=True)).values())
-    for index in product(*(_pieces(letter, c, sample, alike) for letter, c in zip(target, grid, strict=True))):
+    ranges_within = [None if letter is None or within is None else within.get(letter) for letter in target]
+    for index in product(*(_pieces(x, c, sample, alike, w) for x, c, w in zip(target, grid, ranges_within, strict=True))):
         box = Box(tuple(c[i] for c, i in zip(grid, index, strict=True)), tuple(c[i + 1] for c, i in zip(grid, index, strict=True)))
         ranges = dict(whole)
         for letter, a, b in zip(target, box.start, box.end, strict=True):
@@ -188,13 +197,15 @@ def _unraveled(numbers: Iterable[int], counts: list[int]) -> Iterator[tuple[int,
         yield number, tuple(reversed(index))
 
 
-def _pieces(letter: Letter | None, points: Cuts, sample: bool, alike: Alike | None) -> list[int]:
-    n = len(points) - 1
-    found = sorted({0, _longest(points), *range(max(0, n - 3), n)}) if sample else list(range(n))
+def _pieces(letter: Letter | None, points: Cuts, sample: bool, alike: Alike | None, within: tuple[int, int] | None) -> list[int]:
+    start, end = within or (points[0], points[-1])
+    first, n = bisect_right(points, start) - 1, bisect_left(points, end)
+    longest = first + _longest(points[first : n + 1])
+    found = sorted({first, longest, *range(max(first, n - 3), n)}) if sample else list(range(first, n))
     if letter is None or alike is None:
         return found
-    first = {alike(letter, points[i], points[i + 1]): i for i in reversed(found)}
-    return sorted(first.values())
+    first_alike = {alike(letter, points[i], points[i + 1]): i for i in reversed(found)}
+    return sorted(first_alike.values())
 
 
 def _longest(points: Cuts) -> int:

@@ -101,13 +101,24 @@ def smallest(working_sets: WorkingSets, enough: int, pieces: Mapping[Letter, int
             break
         limit = max(choice.largest_bytes, enough)
         for tried in (coarsened(working_sets, choice, limit, pieces), choice):
-            counted = working_sets.count(tried.by_letter, MOST_COUNTED)
+            counted = _count(working_sets, tried)
             if best is None or counted.nbytes < best.counted.nbytes:
                 best = Smallest(tried, counted, min(at_least, counted.nbytes))
             if counted.nbytes <= limit:
                 return Smallest(tried, counted, min(at_least, counted.nbytes))
     assert best is not None, "there is always a split to try"
     return replace(best, at_least=best.counted.nbytes)
+
+
+def _count(working_sets: WorkingSets, choice: Choice) -> Counted:
+    """The largest working set of `choice`: of the graph itself, where outputs need a part of a value and the split says which."""
+    counted = working_sets.count(choice.by_letter, MOST_COUNTED)
+    whole = all(pattern.is_whole for pattern in working_sets.patterns)
+    if counted.exact or whole or working_sets.tasks_at_most(choice.by_letter) > MOST_COUNTED:
+        return counted
+    graph = split(working_sets.opgraph, choice.by_letter, working_sets.dtype)
+    task, nbytes = largest_footprint(graph)
+    return Counted(nbytes, graph.tasks[task].name, True)
 
 
 def _too_small(least: Smallest, budget_bytes: int) -> Misfit:
