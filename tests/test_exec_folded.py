@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from einpage.einsum_front.graph.program import Source
-from einpage.exec.load.checkpoint import WeightError, folded
+from einpage.exec.load.checkpoint import WeightError, folded, some_of_each
 from einpage.exec.load.resolve import open_weights, resolve
 from test_exec_resolve import array, program, weight
 
@@ -29,6 +29,24 @@ def test_faults_of_layers_that_are_alike_are_one_line(tmp_path: Path) -> None:
         "  mis-shaped: b@{1, 5}: layers.{1, 5}.b is [2, 3], expected [2, 2] (a=2 b=2)",
         "  surplus: layers.{0…47}.extra [1]: no output uses it (a glob under `ignore:` would allow it)",
     ]
+
+
+def test_of_very_many_faults_some_of_each_kind_are_told(tmp_path: Path) -> None:
+    """Names without numbers, which fold into nothing."""
+    held = {f"surplus-{'x' * i}": array(1) for i in range(1, 60)} | {"bent": array(3)}
+    save_file(held, tmp_path / "m.safetensors")
+    with pytest.raises(WeightError) as caught:
+        resolve(program(*(weight("m" * i, (2,)) for i in range(1, 60)), weight("bent", (2,))), open_weights(str(tmp_path)))
+    first, *lines, last = str(caught.value).splitlines()
+    assert first == "the weights do not fit test.yaml: 119 faults" and len(lines) == 18
+    assert [sum(line.startswith(f"  {kind}: ") for line in lines) for kind in ("missing", "mis-shaped", "surplus")] == [8, 1, 9]
+    assert last == "  … and 101 more lines"
+
+
+def test_few_lines_are_told_as_they_are() -> None:
+    lines = [f"{kind}: {'x' * i}" for i in range(6) for kind in ("missing", "surplus", "mis-shaped")]
+    assert some_of_each(lines) == lines
+    assert some_of_each([*lines, "a line of no kind"])[-2:] == ["a line of no kind", "… and 1 more lines"]
 
 
 def test_a_shard_that_is_missing_names_what_it_held_layer_by_layer(tmp_path: Path) -> None:

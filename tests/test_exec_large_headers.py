@@ -11,7 +11,7 @@ import pytest
 
 from einpage.einsum_front.base.json_text import JsonTooLarge, parsed, parsed_size
 from einpage.exec.cli import main
-from einpage.exec.load.checkpoint import folded
+from einpage.exec.load.checkpoint import WeightError, folded
 from einpage.exec.load.resolve import open_weights
 from tiny_specs import SPEC
 
@@ -59,6 +59,19 @@ def test_a_checkpoint_beyond_any_model(
     assert main(["plan", "spec.yaml", "--budget", "1MiB", "--machine", "h100", "--weights", next(iter(files))]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
+
+
+def test_tables_of_labels_are_one_key(tmp_path: Path) -> None:
+    """An image model of 21,843 classes names each one, twice; what else its config.json says counts as ever."""
+    labels = {str(i): f"label {i}" for i in range(21_843)}
+    config = {"id2label": labels, "label2id": {label: int(i) for i, label in labels.items()}, "n": 4, "inner": {"deep": {"n": 5}}}
+    (tmp_path / "w.safetensors").write_bytes(EMPTY)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = open_weights(str(tmp_path)).config()
+    assert sorted(found) == ["id2label", "inner.deep.n", "label2id", "n"] and found["n"] == 4 and found["inner.deep.n"] == 5
+    (tmp_path / "config.json").write_text(json.dumps({"other": dict.fromkeys(labels, 10**400)}))
+    with pytest.raises(WeightError, match=r"`other` is .*more than a float holds"):
+        open_weights(str(tmp_path))
 
 
 def test_names_and_shapes_are_gathered_once(tmp_path: Path) -> None:

@@ -134,6 +134,9 @@ def listed(config: str) -> Document:
         ("{k: {key: kinds, values: {a: 1, b: 0}}}", {"kinds": ["a", "b", "a"]}, {"k": (1, 0, 1)}),
         ("{k: kinds}", {"kinds": [True, False, 2]}, {"k": (1, 0, 2)}),
         ("{k: kinds}", {"kinds": None}, {}),
+        ("{c: kinds}", {"kinds": [1.5, 1.5, 1.5]}, {"c": 1.5}),
+        ("{layers: kinds}", {"kinds": [7] * 3}, {"layers": 7}),
+        ("{c: {key: act, values: {silu: 0, gelu: 1.5}}}", {"act": ["gelu", "gelu"]}, {"c": 1.5}),
     ],
 )
 def test_words_stand_for_numbers(config: str, metadata: dict[str, object], settings: dict[str, object]) -> None:
@@ -151,7 +154,15 @@ def test_words_stand_for_numbers(config: str, metadata: dict[str, object], setti
         ("{c: {key: act, values: {a: 1}}}", {"act": 1}, "the checkpoint's `act` holds 1, for which there is no number here"),
         ("{k: kinds}", {"kinds": 6}, "the checkpoint's `kinds` is 6; the spec's list `k` is taken from it and needs a list"),
         ("{k: kinds}", {"kinds": ["a"]}, "the checkpoint's `kinds` is ['a']; the spec's list `k` is taken from it and needs numbers"),
-        ("{c: kinds}", {"kinds": [1]}, "the checkpoint's `kinds` is [1]; the spec's `c` is taken from it and needs a number"),
+        ("{c: kinds}", {"kinds": [1, 2]}, "the checkpoint's `kinds` is [1, 2]; the spec's `c` is taken from it and needs one number, the"),
+        ("{c: kinds}", {"kinds": []}, "the checkpoint's `kinds` is []; the spec's `c` is taken from it and needs one number, the same in"),
+        ("{c: kinds}", {"kinds": [1, True]}, "the checkpoint's `kinds` is [1, True]; the spec's `c` is taken from it and needs one number"),
+        (
+            "{c: kinds}",
+            {"kinds": [True, True]},
+            "the checkpoint's `kinds` is [True, True]; the spec's `c` is taken from it and needs a num",
+        ),
+        ("{layers: kinds}", {"kinds": [0, 0]}, "the checkpoint's `kinds` is [0, 0]; the spec's size `layers` is taken from it and needs"),
         ("{layers: {key: n, values: {few: 0}}}", {"n": "few"}, "the checkpoint's `n` is 'few'; the spec's size `layers` is taken from it"),
     ],
 )
@@ -160,6 +171,11 @@ def test_values_without_a_number_are_refused(config: str, metadata: dict[str, ob
         spec_settings(listed(config), Said(metadata))
     if isinstance(caught.value, SpecError):
         assert caught.value.source_line.startswith("config:") and "or" in f"or {caught.value.expected}"
+
+
+def test_what_the_user_sets_is_not_looked_for() -> None:
+    """A list that differs from layer to layer, for a number that `--set` gives."""
+    assert spec_settings(listed("{c: kinds, layers: n}"), Said({"kinds": [1, 2], "n": 3}), {"c": "2"}) == {"layers": 3}
 
 
 def test_a_list_in_gguf_may_have_more_layers_than_a_line(tmp_path: Path) -> None:

@@ -147,6 +147,7 @@ def test_gpt2_configurations() -> None:
         ("llama.expert_used_count", 2, "`llama.expert_used_count` is 2, and changes experts"),
         ("llama.rope.dimension_count", 32, "`llama.rope.dimension_count` is 32; the spec is right for head"),
         ("llama.rope.scaling.type", "yarn", "`llama.rope.scaling.type` is 'yarn'; the spec is right for none"),
+        ("llama.rope.scaling.factor", 2.0, "`llama.rope.scaling.factor` is 2.0, and changes how positions are scaled"),
         ("llama.rope.scale_linear", 4.0, "`llama.rope.scale_linear` is 4.0, and changes how positions are scaled"),
         ("llama.attention.sliding_window", 127, "`llama.attention.sliding_window` is 127; the spec is right for 0 or >= seq (128)"),
         ("llama.attention.scale", 0.1, "`llama.attention.scale` is 0.1, and changes the scale of the scores"),
@@ -157,6 +158,103 @@ def test_gpt2_configurations() -> None:
 def test_gguf_keys_that_change_the_math(key: str, value: object, said: str) -> None:
     with pytest.raises(WeightError, match=re.escape(said)):
         warnings_about(load_document(SPECS / "llama.yaml"), {**SILENT["GGUF"], key: value})
+
+
+def gguf_without_scaling(**more: object) -> dict[str, object]:
+    scaling = {"type": "none", "factor": 8.0, "original_context_length": 64, **more}
+    return {**SILENT["GGUF"], **{f"llama.rope.scaling.{key}": value for key, value in scaling.items()}, "llama.rope.scale_linear": 8.0}
+
+
+DEFAULT = {"factor": 8.0, "original_max_position_embeddings": 64, "low_freq_factor": 1.0, "attention_factor": 2.0}
+
+
+@pytest.mark.parametrize("name", ["llama", "bare"])
+@pytest.mark.parametrize("word", ["rope_type", "type"])
+@pytest.mark.parametrize("under", ["rope_scaling", "rope_parameters"])
+def test_factors_beside_no_scaling_are_not_read(under: str, word: str, name: str) -> None:
+    """As in transformers, and in llama.cpp, where the type `none` leaves a factor without effect."""
+    document = load_document(SPECS / "llama.yaml") if name == "llama" else assuming("llama", "{hidden_act: silu, model_type: llama}")
+    config = {key: value for key, value in SILENT["LLaMA-2"].items() if key != "rope_scaling"}
+    for none in ("default", "none"):
+        scaling = {f"{under}.{key}": value for key, value in {**DEFAULT, word: none}.items()}
+        assert warnings_about(document, {**config, **scaling}) == ()
+    for refused in ({word: "linear"}, {word: "default", "mrope_section": [4, 4]}, {}):
+        scaling = {f"{under}.{key}": value for key, value in {**DEFAULT, **refused}.items()}
+        with pytest.raises(WeightError, match="changes how positions are scaled"):
+            warnings_about(document, {**config, **scaling})
+
+
+def test_factors_beside_no_scaling_are_not_read_in_gguf() -> None:
+    document = load_document(SPECS / "llama.yaml")
+    assert warnings_about(document, gguf_without_scaling()) == ()
+    with pytest.raises(WeightError, match=r"`llama.rope.scaling.attn_factor` is 2.0, and changes how positions are scaled"):
+        warnings_about(document, gguf_without_scaling(attn_factor=2.0))
+    with pytest.raises(WeightError, match=r"`llama.rope.scaling.factor` is 8.0, and changes how positions are scaled"):
+        warnings_about(document, gguf_without_scaling(type="linear"))
+
+
+@pytest.mark.parametrize("kinds", [["sliding_attention"] * 4, ["sliding_attention", "full_attention"] * 2])
+def test_a_window_is_refused_by_its_width_alone(tmp_path: Path, kinds: list[str]) -> None:
+    """Kinds of layers change nothing where the window is as wide as the sequence."""
+    config = {**TINY, "sliding_window": len(TOKENS[0])}
+    with torch.no_grad():
+        wanted = saved(tmp_path, "mistral", **config)(torch.tensor(TOKENS)).logits
+    said = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**said, "layer_types": kinds}))
+    assert (logits_of("llama", tmp_path) - wanted).abs().max() < 2e-4 * wanted.abs().max()
+    (tmp_path / "config.json").write_text(json.dumps({**said, "layer_types": kinds, "sliding_window": len(TOKENS[0]) - 1}))
+    with pytest.raises(WeightError, match=r"`sliding_window` is 11; the spec is right for >= seq"):
+        logits_of("llama", tmp_path)
+    with pytest.raises(WeightError, match=r"`layer_types` is .*; the spec is right for full_attention or sliding_attention"):
+        warnings_about(load_document(SPECS / "llama.yaml"), {**SILENT["Mistral"], "layer_types": ["chunked_attention"]})
+
+
+def test_very_many_keys_that_change_the_math_are_counted() -> None:
+    with pytest.raises(WeightError) as caught:
+        warnings_about(assuming("llama", "{hidden_act: gelu}"), {"hidden_act": "silu", **{f"{'x' * i}_multiplier": 2 for i in range(90)}})
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 20 and lines[-1] == "  … and 73 more lines"
+
+
+def test_a_size_that_only_the_tensors_tell_comes_with_the_setting_to_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved(tmp_path, "llama", **{**TINY, "tie_word_embeddings": True})
+    said = json.loads((tmp_path / "config.json").read_text())
+    del said["vocab_size"]
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    words = ["show", "llama", "--weights", str(tmp_path)]
+    assert main(words) == 2
+    cure = capsys.readouterr().err.splitlines()[-1].strip()
+    assert cure == "where the tensors are right, their sizes are not the spec's: say --set vocab=96"
+    assert main([*words, *cure.split()[-2:]]) == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "cure"),
+    [
+        ((5, 4), "--set outer=5"),
+        ((5, 6), "--set outer=5 --set inner=6"),
+        ((4, 3), None),
+        ((3, 4, 1), None),
+        ((0, 4), None),
+    ],
+)
+def test_sizes_are_named_only_where_they_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], shape: tuple[int, ...], cure: str | None
+) -> None:
+    """Not for a tensor that lies transposed, has more dimensions, or nothing in it."""
+    spec = small_checkpoint(tmp_path, None, **{"fc.weight": np.ones(shape, np.float32)})
+    assert main(["show", str(spec), "--weights", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert ("--set" in said) == (cure is not None) and (cure is None or said.rstrip().endswith(f"say {cure}"))
+
+
+def test_sizes_are_not_named_where_two_tensors_ask_for_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = small_checkpoint(tmp_path, None, **{"fc.weight": np.ones((5, 4), np.float32), "head.weight": np.ones((6, 4), np.float32)})
+    assert main(["show", str(spec), "--weights", str(tmp_path)]) == 2
+    assert "--set" not in capsys.readouterr().err
+    spec = small_checkpoint(tmp_path, None, **{"fc.weight": np.ones((5, 4), np.float32), "head.weight": np.ones((3, 4), np.float32)})
+    assert main(["show", str(spec), "--weights", str(tmp_path)]) == 2
+    assert "--set" not in capsys.readouterr().err
 
 
 def test_all_faults_come_in_one_message_with_the_line_to_write() -> None:

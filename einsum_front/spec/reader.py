@@ -147,6 +147,9 @@ class _Reader:
             message, cure = f"the range of `{name}` is `{snippet.text[:40]}`", "both ends are allowed values, as in `range: 1 .. seq`"
             raise self._source.error(node.span, message, expected="LOW .. HIGH", cure=cure)
         low, high = (_stripped(s) for s in (snippet.part(0, dots), snippet.part(dots + 2, len(snippet.text))))
+        if ".." in high.text:
+            message = f"the range of `{name}` has more than two ends, or more than two points between them"
+            raise self._source.error(node.span, message, expected="LOW .. HIGH", cure="write one pair of points, as in `range: 1 .. seq`")
         for end, word in ((low, "LOW"), (high, "HIGH")):
             if not end.text:
                 raise self._source.error(node.span, f"the range of `{name}` lacks its {word}", expected="LOW .. HIGH")

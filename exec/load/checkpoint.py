@@ -44,7 +44,7 @@ class Checkpoint(Protocol):
         """What is wrong with the files themselves, in words: cut off, a shard missing. Empty for sound files."""
 
     def config(self) -> Mapping[str, object]:
-        """The checkpoint's own metadata under dotted keys; long arrays are left out."""
+        """The checkpoint's own metadata under dotted keys; long arrays are left out, long tables are one value."""
 
     def fault(self, name: str) -> str | None:
         """Why the rows of this tensor cannot be read (its element type, in words), or None."""
@@ -114,6 +114,9 @@ def cut_off(path: Path, size: int, end_by_name: Mapping[str, int]) -> tuple[str,
 
 _NUMBER = re.compile(r"(?:(?<=[.@])|^)(?:0|[1-9]\d{0,8})(?=[.:,\s]|$)")
 """A number that is a part of a tensor's name, or of a weight's (`wq@3`)."""
+_KIND = re.compile(r"[a-z-]+: ")
+_MOST_TOLD = 18
+"""Lines of faults in a message."""
 _MOST_FOLDED = 10_000
 """Lines; more of them help nobody."""
 _MOST_NUMBERS = 16
@@ -135,6 +138,18 @@ def folded(lines: Iterable[str]) -> list[str]:
         )
     found = [line for pieces, rows in rows_by_pieces.items() for line in _folded(pieces, rows)]
     return [*found, f"… and {rest:,} more"] if rest > 0 else found
+
+
+def some_of_each(lines: Sequence[str]) -> list[str]:
+    """At most _MOST_TOLD of `lines`, of each kind (the word before a colon) some and in their order, and what is left out, counted."""
+    by_kind: dict[str, list[str]] = {}
+    for line in lines:
+        by_kind.setdefault(line.partition(":")[0] if _KIND.match(line) else "", []).append(line)
+    told: set[str] = set()
+    for i, alike in enumerate(sorted(by_kind.values(), key=len)):
+        told.update(alike[: (_MOST_TOLD - len(told)) // (len(by_kind) - i)])
+    kept = [line for line in lines if line in told]
+    return [*kept, f"… and {len(lines) - len(kept):,} more lines"] if len(kept) < len(lines) else kept
 
 
 def _folded(pieces: Sequence[str], rows: Sequence[tuple[int, ...]]) -> Iterator[str]:

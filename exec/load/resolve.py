@@ -7,23 +7,21 @@ surplus, mis-shaped, unreadable, cut off) comes in one error. The reading itself
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from math import prod
 from pathlib import Path
 
-from einpage.einsum_front.algebra.expr import loads
+from einpage.einsum_front.algebra.expr import Letter, loads
 from einpage.einsum_front.graph.program import Program, Source, Weight
-from einpage.exec.load.checkpoint import Checkpoint, WeightError, file_size, folded
+from einpage.exec.load.checkpoint import Checkpoint, WeightError, file_size, folded, some_of_each
 from einpage.exec.load.gguf import open_gguf
 from einpage.exec.load.random import RandomWeights
 from einpage.exec.load.safetensors import open_index, open_safetensors
 
 _RANDOM = "random:"
 _INDEX = ".safetensors.index.json"
-_MOST_TOLD = 100
-"""Lines of faults in a message; alike ones are one line already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +88,11 @@ def present_names(program: Program, checkpoint: Checkpoint) -> frozenset[str]:
     return frozenset(checkpoint.tensors)
 
 
-def resolve(program: Program, checkpoint: Checkpoint) -> Resolved:
+def resolve(program: Program, checkpoint: Checkpoint, size_by_letter: Mapping[Letter, str] | None = None) -> Resolved:
     """Choose, for each weight an output needs, the first of its sources that the checkpoint has.
 
-    `program` must have its tied weights replaced. Raises one WeightError listing everything that is wrong.
+    `program` must have its tied weights replaced; `size_by_letter` names the sizes that `--set` can change. Raises one WeightError with
+    everything that is wrong, alike lines as one, of very many some of each kind.
     """
     needed = _needed(program)
     if isinstance(checkpoint, RandomWeights):
@@ -115,16 +114,47 @@ def resolve(program: Program, checkpoint: Checkpoint) -> Resolved:
     faults += [f"surplus: {n} {list(checkpoint.tensors[n])}: no output uses it (a glob under `ignore:` would allow it)" for n in surplus]
     if faults:
         count = f"{len(faults)} faults" if len(faults) > 1 else "a fault"
-        lines = folded(faults)
-        more = [f"… and {len(lines) - _MOST_TOLD:,} more lines"] if len(lines) > _MOST_TOLD else []
-        raise WeightError("\n  ".join([f"the weights do not fit {program.path}: {count}", *lines[:_MOST_TOLD], *more]))
+        sizes = " ".join(f"--set {name}={n}" for name, n in _sizes_that_fit(needed, chosen, checkpoint, size_by_letter or {}).items())
+        misshaped = all(fault.startswith("mis-shaped") for fault in faults)
+        cure = [f"where the tensors are right, their sizes are not the spec's: say {sizes}"] if sizes and misshaped else []
+        raise WeightError("\n  ".join([f"the weights do not fit {program.path}: {count}", *some_of_each(folded(faults)), *cure]))
     return Resolved(checkpoint, chosen)
+
+
+def _sizes_that_fit(
+    needed: tuple[Weight, ...], chosen: Mapping[str, Source], checkpoint: Checkpoint, size_by_letter: Mapping[Letter, str]
+) -> Mapping[str, int]:
+    """Other values of sizes with which every tensor has its weight's shape; none where there are no such, or a tensor lies transposed."""
+    pairs = [(weight, chosen[weight.name], checkpoint.tensors[chosen[weight.name].name]) for weight in needed if weight.name in chosen]
+    if any(found != (shape := _expected(weight, source)) and sorted(found) == sorted(shape) for weight, source, found in pairs):
+        return {}
+    changed: dict[str, int] = {}
+    for weight, source, found in pairs:
+        for name, n in _changed_sizes(weight, source, found, size_by_letter):
+            if n < 1 or changed.setdefault(name, n) != n:
+                return {}
+    new = {letter: changed[name] for letter, name in size_by_letter.items() if name in changed}
+    return changed if all(found == _expected(weight, source, new) for weight, source, found in pairs) else {}
+
+
+def _changed_sizes(
+    weight: Weight, source: Source, found: tuple[int, ...], size_by_letter: Mapping[Letter, str]
+) -> Iterator[tuple[str, int]]:
+    """Sizes, each with another value, that dimensions of one letter have in a tensor of shape `found`."""
+    for group, n in zip(source.groups, found, strict=False):
+        letter = weight.letters[group[0]] if len(group) == 1 else None
+        if letter is not None and letter in size_by_letter and n != weight.shape[group[0]]:
+            yield size_by_letter[letter], n
+
+
+def _expected(weight: Weight, source: Source, new: Mapping[Letter, int] | None = None) -> tuple[int, ...]:
+    """The shape that the checkpoint's tensor should have, with `new` extents for some letters."""
+    return tuple(prod((new or {}).get(weight.letters[d], weight.shape[d]) for d in group) for group in source.groups)
 
 
 def _fault(weight: Weight, source: Source, checkpoint: Checkpoint) -> str | None:
     found = checkpoint.tensors[source.name]
-    expected = tuple(prod(weight.shape[d] for d in group) for group in source.groups)
-    if found != expected:
+    if found != (expected := _expected(weight, source)):
         return f"mis-shaped: {weight.name}: {source.name} is {list(found)}, expected {list(expected)} ({_axes(weight, source)})"
     wrong = checkpoint.fault(source.name)
     return None if wrong is None else f"unreadable: {weight.name}: {source.name} {wrong}"

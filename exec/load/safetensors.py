@@ -37,6 +37,8 @@ _LONGEST_HEADER = 100_000_000
 _MOST_SHARDS = 2_000
 _MOST_KEYS = 10_000
 """Of a config.json, nested ones counted: each is held against all that are known."""
+_LONGEST_MAPPING = 1_000
+"""Nested mappings of more entries are tables, as of the labels of 21,843 classes: each is one key with one value."""
 _MOST_INDEX = 512 << 20
 """Bytes of memory, as parsed: names and shards of more tensors than any checkpoint has."""
 _MOST_CONFIG = 256 << 20
@@ -181,7 +183,7 @@ def _config_beside(path: Path) -> dict[str, object]:
         raise WeightError(
             f"{config}: {shown(raw)}, expected a mapping of keys to values; correct it, or take it away to run without metadata"
         )
-    found = dict(_flat(raw, ""))
+    found = {dotted: value for key, inner in raw.items() for dotted, value in _flat(inner, key)}
     if len(found) > _MOST_KEYS:
         raise WeightError(
             f"{config}: {len(found):,} keys, more than the {_MOST_KEYS:,} that are read; take out what is no setting of the model"
@@ -195,19 +197,19 @@ def _config_beside(path: Path) -> dict[str, object]:
 
 
 def _numbers(value: object) -> Iterator[int]:
-    """The whole numbers of a value, of lists in it too."""
+    """The whole numbers of a value, of lists and mappings in it too."""
     if isinstance(value, int):
         yield value
-    elif isinstance(value, list):
-        for item in value:
+    elif isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
             yield from _numbers(item)
 
 
 def _flat(value: object, prefix: str) -> Iterator[tuple[str, object]]:
-    """Nested mappings under dotted keys: `rope_parameters.rope_theta`."""
-    if isinstance(value, dict):
+    """Nested mappings under dotted keys: `rope_parameters.rope_theta`; tables whole."""
+    if isinstance(value, dict) and len(value) <= _LONGEST_MAPPING:
         for key, inner in value.items():
-            yield from _flat(inner, f"{prefix}.{key}" if prefix else str(key))
+            yield from _flat(inner, f"{prefix}.{key}")
     else:
         yield prefix, value
 

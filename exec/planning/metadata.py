@@ -18,7 +18,7 @@ from einpage.einsum_front.spec.document import ConfigKey, Document
 from einpage.einsum_front.spec.parse import parse_expression
 from einpage.einsum_front.spec.sizes import Evaluator, Setting, override, without_lists
 from einpage.einsum_front.spec.source import Snippet
-from einpage.exec.load.checkpoint import Checkpoint, WeightError
+from einpage.exec.load.checkpoint import Checkpoint, WeightError, some_of_each
 from einpage.exec.load.random import RandomWeights
 from einpage.exec.planning.metadata_keys import AbsentKey, Harmless, MathKey, MetadataScalar, general_key, left_out, row_of, same_word
 
@@ -29,9 +29,10 @@ _CLOSE = 1e-6
 _COMPARE_BY_SIGN: Mapping[str, Callable[[float, float], bool]] = {">=": ge, "<=": le, ">": gt, "<": lt}
 
 
-def spec_settings(document: Document, checkpoint: Checkpoint) -> dict[str, Setting]:
+def spec_settings(document: Document, checkpoint: Checkpoint, set_already: Collection[str] = ()) -> dict[str, Setting]:
     """Sizes, scalars and lists that a spec's `config:` takes from a checkpoint: for each name, the first of its keys that the metadata has,
-    else the first that the model which they name may leave out. A name with none of them keeps the spec's own value.
+    else the first that the model which they name may leave out. A name with none of them keeps the spec's own value; those `set_already`
+    are not looked for. For a size or a scalar, a list that is one value again and again is that value.
 
     Raises WeightError where a key holds no finite number, for a size none
     that is whole and at least 1, for a list no list of numbers; SpecError where `values:` has no number for what it holds.
@@ -43,7 +44,7 @@ def spec_settings(document: Document, checkpoint: Checkpoint) -> dict[str, Setti
     for name, keys in document.config.items():
         own = [key for key in keys if _is_of(key.key, metadata)]
         given = next(((key, held[key.key]) for held in (metadata, absent) for key in own if held.get(key.key) is not None), None)
-        if given is None:
+        if given is None or name in set_already:
             continue
         key, value = given
         said = f"the checkpoint's `{key.key}` is {_shown(value)}; the spec's"
@@ -52,11 +53,23 @@ def spec_settings(document: Document, checkpoint: Checkpoint) -> dict[str, Setti
                 raise WeightError(f"{said} list `{name}` is taken from it and needs a list")
             settings[name] = tuple(_as_number(item, key, document, f"{said} list `{name}`", truths=True) for item in value)
             continue
+        value = _of_every_layer(value)
+        if isinstance(value, list):
+            cure = "what differs from layer to layer, a spec reads into its `lists:`"
+            raise WeightError(f"{said} `{name}` is taken from it and needs one number, the same in every layer; {cure}")
         number = _as_number(value, key, document, f"{said} `{name}`")
         if name in sizes and (number < 1 or number != int(number)):
             raise WeightError(f"{said} size `{name}` is taken from it and needs a whole number, at least 1")
         settings[name] = number
     return settings
+
+
+def _of_every_layer(value: object) -> object:
+    """Of a list that is one value again and again, that value; anything else as it is."""
+    if not isinstance(value, list) or not value:
+        return value
+    first = value[0]
+    return first if all(type(item) is type(first) and item == first for item in value) else value
 
 
 def _as_number(value: object, key: ConfigKey, document: Document, said: str, truths: bool = False) -> int | float:
@@ -110,7 +123,7 @@ def check_metadata(document: Document, checkpoint: Checkpoint, settings: Mapping
             else []
         )
         opening = "this checkpoint's metadata ask for other math than the spec's (see `assume:` there)"
-        raise WeightError("\n  ".join([opening, *refused, *cure]))
+        raise WeightError("\n  ".join([opening, *some_of_each(refused), *cure]))
     return (
         *_about_unknown(unknown, left),
         *_about_no_metadata(document, checkpoint, metadata),
@@ -244,7 +257,8 @@ def _meets(value: object, word: MetadataScalar, evaluator: Evaluator) -> bool:
 def _is_unread(key: str, general: str, row: MathKey, metadata: Mapping[str, object], evaluator: Evaluator) -> bool:
     """Whether another key of the same mapping switches this one off."""
     start = key[: -len(general.removeprefix("{arch}"))]
-    return any(_meets(metadata.get(start + other.removeprefix("{arch}")), word, evaluator) for other, word in row.unless)
+    others = ((metadata.get(start + other.removeprefix("{arch}")), values) for other, values in row.unless)
+    return any(_meets(value, allowed, evaluator) for value, values in others for allowed in values)
 
 
 def _is_empty(value: object) -> bool:
@@ -308,7 +322,7 @@ def _number(word: Snippet, evaluator: Evaluator) -> float | None:
 
 
 def _shown(value: object) -> str:
-    """A value for a message: a long list is cut."""
+    """A value for a message: a long list or table is cut."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
 
@@ -318,4 +332,6 @@ def _written(value: object) -> str:
     if isinstance(value, list):
         distinct = list(dict.fromkeys(map(str, value)))
         return distinct[0] if len(distinct) == 1 else f"[{', '.join(distinct)}]"
+    if isinstance(value, dict):
+        return _shown(value)
     return str(value).lower() if isinstance(value, bool) else str(value)

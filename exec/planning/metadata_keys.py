@@ -30,8 +30,8 @@ class MathKey:
     """What it changes, for messages."""
     neutral: tuple[MetadataScalar, ...]
     """The values under which it changes nothing; text may be a condition, as `>= seq`."""
-    unless: tuple[tuple[str, MetadataScalar], ...]
-    """Other keys, each with a value under which this one is not read."""
+    unless: tuple[tuple[str, tuple[MetadataScalar, ...]], ...]
+    """Other keys, each with the values under which this one is not read."""
 
 
 class Harmless(Enum):
@@ -93,8 +93,9 @@ def metadata_keys() -> MetadataKeys:
 
 def _rows(entry: Any) -> Iterator[MathKey]:
     """A row for each of an entry's keys, parted by blanks."""
+    unless = tuple((key, tuple(values)) for key, values in entry.get("unless", {}).items())
     for glob in entry["keys"].split():
-        yield MathKey(glob, entry["changes"], tuple(entry.get("neutral", ())), tuple(entry.get("unless", {}).items()))
+        yield MathKey(glob, entry["changes"], tuple(entry.get("neutral", ())), unless)
 
 
 def general_key(key: str, architecture: object) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.algebra.expr import Letter, Name
 from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.elaborate.tied_weights import with_tied_weights
 from einpage.einsum_front.graph.program import Program
@@ -56,7 +56,7 @@ def open_model(
     settings = dict(settings or {})
     checkpoint = open_weights(weights) if weights is not None else None
     sizes = {entry.name for entry in document.sizes}
-    found = spec_settings(document, checkpoint) if checkpoint is not None else {}
+    found = spec_settings(document, checkpoint, settings) if checkpoint is not None else {}
     implied = token_sizes(tokens, _whole_numbers(settings)) if tokens is not None else {}
     implied = {name: n for name, n in implied.items() if name in sizes}
     settings_by_name: dict[str, Setting] = {**found, **implied, **settings}
@@ -70,7 +70,8 @@ def open_model(
     present = present_names(program, checkpoint)
     warnings = (*warnings, *tied_weights_warnings(program, present, checkpoint))
     program = with_tied_weights(program, present)
-    return Model(program, resolve(program, checkpoint), tokens, tokenizer, warnings, vocabulary)
+    size_by_letter = {Letter(entry.name): entry.expr.word for entry in document.axes if isinstance(entry.expr, Name)}
+    return Model(program, resolve(program, checkpoint, size_by_letter), tokens, tokenizer, warnings, vocabulary)
 
 
 def _whole_numbers(settings: Mapping[str, str | int | float]) -> dict[str, int]:
