@@ -10,6 +10,7 @@ from hypothesis import given
 
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.base.onednn import MOST_FEW_ROWS, NO_ONEDNN, OneDnn
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import Queue
 from einpage.memplan.machine.profile import PROFILES, load_machine, machine_from_text, machine_names, machine_text
@@ -109,6 +110,11 @@ def test_missing_and_unreadable_files(tmp_path: Path) -> None:
             r"bad\.yaml:\d+: threads is '999999999'; it must be a whole number from 1 to 1024",
         ),
         ("name: h100", "name: h100\nthreads: true", "threads"),
+        ("name: h100", "name: h100\nonednn: {no_row: 1}", r"bad\.yaml:\d+: onednn is a mapping of 1; it must be .* one_row, few_rows"),
+        ("name: h100", "name: h100\nonednn: 1", "onednn is '1'; it must be a mapping"),
+        ("name: h100", "name: h100\nonednn: {one_row: -1}", "onednn one_row is '-1'; it must be a whole number"),
+        ("name: h100", "name: h100\nonednn: {few_rows: 1.5}", "onednn few_rows"),
+        ("name: h100", "name: h100\nonednn: {few_rows: ~}", "onednn few_rows"),
         ("name: h100", "name: h100\nthreads: 2.0", "threads"),
         ("name: h100", "name: h100\nusual_slowdown: 1e9", "usual_slowdown"),
         ("name: h100", f"name: h100\nlinks: {'[' * 2000}", "nested too deeply"),
@@ -144,8 +150,21 @@ def test_a_bad_profile_is_refused(old: str, new: str, told: str) -> None:
 
 @given(machines())
 def test_written_and_read_back(machine: Machine) -> None:
-    for written in (machine, replace(machine, usual_slowdown=1.5)):
+    chosen = (OneDnn(many_rows=0), OneDnn(1, 2, 2**62), OneDnn(one_row=3))
+    for written in (machine, replace(machine, usual_slowdown=1.5), *(replace(machine, onednn=onednn) for onednn in chosen)):
         assert machine_from_text(machine_text(written), "round trip") == written
+
+
+def test_a_profile_without_figures_of_onednn_leaves_every_product_to_torch() -> None:
+    machine = machine_from_text(GOOD, "old")
+    assert machine.onednn == NO_ONEDNN and not any(machine.onednn.is_faster(rows, 2**40) for rows in (1, 8, 10**6))
+    assert "onednn" not in machine_text(machine)
+
+
+def test_the_shape_class_of_a_product_is_its_number_of_rows() -> None:
+    onednn = OneDnn(one_row=300, few_rows=200, many_rows=100)
+    for rows, least in ((1, 300), (2, 200), (MOST_FEW_ROWS, 200), (MOST_FEW_ROWS + 1, 100), (10**6, 100)):
+        assert onednn.is_faster(rows, least) and not onednn.is_faster(rows, least - 1), rows
 
 
 def test_a_date_is_text_where_text_is_wanted() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 
 from einpage.einsum_front.base.units import format_bytes
 from einpage.memplan.machine.machine import Machine
@@ -39,6 +40,7 @@ def machine_facts(m: Machine) -> dict[str, object]:
         "copy_latency_s": m.link(Queue.H2D).latency_s,
         "launch_latency_s": m.launch_latency_s,
         "threads": m.threads,
+        "onednn": asdict(m.onednn),
         "about": m.about,
     }
 

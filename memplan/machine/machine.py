@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.base.onednn import NO_ONEDNN, OneDnn
 from einpage.einsum_front.base.units import parse_rate
 from einpage.einsum_front.graph.taskgraph import Op, Task, TaskGraph
 from einpage.memplan.machine.places import Link, Queue, host_links
@@ -37,6 +38,8 @@ class Machine:
     """For a CPU device: how many threads kernels use; None elsewhere."""
     about: str = ""
     """Where the figures come from."""
+    onednn: OneDnn = NO_ONEDNN
+    """For a CPU device: the products that oneDNN computes; plans do not look at it."""
 
     def flops_of(self, dtype: DType) -> float:
         """FLOP/s for a run of `dtype`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from math import inf
 from os.path import exists, isdir
@@ -21,6 +21,7 @@ import yaml
 from einpage.einsum_front.base.dtype import RUN_DTYPES, DType
 from einpage.einsum_front.base.errors import SpecError, UsageError
 from einpage.einsum_front.base.files import not_regular, read_text
+from einpage.einsum_front.base.onednn import NO_ONEDNN, OneDnn
 from einpage.einsum_front.base.units import parse_bytes, parse_rate, shown
 from einpage.einsum_front.spec.source import SourceFile
 from einpage.einsum_front.spec.yamltree import MAX_CHARACTERS, YamlMapping, YamlNode, YamlScalar, YamlSequence, parse_yaml
@@ -33,14 +34,17 @@ PROFILES = Path(__file__).parents[2] / "specs" / "machines"
 
 KEYS = frozenset((
     "name", "device_bytes", "host_bytes", "flops_per_s", "device_bytes_per_s", "h2d_bytes_per_s", "d2h_bytes_per_s", "copy_latency_s",
-    "launch_latency_s", "usual_slowdown", "threads", "links", "about",
+    "launch_latency_s", "usual_slowdown", "threads", "onednn", "links", "about",
 ))  # fmt: skip
-OPTIONAL = frozenset(("usual_slowdown", "threads", "links", "about"))
+OPTIONAL = frozenset(("usual_slowdown", "threads", "onednn", "links", "about"))
+ONEDNN_KEYS = ("one_row", "few_rows", "many_rows")
 LINK_KEYS = frozenset(("source", "target", "bytes_per_s", "latency_s"))
 LINK_EXAMPLE = "{source: disk, target: host, bytes_per_s: 3GB/s, latency_s: 1e-4}"
 
 MOST_THREADS = 1024
 """More than any machine has cores; far more than that ends the process inside the threading library."""
+MOST_ELEMENTS = 2**62
+"""Of a matrix: more than any memory holds."""
 MOST_LATENCY_S = 3600.0
 MOST_LINKS = 64
 MOST_SLOWDOWN = 1e6
@@ -111,6 +115,7 @@ def machine_from_text(text: str, where: str) -> Machine:
         launch_latency_s=fields["launch_latency_s"].number(0.0, MOST_LATENCY_S),
         usual_slowdown=fields["usual_slowdown"].number(1.0, MOST_SLOWDOWN) if "usual_slowdown" in fields else 1.0,
         threads=_threads(fields["threads"]) if "threads" in fields else None,
+        onednn=_onednn(fields["onednn"]) if "onednn" in fields else NO_ONEDNN,
         about=fields["about"].text().strip() if "about" in fields else "",
         links=host_links(
             parse_rate(*fields["h2d_bytes_per_s"].amount()),
@@ -160,6 +165,13 @@ class _Field:
             limits = f"of at least {least:g}" if most == inf else f"from {least:g} to {most:g}"
             raise UsageError(f"{self.what} is {_shown(self.node)}; it must be a number {limits}")
         return float(value)
+
+    def whole(self, least: int, most: int) -> int:
+        """A whole number. Raises UsageError."""
+        value = self.value()
+        if type(value) is not int or not least <= value <= most:
+            raise UsageError(f"{self.what} is {_shown(self.node)}; it must be a whole number from {least} to {most}")
+        return value
 
     def fields(self) -> dict[str, _Field]:
         """The values of a mapping, by key. Raises UsageError."""
@@ -221,6 +233,8 @@ def machine_text(machine: Machine) -> str:
         raw["usual_slowdown"] = machine.usual_slowdown
     if machine.threads is not None:
         raw["threads"] = machine.threads
+    if machine.onednn != NO_ONEDNN:
+        raw["onednn"] = {name: least for name, least in asdict(machine.onednn).items() if least is not None}
     if others := [link for link in machine.links if link not in said]:
         raw["links"] = [_link_out(link) for link in others]
     return yaml.safe_dump({**raw, "about": machine.about}, sort_keys=False, allow_unicode=True)
@@ -257,10 +271,13 @@ def _flops(field: _Field) -> tuple[tuple[DType, float], ...]:
 
 
 def _threads(field: _Field) -> int:
-    value = field.value()
-    if type(value) is not int or not 1 <= value <= MOST_THREADS:
-        raise UsageError(f"{field.what} is {_shown(field.node)}; it must be a whole number from 1 to {MOST_THREADS}")
-    return value
+    return field.whole(1, MOST_THREADS)
+
+
+def _onednn(field: _Field) -> OneDnn:
+    if not isinstance(field.node, YamlMapping) or not set(field.node.items) <= set(ONEDNN_KEYS):
+        raise UsageError(f"{field.what} is {_shown(field.node)}; it must be a mapping with some of {', '.join(ONEDNN_KEYS)}")
+    return OneDnn(**{name: least.whole(0, MOST_ELEMENTS) for name, least in field.fields().items()})
 
 
 def _links(field: _Field) -> Iterator[Link]:

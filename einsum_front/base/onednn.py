@@ -1,0 +1,31 @@
+"""Which matrix products oneDNN computes faster than torch.mm does: figures of a machine, measured.
+
+A product's shape class is how many rows its first matrix has. In each class oneDNN is faster from some size of the second matrix on (a
+call costs it more, an element less), or never. Without figures every product is torch.mm's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MOST_FEW_ROWS = 15
+"""Up to so many rows a product takes about as long as its second matrix takes to be read; beyond, arithmetic decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneDnn:
+    """By shape class, how many elements the second matrix has at least where oneDNN is faster; None: it never is."""
+
+    one_row: int | None = None
+    few_rows: int | None = None
+    """Of 2 to MOST_FEW_ROWS rows."""
+    many_rows: int | None = None
+
+    def is_faster(self, rows: int, elements: int) -> bool:
+        """Whether oneDNN multiplies a matrix of `rows` rows by one of `elements` elements faster."""
+        least = self.one_row if rows <= 1 else self.few_rows if rows <= MOST_FEW_ROWS else self.many_rows
+        return least is not None and elements >= least
+
+
+NO_ONEDNN = OneDnn()
+"""Every product is torch.mm's."""
