@@ -2,8 +2,8 @@
 
 In: a Launch. Out: the lines in which a sum or a product of 32-bit integers may be larger than they hold. Its text is walked once, every
 integer an interval and a width, as Triton types them: a literal takes the width of what it meets, `arange` and program numbers have 32
-bits, the wider of two operands decides. Pointers, floats, truths and what is loaded are of no interest; a loop's body is walked once, its
-variable standing for all its values.
+bits, the wider of two operands decides, a truth has one and is no operand of arithmetic. Pointers, floats and what is loaded are of no
+interest; a loop's body is walked once, its variable standing for all its values.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ class Whole:
     low: int
     high: int
     bits: int
-    """0 for a number of Python's, which the compiler knows."""
+    """0 for a number of Python's, which the compiler knows; 1 for a truth."""
 
     @property
     def fits(self) -> bool:
         return self.bits != 32 or (self.low in NARROW and self.high in NARROW)
 
 
+TRUTH = Whole(0, 1, 1)
 ANYTHING = None
 """What is no integer, or data."""
 Known = Whole | None
@@ -83,13 +84,23 @@ class _Walker:
                 return Whole(n, n, 0)
             case ast.Name(id=name):
                 return self.known.get(name)
+            case ast.Compare(left=x, comparators=others):
+                for operand in (x, *others):
+                    self.value(operand)
+                return TRUTH
             case ast.UnaryOp(op=ast.USub(), operand=x):
                 inner = self.value(x)
+                if _is_truth(inner):
+                    self.found.add(f"{self.lines[e.lineno - 1].strip()}    # {ast.unparse(e)} of a truth")
                 return None if inner is None else Whole(-inner.high, -inner.low, inner.bits)
             case ast.Subscript(value=x):
                 return self.value(x)
             case ast.BinOp(left=x, op=operator, right=y):
                 left, right = self.value(x), self.value(y)
+                if _is_truth(left) or _is_truth(right):
+                    if isinstance(operator, ast.BitAnd | ast.BitOr | ast.BitXor):
+                        return TRUTH
+                    self.found.add(f"{self.lines[e.lineno - 1].strip()}    # {ast.unparse(e)} with a truth")
                 return None if left is None or right is None else _arithmetic(operator, left, right)
             case ast.Call(func=ast.Attribute(value=x, attr="to"), args=[ast.Attribute(attr=dtype)]):
                 inner = self.value(x)
@@ -120,6 +131,10 @@ class _Walker:
                 return x
             case _:
                 return ANYTHING
+
+
+def _is_truth(found: Known) -> bool:
+    return found is not None and found.bits == TRUTH.bits
 
 
 def _bits(dtype: ast.expr) -> int:

@@ -26,7 +26,10 @@ from einpage.einsum_front.spec.reader import read_document
 from einpage.einsum_front.tile import template, tiling
 from einpage.einsum_front.tile.split import split
 from einpage.kernels.errors import DivisorIsZero
+from einpage.kernels.launch.kernel import launches_of
 from einpage.kernels.prepare import Backend
+from einpage.kernels.tiles.target import Target
+from kernel_ranges import overflows
 from real_bytes import direct
 
 SPEC = """\
@@ -56,6 +59,14 @@ TRUTHS = [
     "h[0 <= p[i]]",
     "w[p[i] > 0, 1]",
     "w[3, p[i] > 0]",
+    "w[p[i] > 0, i > 2]",
+    "h[(p[i] > 0) + (p[i] > 1) + (i > 2)]",
+    "h[1 - (p[i] > 0)]",
+    "h[-(p[i] > 0) + 1]",
+    "h[max(p[i] > 0, i > 2) * 3]",
+    "h[where(p[i] > 0, p[i] > 1, i > 3)]",
+    "h[2 // ((p[i] > 0) + 1)]",
+    "h[(i > 2) == (p[i] > 0)]",
 ]
 DIVIDED = [
     "where(p[i] > 0, h[i // p[i]], 3)",
@@ -132,6 +143,15 @@ def test_an_index_is_what_python_gives(expression: str, pieces: int, dtype: DTyp
     (got,) = direct(graph_of(program, pieces, dtype), data(program, integer=integer), backend).values()
     assert got.tolist() == want(expression)
     assert by_reference(program) == want(expression)
+
+
+@pytest.mark.parametrize("integer", ["int32", "int64"])
+@pytest.mark.parametrize("expression", TRUTHS)
+def test_a_truth_in_an_index_is_widened_first(expression: str, integer: str) -> None:
+    """`tl.int1` has no 2, and as an offset no 1 that is sure to be positive; the interpreter, where it is numpy's, shows neither."""
+    tasks = graph_of(program_of(expression, integer)).tasks
+    launches = [launch for task in tasks if not task.gathers for launch in launches_of(task.job, Target(90))]
+    assert (launches or expression.startswith("w")) and not [line for launch in launches for line in overflows(launch)]
 
 
 @pytest.mark.parametrize("expression", ["where(p[i] > 0, w[i // p[i], m], 3)", "w[p[i] > 0, m]", "w[p[i] > 0 and i > 3, m]"])
