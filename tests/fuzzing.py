@@ -26,7 +26,7 @@ from pathlib import Path
 
 from fuzz_case import Case, Fuzzer, case_text, run_case, shrunk
 
-__all__ = ["Case", "Fuzzer", "Statistics", "fuzz", "fuzz_seconds"]
+__all__ = ["Case", "Fuzzer", "Statistics", "assert_right_or_refused", "fuzz", "fuzz_seconds"]
 
 HERE = Path(__file__).resolve().parent
 
@@ -72,6 +72,13 @@ def fuzz(name: str, seconds: float, seed: int = 0, first: int = 0) -> Statistics
         _note(found, kind, f"case {begun}: python tests/fuzzing.py {name} --seed {seed} --case {begun}")
         first, seconds = begun + 1, seconds - spent
     return found
+
+
+def assert_right_or_refused(name: str, usual_seconds: float, seed: int) -> None:
+    """Run a fuzzer as a test: nothing found, and some of its cases ran and some were refused."""
+    found = fuzz(name, fuzz_seconds(usual_seconds), seed)
+    assert not found.findings, str(found)
+    assert found.by_status[0] > 0 and found.by_status[2] > 0, str(found)
 
 
 def _worker(name: str, seconds: float, seed: int, first: int, scratch: str, faults: io.TextIOBase) -> Iterator[dict[str, object]]:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from einpage.exec.command.parser import parser
-from fuzzing import Case, Fuzzer, fuzz, fuzz_seconds
+from fuzzing import Case, Fuzzer, assert_right_or_refused
 from test_fuzz_files import TRACE, planned, tokenizer
 from tiny_specs import LANGUAGE, SPEC
 
@@ -264,18 +264,12 @@ def test_every_flag_that_takes_a_value_has_values_to_try() -> None:
     assert set(flags) == {*VALUES, *OUTPUTS}
 
 
-def searched(seconds: float, seed: int) -> None:
-    found = fuzz("test_fuzz_command_lines:COMMAND_LINES", fuzz_seconds(seconds), seed)
-    assert not found.findings, str(found)
-    assert found.by_status[0] > 0 and found.by_status[2] > 0, str(found)
-
-
 @pytest.mark.timeout(1800)
 def test_any_command_line_is_right_or_refused() -> None:
-    searched(5, seed=0)
+    assert_right_or_refused("test_fuzz_command_lines:COMMAND_LINES", 5, seed=0)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_many_command_lines_are_right_or_refused() -> None:
-    searched(60, seed=1)
+    assert_right_or_refused("test_fuzz_command_lines:COMMAND_LINES", 60, seed=1)

@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 
-from fuzzing import Case, Fuzzer, fuzz, fuzz_seconds
+from fuzzing import Case, Fuzzer, assert_right_or_refused
 from spec_mutations import change_spec
 from spec_strategies import random_spec
 from tiny_specs import LANGUAGE, SPEC
@@ -87,18 +87,12 @@ def change(random: Random, case: Case) -> Case:
 SPECS = Fuzzer(specs, change)
 
 
-def searched(seconds: float, seed: int) -> None:
-    found = fuzz("test_fuzz_specs:SPECS", fuzz_seconds(seconds), seed)
-    assert not found.findings, str(found)
-    assert found.by_status[0] > 0 and found.by_status[2] > 0, str(found)
-
-
 @pytest.mark.timeout(1800)
 def test_any_spec_is_right_or_refused() -> None:
-    searched(5, seed=0)
+    assert_right_or_refused("test_fuzz_specs:SPECS", 5, seed=0)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_many_specs_are_right_or_refused() -> None:
-    searched(60, seed=1)
+    assert_right_or_refused("test_fuzz_specs:SPECS", 60, seed=1)

@@ -58,8 +58,6 @@ EXACT_LIMIT = RangeLimits(prefetch_lead=1.0, write_back_lag=0.0)
 """Of its live ranges."""
 REISSUE_STEPS, REISSUE_SHARE = 5_000, 0.1
 """What re-issuing the best plan may take: steps at least, and this share of those of the search."""
-
-
 NO_PLAN = 1.1
 """By which factor an attempt that made no plan counts as worse than expected."""
 
