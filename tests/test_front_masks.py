@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from einpage.einsum_front.algebra import masks
 from einpage.einsum_front.algebra.expr import Axis, Call, Expr, Letter, Load, Name, Num, substitute
 from einpage.einsum_front.algebra.masks import LEAF, emptied, pairs, visible
 from einpage.einsum_front.spec.parse import parse_expression
@@ -95,3 +98,19 @@ def test_a_block_is_emptied_only_by_minus_infinity() -> None:
     assert not emptied(Call("where", (over_letters("t <= s"), Num(0), Num(-1e9))), late)
     assert emptied(over_letters("where(t > s, where(s < 9, -inf, 0), 0)"), late)
     assert not emptied(by_data("keep"), late)
+
+
+def test_tiles_that_differ_in_other_letters_are_asked_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search over splits asks for thousands of tiles, of which a mask of queries and keys tells a few apart."""
+    asked, interval = [], masks.interval
+
+    def counted(*args: Any) -> Any:
+        asked.append(args)
+        return interval(*args)
+
+    monkeypatch.setattr(masks, "interval", counted)
+    causal = score("t <= s + 4321")
+    found = [visible(causal, T, {S: (0, 9), T: (0, 10_000), Letter("h"): (h, h + 1)}, 64) for h in range(50)]
+    assert found == [(0, 4352)] * 50 and 0 < len(asked) < 50
+    assert visible(causal, T, {S: (0, 90), T: (0, 10_000)}, 64) == (0, 4416)
+    assert visible(causal, T, {S: (0, 90), T: (0, 4_000)}, 64) == (0, 4000)

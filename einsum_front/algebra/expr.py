@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NewType, TypeAlias, assert_never
+from operator import attrgetter, is_
+from typing import Any, NewType, TypeAlias, assert_never
 
 from einpage.einsum_front.base.errors import Span
 
@@ -36,6 +37,7 @@ COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 BINARY = ("+", "-", "*", "/", "//", "%", "**", *COMPARISONS, "and", "or")
 
 _NO_SPAN = Span(0, 0, 0)
+_NO_LETTERS: frozenset[Letter] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,20 +120,18 @@ Expr: TypeAlias = "Num | Name | Axis | Load | Acc | Unary | Binary | Call | Redu
 
 def children(e: Expr) -> tuple[Expr, ...]:
     """The direct sub-expressions of `e`, in reading order."""
-    match e:
-        case Num() | Name() | Axis() | Acc():
-            return ()
-        case Load():
-            return e.indices
-        case Unary():
-            return (e.x,)
-        case Binary():
-            return (e.x, e.y)
-        case Call():
-            return e.args
-        case Reduce():
-            return (e.body,)
-    assert_never(e)
+    return _CHILDREN[type(e)](e)
+
+
+_CHILDREN: Mapping[type[Expr], Callable[[Any], tuple[Expr, ...]]] = {
+    **dict.fromkeys((Num, Name, Axis, Acc), lambda e: ()),
+    Load: attrgetter("indices"),
+    Unary: lambda e: (e.x,),
+    Binary: attrgetter("x", "y"),
+    Call: attrgetter("args"),
+    Reduce: lambda e: (e.body,),
+}
+"""A table, for it is asked for every node of every layer, many times."""
 
 
 def walk(e: Expr) -> Iterator[Expr]:
@@ -140,7 +140,8 @@ def walk(e: Expr) -> Iterator[Expr]:
     while stack:
         node = stack.pop()
         yield node
-        stack.extend(reversed(children(node)))
+        if inner := children(node):
+            stack += inner[::-1]
 
 
 def size(e: Expr) -> int:
@@ -150,7 +151,15 @@ def size(e: Expr) -> int:
 
 def loads(e: Expr) -> tuple[Load, ...]:
     """Every load in `e`, those inside index expressions included, in reading order."""
-    return tuple(n for n in walk(e) if isinstance(n, Load))
+    found = []
+    stack = [e]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, Load):
+            found.append(node)
+        if inner := children(node):
+            stack += inner[::-1]
+    return tuple(found)
 
 
 def rebuild(e: Expr, f: Callable[[Expr], Expr]) -> Expr:
@@ -159,7 +168,7 @@ def rebuild(e: Expr, f: Callable[[Expr], Expr]) -> Expr:
         case Num() | Name() | Axis() | Acc():
             return e
         case Load():
-            indices = tuple(f(i) for i in e.indices)
+            indices = tuple(map(f, e.indices))
             return e if _same(indices, e.indices) else Load(e.name, indices, e.span)
         case Unary():
             x = f(e.x)
@@ -168,7 +177,7 @@ def rebuild(e: Expr, f: Callable[[Expr], Expr]) -> Expr:
             x, y = f(e.x), f(e.y)
             return e if x is e.x and y is e.y else Binary(e.op, x, y, e.span)
         case Call():
-            args = tuple(f(a) for a in e.args)
+            args = tuple(map(f, e.args))
             return e if _same(args, e.args) else Call(e.fn, args, e.span)
         case Reduce():
             body = f(e.body)
@@ -177,15 +186,17 @@ def rebuild(e: Expr, f: Callable[[Expr], Expr]) -> Expr:
 
 
 def _same(a: tuple[Expr, ...], b: tuple[Expr, ...]) -> bool:
-    return all(x is y for x, y in zip(a, b, strict=True))
+    return all(map(is_, a, b))
 
 
 def substitute(e: Expr, f: Callable[[Expr], Expr | None]) -> Expr:
     """`e` with every node for which `f` answers replaced by that answer, outermost first."""
-    found = f(e)
-    if found is not None:
-        return found
-    return rebuild(e, lambda child: substitute(child, f))
+
+    def replaced(node: Expr) -> Expr:
+        found = f(node)
+        return rebuild(node, replaced) if found is None else found
+
+    return replaced(e)
 
 
 def free_letters(e: Expr) -> frozenset[Letter]:
@@ -196,10 +207,7 @@ def free_letters(e: Expr) -> frozenset[Letter]:
         case Reduce() if e.op is not Reduction.SOFTMAX:
             return free_letters(e.body) - frozenset(e.letters)
         case _:
-            out: frozenset[Letter] = frozenset()
-            for child in children(e):
-                out |= free_letters(child)
-            return out
+            return _NO_LETTERS.union(*map(free_letters, children(e)))
 
 
 _PRECEDENCE = {

@@ -63,9 +63,19 @@ def is_minus_infinity(e: Expr) -> bool:
 def visible(score: Expr, row: Letter, region: Region, grain: int) -> tuple[int, int]:
     """The part of `row`'s range, in multiples of `grain`, outside which the mask is surely false. May be empty."""
     mask = condition(score)
-    start, end = region[row]
     if mask is None:
-        return start, end
+        return region[row]
+    others = tuple((letter, region[letter]) for letter in sorted(free_letters(mask)) if letter != row)
+    return _visible(mask, row, region[row], others, grain)
+
+
+@lru_cache(maxsize=4096)
+def _visible(
+    mask: Expr, row: Letter, keys: tuple[int, int], others: tuple[tuple[Letter, tuple[int, int]], ...], grain: int
+) -> tuple[int, int]:
+    """Tiles that differ in other letters than the mask's see the same."""
+    region = dict(others)
+    start, end = keys
     blocks = -(-(end - start) // grain)
 
     def edge(i: int) -> int:

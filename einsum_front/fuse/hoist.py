@@ -81,8 +81,10 @@ class _Hoister:
 
         One of the inputs has all the letters of the index, so that as many rows are looked up as it has elements.
         """
+        if load.name not in self.weights:
+            return False
         looked_up = [i for i in load.indices if loads(i)]
-        if load.name not in self.weights or len(looked_up) != 1:
+        if len(looked_up) != 1:
             return False
         (index,) = looked_up
         inner = loads(index)
