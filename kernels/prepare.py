@@ -20,6 +20,7 @@ from einpage.kernels.on_torch.attention import prepare_attention
 from einpage.kernels.on_torch.contract import prepare_contract
 from einpage.kernels.on_torch.host_gather import GatherKernel, prepare_gather, split_gather
 from einpage.kernels.on_torch.map import prepare_map
+from einpage.kernels.on_torch.products import ONLY_MM, Products
 
 
 class Backend(Enum):
@@ -44,33 +45,43 @@ class Kernel(Protocol):
 
 
 @lru_cache(maxsize=4096)
-def prepare(job: Job, backend: Backend = Backend.TORCH) -> Kernel:
-    """The kernel of `job`. Raises Unsupported, with the reason, where the backend cannot do it."""
+def prepare(job: Job, backend: Backend = Backend.TORCH, products: Products = ONLY_MM) -> Kernel:
+    """The kernel of `job`; `products` says how torch's multiplies. Raises Unsupported, with the reason, where the backend cannot do it."""
     if backend is Backend.TRITON:
         from einpage.kernels.launch.kernel import triton_kernel
 
         return triton_kernel(job)
-    return _torch(job)
+    return _torch(job, products)
 
 
 class PreparedKernels:
     """The kernels of one plan, one object for all that do the same: tiles of one shape differ in where they lie, which operands say."""
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, backend: Backend, products: Products = ONLY_MM) -> None:
+        self._backend, self._products = backend, products
         self._kernel_by_job: dict[int, tuple[Job, Kernel]] = {}
         """By the job's id: layers share their jobs, and to compare two takes longer than to run one."""
         self._torch_kernels: dict[TorchKernel, TorchKernel] = {}
-        self.scratch_bytes = 0
-        """The most that a kernel prepared so far allocates at once."""
+        self.scratch_elements = 0
+        """fp32 elements that hold the scratch buffers of any kernel prepared so far."""
+        self._beside_bytes = 0
+        """The most that one of them allocates beside its scratch buffers."""
+
+    @property
+    def scratch_bytes(self) -> int:
+        """The most that kernels prepared so far hold at once, one running at a time over scratch that all share."""
+        return 4 * self.scratch_elements + self._beside_bytes
 
     def of(self, job: Job) -> Kernel:
         """As `prepare`."""
         if id(job) not in self._kernel_by_job:
-            kernel = prepare(job, self._backend)
-            self.scratch_bytes = max(self.scratch_bytes, kernel.scratch_bytes)
+            kernel = prepare(job, self._backend, self._products)
+            beside_bytes = kernel.scratch_bytes
             if isinstance(kernel, TorchKernel):
                 kernel = self._torch_kernels.setdefault(kernel, kernel)
+                self.scratch_elements = max(self.scratch_elements, sum(kernel.scratch))
+                beside_bytes = kernel.temporary_bytes
+            self._beside_bytes = max(self._beside_bytes, beside_bytes)
             self._kernel_by_job[id(job)] = job, kernel
         return self._kernel_by_job[id(job)][1]
 
@@ -109,14 +120,14 @@ def why_not_triton() -> str | None:
     return this_gpu.why_not_triton()
 
 
-def _torch(job: Job) -> TorchKernel | GatherKernel:
+def _torch(job: Job, products: Products) -> TorchKernel | GatherKernel:
     match job:
         case MapJob():
             return prepare_map(job)
         case ContractJob():
-            return prepare_contract(job)
+            return prepare_contract(job, products=products)
         case AttentionJob():
-            return prepare_attention(job)
+            return prepare_attention(job, products=products)
         case GatherJob():
             return prepare_gather(job)
     assert_never(job)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 
+from einpage.einsum_front.base.onednn import NO_ONEDNN, OneDnn
 from einpage.exec.load.inputs import TokenLists
 from einpage.exec.planning.model import Model, open_model
 from einpage.exec.planning.request import PlanRequest
@@ -23,8 +27,12 @@ def small_llama() -> Model:
     return open_model(SPECS / "llama.yaml", SMALL["llama"], "random:5", TokenLists(tuple(map(tuple, tokens)), "the test's tokens"))
 
 
-def test_every_run_of_one_preparation_gives_the_same() -> None:
-    prepared = prepare_run(small_llama(), MACHINE, OPTIONS)
+ALWAYS_ONEDNN = OneDnn(0, 0, 0)
+
+
+@pytest.mark.parametrize("onednn", [NO_ONEDNN, ALWAYS_ONEDNN])
+def test_every_run_of_one_preparation_gives_the_same(onednn: OneDnn) -> None:
+    prepared = prepare_run(small_llama(), replace(MACHINE, onednn=onednn), OPTIONS)
     assert prepared.planned.report.d2h_bytes != prepared.outputs()["all_logits"].nbytes, "nothing is spilled: too easy"
     found = []
     for dispatch in (Dispatch.SERIAL, Dispatch.STATIC, Dispatch.DYNAMIC, Dispatch.STATIC):
@@ -34,3 +42,31 @@ def test_every_run_of_one_preparation_gives_the_same() -> None:
     assert not found[0].isnan().any()
     for other in found[1:]:
         assert torch.equal(found[0], other)
+
+
+def test_passes_and_budgets_of_one_split_give_the_same_bits_by_onednn() -> None:
+    machine, model = replace(MACHINE, onednn=ALWAYS_ONEDNN), small_llama()
+    tight = prepare_run(model, machine, OPTIONS)
+    pieces = dict(tight.planned.graph.split)
+    found = []
+    for request in (replace(OPTIONS.plan, pieces=pieces, passes=3), replace(OPTIONS.plan, budget_bytes=64 << 20, pieces=pieces)):
+        prepared = prepare_run(model, machine, replace(OPTIONS, plan=request))
+        assert prepared.planned.graph.split == tight.planned.graph.split
+        for dispatch in Dispatch:
+            prepared.run(dispatch)
+            found.append(prepared.outputs()["all_logits"])
+    for other in found[1:]:
+        assert torch.equal(found[0], other)
+
+
+def test_the_profile_says_how_products_are_computed() -> None:
+    """Of the machine, not of the process: two devices beside each other multiply each in its own way."""
+    machines = [replace(MACHINE, onednn=onednn) for onednn in (NO_ONEDNN, ALWAYS_ONEDNN, NO_ONEDNN)]
+    prepared = [prepare_run(small_llama(), machine, OPTIONS) for machine in machines]
+    logits = []
+    for one in prepared:
+        one.run(Dispatch.DYNAMIC)
+        logits.append(one.outputs()["all_logits"])
+    assert torch.equal(logits[0], logits[2])
+    assert (logits[0] - logits[1]).abs().max() <= 1e-5 * logits[0].abs().max()
+    assert prepared[1].device.outside_arena_bytes > prepared[0].device.outside_arena_bytes, "what oneDNN allocates is counted"

@@ -12,9 +12,11 @@ import torch
 
 from einpage.einsum_front.base.dtype import RUN_DTYPES
 from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.base.onednn import NO_ONEDNN, OneDnn
 from einpage.exec.measure import cpu as measure
-from einpage.exec.measure import profiles
+from einpage.exec.measure import products, profiles
 from einpage.exec.measure.slowdown import usual_slowdown
+from einpage.kernels.on_torch.products import Products
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import Queue
 from strategies import a_machine, changed
@@ -75,7 +77,7 @@ def test_the_best_of_several_samples_is_kept(monkeypatch: pytest.MonkeyPatch) ->
     """Another process that slows down all samples but one changes nothing."""
     at = iter([0, 1, 2, 3])
 
-    def rates(links: object, seconds: float) -> tuple[float, ...]:
+    def rates(links: object, seconds: float, products: Products) -> tuple[float, ...]:
         one = next(at)
         return tuple(1e9 * (5 if sample == one % 6 else 1) * (1 + sample) for sample in range(6))
 
@@ -148,3 +150,31 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert profiles.cache_folder() == tmp_path / ".cache" / "einpage"
+
+
+@pytest.mark.parametrize(
+    ("faster", "least"),
+    [
+        ((), None),
+        ((2048,), 512 * 2048),
+        ((128, 512, 2048), 512 * 128),
+        ((32, 128, 512, 2048), 512 * 32),
+        ((32, 512), None),
+        ((32, 2048), 512 * 2048),
+    ],
+)
+def test_onednn_is_chosen_from_where_it_wins_at_every_size(
+    faster: tuple[int, ...], least: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "_seconds", lambda rows, columns: (1.0, 0.5 if columns in faster and rows == 5 else 0.99))
+    assert products.measured_onednn() == OneDnn(few_rows=least)
+
+
+def test_without_onednn_there_is_nothing_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "linear", lambda: None)
+    assert products.measured_onednn() == NO_ONEDNN
+
+
+def test_both_libraries_are_measured() -> None:
+    for seconds in products._seconds(5, 128):
+        assert 1e-7 < seconds < 1

@@ -102,7 +102,11 @@ def test_kernels_of_a_plan_hold_what_the_largest_of_them_holds() -> None:
         kernels = PreparedKernels(Backend.TORCH)
         for n, job in enumerate((*order, order[0]), 1):
             kernels.of(job)
-            assert kernels.scratch_bytes == max(scratch_bytes(other) for other in order[:n])
+            found = [kernel for other in order[:n] if isinstance(kernel := prepare(other), TorchKernel)]
+            shared = max(sum(kernel.scratch) for kernel in found)
+            assert kernels.scratch_elements == shared
+            assert kernels.scratch_bytes == 4 * shared + max(kernel.temporary_bytes for kernel in found)
+            assert kernels.scratch_bytes >= max(scratch_bytes(other) for other in order[:n])
 
 
 def test_large_jobs_are_blocked() -> None:

@@ -47,7 +47,7 @@ FACE: dict[str, tuple[str, ...]] = {
         "bounds.limit",
         *("packing.pack", "packing.csv_file", "residency.resident_sets", "schedule.static_plans"),
     ),
-    "kernels": (*("errors", "prepare", "layout.torch_dtype"),),
+    "kernels": (*("errors", "prepare", "layout.torch_dtype", "instructions.torch_kernel", "on_torch.products"),),
     "exec": (),
 }
 """What the other folders may import of each."""

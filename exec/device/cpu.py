@@ -16,14 +16,20 @@ import torch
 from numpy.typing import NDArray
 
 from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.onednn import NO_ONEDNN, OneDnn
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import TaskId
 from einpage.exec.device.arena import HostArena, MappedArena, residency_view
 from einpage.exec.device.device import MovedBytes, no_op
+from einpage.kernels.instructions.torch_kernel import Operands, TorchKernel
+from einpage.kernels.on_torch.products import Products
 from einpage.kernels.prepare import Backend, PreparedKernels
 from einpage.memplan.graph.memgraph import Compute, Extent, Free, HostGather, MemGraph, Move, NodeId, Offset, ResidencyId
 from einpage.memplan.graph.packed import Nodes, Residencies
 from einpage.memplan.machine.places import DEVICE, Place, PlaceKind, Queue
+
+MOST_KEPT_STEPS = 8192
+"""Steps of kernels that keep the views they look through, at about 1.5 kB each: those of larger plans look anew in every call."""
 
 
 class CpuDevice:
@@ -32,9 +38,18 @@ class CpuDevice:
     name = "cpu"
 
     def __init__(
-        self, memgraph: MemGraph, host: HostArena, *, backend: str = "torch", threads: int | None = None, poison: bool = False
+        self,
+        memgraph: MemGraph,
+        host: HostArena,
+        *,
+        backend: str = "torch",
+        threads: int | None = None,
+        onednn: OneDnn = NO_ONEDNN,
+        poison: bool = False,
     ) -> None:
-        """`threads` is what torch may use for one kernel, a figure of the machine profile: results differ bitwise between thread counts,
+        """`onednn` is the figure of the machine profile that says how products are computed, and so their last bits.
+
+        `threads` is what torch may use for one kernel, a figure of the machine profile: results differ bitwise between thread counts,
         so it is the same for every dispatcher. None: torch's own number."""
         if threads is not None:
             torch.set_num_threads(threads)
@@ -49,7 +64,7 @@ class CpuDevice:
         self._counted = MovedBytes(memgraph)
         self._gathered: dict[NodeId, int] = {}
         self.arena_bytes: int = memgraph.budget_bytes
-        calls = _KernelCalls(memgraph, self._arena, self._backend)
+        calls = _KernelCalls(memgraph, self._arena, PreparedKernels(self._backend, Products(onednn, torch.get_num_threads())))
         self._calls = [self._prepare(calls, NodeId(i), node) for i, node in enumerate(memgraph.nodes)]
         """[node] what a Compute or HostGather does."""
         self.outside_arena_bytes = calls.kernels.scratch_bytes
@@ -134,12 +149,52 @@ class CpuDevice:
                 raise AssertionError("the CPU device has no disk")
 
 
+class _BoundKernel:
+    """A kernel and the tensors it works on. It looks at them when it is first called, and keeps its views while `kept` has room."""
+
+    __slots__ = ("_call", "_kept", "_kernel", "_operands", "_result")
+
+    def __init__(self, kernel: TorchKernel, operands: Operands, result: torch.Tensor, kept: _KeptViews) -> None:
+        self._kernel, self._operands, self._result, self._kept = kernel, operands, result, kept
+        self._call: Callable[[], object] | None = None
+
+    def __call__(self) -> None:
+        if self._call is not None:
+            self._call()
+            return
+        call = self._kernel.bind(self._operands, self._result, self._kept.scratch())
+        if self._kept.take(len(self._kernel.steps)):
+            self._call = call
+        call()
+
+
+class _KeptViews:
+    """What bound kernels share: scratch, and how many more of their steps may keep the views they look through."""
+
+    def __init__(self, kernels: PreparedKernels) -> None:
+        self._kernels, self._left = kernels, MOST_KEPT_STEPS
+        self._scratch: torch.Tensor | None = None
+
+    def scratch(self) -> torch.Tensor:
+        """Scratch for any kernel prepared; one kernel runs at a time."""
+        if self._scratch is None:
+            self._scratch = torch.empty(self._kernels.scratch_elements)
+        return self._scratch
+
+    def take(self, steps: int) -> bool:
+        """Whether so many more steps may keep their views."""
+        if steps > self._left:
+            return False
+        self._left -= steps
+        return True
+
+
 class _KernelCalls:
     """Makes what nodes call: a kernel bound to the views it works on, one object for all nodes with the same ones."""
 
-    def __init__(self, memgraph: MemGraph, arena: Callable[[Place], MappedArena], backend: Backend) -> None:
-        self._memgraph, self._arena = memgraph, arena
-        self.kernels = PreparedKernels(backend)
+    def __init__(self, memgraph: MemGraph, arena: Callable[[Place], MappedArena], kernels: PreparedKernels) -> None:
+        self._memgraph, self._arena, self.kernels = memgraph, arena, kernels
+        self._kept = _KeptViews(kernels)
         self._residencies = Residencies.of(memgraph.residencies)
         self._jobs = [task.job for task in memgraph.graph.tasks]
         numbers: dict[tuple[tuple[int, ...], DType], int] = {}
@@ -156,8 +211,11 @@ class _KernelCalls:
         kernel = self.kernels.of(job)
         key = (id(kernel), tuple(tuple(map(id, operand)) for operand in tiles), id(result), workspace)
         if key not in self._calls:
-            scratch = None if workspace is None else torch.from_numpy(self._arena(DEVICE).bytes(workspace))
-            self._calls[key] = partial(kernel, tiles, result, scratch)
+            if isinstance(kernel, TorchKernel):
+                self._calls[key] = _BoundKernel(kernel, tiles, result, self._kept)
+            else:
+                scratch = None if workspace is None else torch.from_numpy(self._arena(DEVICE).bytes(workspace))
+                self._calls[key] = partial(kernel, tiles, result, scratch)
         return self._calls[key]
 
     def view(self, residency: int) -> torch.Tensor:

@@ -21,14 +21,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Letter, Load
+from einpage.einsum_front.algebra.expr import Axis, Binary, Letter, Load
 from einpage.einsum_front.base.dtype import RUN_DTYPES, DType
 from einpage.einsum_front.base.units import Nbytes
-from einpage.einsum_front.graph.job import Box, Contraction, ContractJob, Job, MapJob, Part, Range, View
+from einpage.einsum_front.graph.job import Box, Job, MapJob, Part, Range, View
 from einpage.exec.device.arena import MappedArena
+from einpage.exec.measure.products import measured_onednn, product_job
 from einpage.exec.measure.profiles import Say, measured, profile_path
 from einpage.exec.measure.slowdown import usual_slowdown
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
+from einpage.kernels.on_torch.products import ONLY_MM, Products
 from einpage.kernels.prepare import prepare
 from einpage.memplan.graph.memgraph import Extent, Offset
 from einpage.memplan.machine.machine import Machine
@@ -68,8 +70,9 @@ def measure_cpu(seconds: float = 1.2, threads: int | None = None) -> Machine:
     threads = default_threads() if threads is None else threads
     torch.set_num_threads(threads)
     share = seconds / PROBES / SAMPLES
+    onednn = measured_onednn()
     with _busy_links() as links:
-        samples = [_rates(links, share) for _ in range(SAMPLES)]
+        samples = [_rates(links, share, Products(onednn, threads)) for _ in range(SAMPLES)]
     *products, memory, h2d, d2h = (_rounded(max(rates)) for rates in zip(*samples, strict=True))
     handover_s = min(_handover_seconds(share) for _ in range(SAMPLES))
     launch_s = min(_launch_seconds(share) for _ in range(SAMPLES))
@@ -83,6 +86,7 @@ def measure_cpu(seconds: float = 1.2, threads: int | None = None) -> Machine:
         links=host_links(h2d, d2h, _rounded(handover_s)),
         launch_latency_s=_rounded(handover_s + launch_s),
         threads=threads,
+        onednn=onednn,
         about=f"Measured on {_cpu_name()} with {threads} of {cores()} cores for torch, both copy engines busy; torch {torch.__version__}.",
     )
     return replace(machine, usual_slowdown=_rounded(usual_slowdown(machine)))
@@ -141,25 +145,25 @@ def _busy_links() -> Iterator[tuple[_Traffic, _Traffic]]:
             thread.join()
 
 
-def _rates(links: tuple[_Traffic, _Traffic], seconds: float) -> tuple[float, ...]:
+def _rates(links: tuple[_Traffic, _Traffic], seconds: float, products: Products) -> tuple[float, ...]:
     """One sample: FLOP/s of each run dtype, bytes/s inside the device, and of each link meanwhile."""
     started, before = perf_counter(), [link.nbytes for link in links]
-    inside = (*(_product_rate(dtype, seconds) for dtype in RUN_DTYPES), _memory_rate(seconds))
+    inside = (*(_product_rate(dtype, seconds, products) for dtype in RUN_DTYPES), _memory_rate(seconds, products))
     passed = perf_counter() - started
     return (*inside, *((link.nbytes - nbytes) / passed for link, nbytes in zip(links, before, strict=True)))
 
 
-def _product_rate(dtype: DType, seconds: float) -> float:
+def _product_rate(dtype: DType, seconds: float, products: Products) -> float:
     """FLOP/s of a square-ish product, [256, 1024] x [1024, 1024]."""
-    job = _product(256, 1024, 1024, dtype)
-    return 2 * 256 * 1024 * 1024 / _seconds_each(job, seconds)
+    job = product_job(256, 1024, 1024, dtype)
+    return 2 * 256 * 1024 * 1024 / _seconds_each(job, seconds, products)
 
 
-def _memory_rate(seconds: float) -> float:
+def _memory_rate(seconds: float, products: Products) -> float:
     """Bytes/s of a product of few rows, [8, 1024] x [1024, 4096], or of a pointwise job of 4 MiB: of the faster."""
     return max(
-        sum(b.size * 4 for view in (*job.reads, job.result) for b in view.boxes) / _seconds_each(job, seconds)
-        for job in (_product(8, 1024, 4096, DType.FP32), _pointwise(1 << 20))
+        sum(b.size * 4 for view in (*job.reads, job.result) for b in view.boxes) / _seconds_each(job, seconds, products)
+        for job in (product_job(8, 1024, 4096, DType.FP32), _pointwise(1 << 20))
     )
 
 
@@ -189,9 +193,9 @@ def _handover_seconds(seconds: float) -> float:
     return (perf_counter() - started) / max(1, -turn[0])
 
 
-def _seconds_each(job: Job, seconds: float) -> float:
+def _seconds_each(job: Job, seconds: float, products: Products = ONLY_MM) -> float:
     """The mean time of `job` on tensors of ones, over about `seconds`; the first call does not count."""
-    kernel = prepare(job)
+    kernel = prepare(job, products=products)
     operands = tuple(tuple(torch.ones(b.shape, dtype=TORCH_DTYPE[view.dtype]) for b in view.boxes) for view in job.reads)
     result = torch.empty(job.result.boxes[0].shape, dtype=TORCH_DTYPE[job.result.dtype])
     kernel(operands, result, None)
@@ -200,16 +204,6 @@ def _seconds_each(job: Job, seconds: float) -> float:
         kernel(operands, result, None)
         calls += 1
     return passed / calls
-
-
-def _product(rows: int, inner: int, columns: int, dtype: DType) -> ContractJob:
-    """y[r,c] = x[r,k] * w[c,k]: a projection, its weight as checkpoints hold it."""
-    r, k, c = Letter("r"), Letter("k"), Letter("c")
-    ranges = (Range(r, 0, rows), Range(k, 0, inner), Range(c, 0, columns))
-    x, w = Load("x", (Axis(r), Axis(k))), Load("w", (Axis(c), Axis(k)))
-    reads = (_whole("x", (rows, inner), dtype), _whole("w", (columns, inner), dtype))
-    result = _whole("y", (rows, columns), dtype)
-    return ContractJob(ranges, reads, result, (Contraction(x, w, (k,)),), (r, c), Acc(0), None, True)
 
 
 def _pointwise(extent: int) -> MapJob:

@@ -40,7 +40,7 @@ def usual_slowdown(machine: Machine) -> float:
         if tensor.kind is Kind.INPUT:
             slots[tensor.id].fill_(1)  # a token, and a length
     walls = [
-        run_dynamic(planned.memgraph, CpuDevice(planned.memgraph, host, backend="torch", threads=machine.threads)).wall_s
+        run_dynamic(planned.memgraph, CpuDevice(planned.memgraph, host, threads=machine.threads, onednn=machine.onednn)).wall_s
         for _ in range(RUNS)
     ]
     return max(1.0, sorted(walls)[RUNS // 4] / planned.timeline.makespan_s)

@@ -96,7 +96,7 @@ def make_device(
     """A device for `memgraph`; `driver` instead of CUDA's own, for tests."""
     if kind is DeviceKind.CUDA:
         return StreamDevice(memgraph, host, driver or CudaDriver(), backend=backend, poison=poison)
-    return CpuDevice(memgraph, host, backend=backend, threads=machine.threads, poison=poison)
+    return CpuDevice(memgraph, host, backend=backend, threads=machine.threads, onednn=machine.onednn, poison=poison)
 
 
 def dispatch_of(option: str | None, find_nan: bool) -> Dispatch:

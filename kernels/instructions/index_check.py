@@ -21,6 +21,7 @@ from einpage.kernels.instructions.look_up import check_index
 from einpage.kernels.instructions.torch_kernel import Operands
 from einpage.kernels.layout.affine import affine
 from einpage.kernels.layout.blocks import extents, whole
+from einpage.kernels.layout.window import BoundStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class IndexCheck:
     """The job's reads that its indices are made of."""
     names: tuple[str, ...]
     """Of those reads."""
-    run: Callable[[Operands], None]
+    run: Callable[[Operands], object]
 
     def __call__(self, on_host: Sequence[tuple[Tensor, ...] | None]) -> None:
         """Raise IndexOutOfRange for an index outside, DivisorIsZero for one divided by 0; Unsupported where a read that indices are made of
@@ -57,7 +58,11 @@ def index_checks(job: Job, expressions: Sequence[Expr]) -> IndexCheck | None:
     listed = compile_indices(checks, tuple(region), extents(region), job.reads)
     names = dict.fromkeys(x.name for index, _ in checks for x in loads(index))
     reads = tuple(i for i, v in enumerate(job.reads) if v.name in names)
-    return IndexCheck(reads, tuple(job.reads[i].name for i in reads), bind(listed, region, job.reads, {}, []))
+    return IndexCheck(reads, tuple(job.reads[i].name for i in reads), _run_once(bind(listed, region, job.reads, {}, [])))
+
+
+def _run_once(step: BoundStep) -> Callable[[Operands], object]:
+    return lambda operands: step(operands)()
 
 
 def _check(name: str, dimension: int, low: int, high: int, index: Tensor) -> None:

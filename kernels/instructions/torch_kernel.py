@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from einpage.kernels.layout.window import BoundStep
+from einpage.kernels.layout.window import BoundCall, BoundStep
 
 Operands = tuple[tuple[Tensor, ...], ...]
 """[read][tile] the packed tiles of each of a job's reads."""
@@ -28,8 +29,26 @@ class TorchKernel:
         """The most it allocates at once: scratch buffers in fp32, and the steps' temporaries."""
         return 4 * sum(self.scratch) + self.temporary_bytes
 
+    def bind(self, operands: Operands, result: Tensor, scratch: Tensor) -> BoundCall:
+        """What fills `result` from `operands`, as often as it is called. `scratch` is flat, fp32, and holds all buffers one behind
+        the other; calls may share it that do not run at the same time."""
+        calls = [step((*operands, (result,), _split(scratch, self.scratch))) for step in self.steps]
+        if len(calls) == 1:
+            return calls[0]
+
+        def run() -> None:
+            for call in calls:
+                call()
+
+        return run
+
     def __call__(self, operands: Operands, result: Tensor, workspace: Tensor | None = None) -> None:
         """Fill `result` from `operands`; both as in prepare.Kernel. `workspace` is not used: scratch is allocated anew."""
-        buffers = (*operands, (result,), [torch.empty(n) for n in self.scratch])
+        buffers = (*operands, (result,), _split(torch.empty(sum(self.scratch)), self.scratch))
         for step in self.steps:
-            step(buffers)
+            step(buffers)()
+
+
+def _split(scratch: Tensor, elements: Sequence[int]) -> list[Tensor]:
+    """The first elements of `scratch` as buffers of these sizes."""
+    return list(torch.split(scratch[: sum(elements)], list(elements))) if elements else []

@@ -23,8 +23,10 @@ from einpage.kernels.layout.affine import Affine, address, ascending, row_major
 
 JobBuffers: TypeAlias = Sequence[Sequence[Tensor]]
 """All a running job can address: its operands, then (result,), then its scratch buffers; each a sequence of tensors."""
-BoundStep: TypeAlias = Callable[[JobBuffers], None]
-"""One step of a prepared job, its windows known."""
+BoundCall: TypeAlias = Callable[[], object]
+"""Works on tensors that are known, and may be called as often as wanted."""
+BoundStep: TypeAlias = Callable[[JobBuffers], BoundCall]
+"""One step of a prepared job, its windows known: given the buffers, it looks through them once."""
 
 
 @dataclass(frozen=True, slots=True)

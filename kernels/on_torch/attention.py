@@ -22,15 +22,16 @@ from einpage.kernels.instructions.compile import compile_epilogue
 from einpage.kernels.instructions.torch_kernel import TorchKernel
 from einpage.kernels.layout.affine import Affine
 from einpage.kernels.layout.blocks import SCRATCH_BYTES, extents, fit, regions, whole
-from einpage.kernels.layout.window import BoundStep, JobBuffers, StridedTile, in_several_tiles, strided_tile, tile_borders
+from einpage.kernels.layout.window import BoundCall, BoundStep, JobBuffers, StridedTile, in_several_tiles, strided_tile, tile_borders
 from einpage.kernels.on_torch.gemm import Scratch, multiply
 from einpage.kernels.on_torch.matrix import Factor, Letters, assign_roles, factor_of, letters_one_by_one, matrix_window, needs_no_copy
+from einpage.kernels.on_torch.products import ONLY_MM, Products
 
 KEY_STEP = 64
 """How finely the keys that a mask empties are left out."""
 
 
-def prepare_attention(job: AttentionJob, limit: int = SCRATCH_BYTES) -> TorchKernel:
+def prepare_attention(job: AttentionJob, limit: int = SCRATCH_BYTES, products: Products = ONLY_MM) -> TorchKernel:
     """The blocks of `job`, ready to run; temporaries stay under `limit` bytes where a row does."""
     lowering = _AttentionLowering(job)
     row = whole(job.ranges)[job.row]
@@ -46,18 +47,18 @@ def prepare_attention(job: AttentionJob, limit: int = SCRATCH_BYTES) -> TorchKer
         return max(lowering.score.peak_bytes(full, several), lowering.epilogue.peak_bytes(size, several), sums)
 
     def cost(size: Mapping[Letter, int]) -> int:
-        scratch = Scratch(len(job.reads) + 1)
+        scratch = Scratch(len(job.reads) + 1, products)
         *_, last = blocks(size)
         lowering.block(last, size, scratch)
         lowering.block(next(blocks(size)), size, scratch)
         return scratch.nbytes + temporaries(size)
 
     size = fit(lowering.largest_block(), [*lowering.queries, job.row], cost, limit)
-    scratch = Scratch(len(job.reads) + 1)
+    scratch = Scratch(len(job.reads) + 1, products)
     steps: list[BoundStep] = []
     for block in blocks(size):
         steps += lowering.block(block, size, scratch)
-    return TorchKernel(tuple(steps), tuple(scratch.elements.values()), temporaries(size))
+    return TorchKernel(tuple(steps), tuple(scratch.elements.values()), max(temporaries(size), scratch.product_bytes))
 
 
 class _AttentionLowering:
@@ -148,10 +149,9 @@ def _exponentials(scores: StridedTile, sums: StridedTile, order: Letters, row: L
     window, totals = scores.window(order, region), sums.window(order, region)
     dims = (order.index(row),)
 
-    def exponentials_and_sum(buffers: JobBuffers) -> None:
-        x = window.of(buffers)
-        _, total = exponentials(x, dims, out=x)
-        totals.of(buffers).copy_(total)
+    def exponentials_and_sum(buffers: JobBuffers) -> BoundCall:
+        x, total = window.of(buffers), totals.of(buffers)
+        return lambda: total.copy_(exponentials(x, dims, out=x)[1])
 
     return exponentials_and_sum
 
@@ -159,16 +159,13 @@ def _exponentials(scores: StridedTile, sums: StridedTile, order: Letters, row: L
 def _divide(out: StridedTile, sums: StridedTile, order: Letters, region: Region) -> BoundStep:
     window, totals = out.window(order, region), sums.window(order, region)
 
-    def divide(buffers: JobBuffers) -> None:
-        window.of(buffers).div_(totals.of(buffers).clamp_(min=1e-30))
+    def divide(buffers: JobBuffers) -> BoundCall:
+        found, total = window.of(buffers), totals.of(buffers)
+        return lambda: found.div_(total.clamp_(min=1e-30))
 
     return divide
 
 
 def _clear(out: StridedTile, order: Letters, region: Region) -> BoundStep:
     window = out.window(order, region)
-
-    def clear(buffers: JobBuffers) -> None:
-        window.of(buffers).zero_()
-
-    return clear
+    return lambda buffers: window.of(buffers).zero_

@@ -8,6 +8,7 @@ Its Triton twin is on_triton/contract.py.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Letter, Load, Num, Region, loads
 from einpage.einsum_front.base.dtype import DType
@@ -18,7 +19,7 @@ from einpage.kernels.instructions.instruction_list import InstructionList
 from einpage.kernels.instructions.torch_kernel import TorchKernel
 from einpage.kernels.layout.affine import Affine
 from einpage.kernels.layout.blocks import SCRATCH_BYTES, extents, fit, regions, whole
-from einpage.kernels.layout.window import BoundStep, JobBuffers, StridedTile, Window, in_several_tiles, strided_tile, tile_borders
+from einpage.kernels.layout.window import BoundStep, StridedTile, Window, in_several_tiles, strided_tile, tile_borders
 from einpage.kernels.on_torch.gemm import Scratch, multiply
 from einpage.kernels.on_torch.matrix import (
     Factor,
@@ -30,9 +31,10 @@ from einpage.kernels.on_torch.matrix import (
     matrix_window,
     needs_no_copy,
 )
+from einpage.kernels.on_torch.products import ONLY_MM, Products
 
 
-def prepare_contract(job: ContractJob, limit: int = SCRATCH_BYTES) -> TorchKernel:
+def prepare_contract(job: ContractJob, limit: int = SCRATCH_BYTES, products: Products = ONLY_MM) -> TorchKernel:
     """The blocks of `job`, ready to run; temporaries stay under `limit` bytes where a row does."""
     lowering = _ContractLowering(job)
     borders, order, several = lowering.borders(), lowering.block_letters(), in_several_tiles(job.reads)
@@ -44,19 +46,19 @@ def prepare_contract(job: ContractJob, limit: int = SCRATCH_BYTES) -> TorchKerne
         return lowering.epilogue.peak_bytes(size, several) if lowering.epilogue is not None and has_epilogue else 0
 
     def cost(size: Mapping[Letter, int]) -> int:
-        scratch = Scratch(len(job.reads) + 1)
+        scratch = Scratch(len(job.reads) + 1, products)
         _, has_epilogue = lowering.block(next(blocks(size)), size, scratch)
         return scratch.nbytes + temporaries(size, has_epilogue)
 
     size = fit(lowering.largest_block(), list(lowering.region), cost, limit)
-    scratch = Scratch(len(job.reads) + 1)
+    scratch = Scratch(len(job.reads) + 1, products)
     steps: list[BoundStep] = []
     temporary_bytes = 0
     for block in blocks(size):
         more, has_epilogue = lowering.block(block, size, scratch)
         steps += more
         temporary_bytes = max(temporary_bytes, temporaries(size, has_epilogue))
-    return TorchKernel(tuple(steps), tuple(scratch.elements.values()), temporary_bytes)
+    return TorchKernel(tuple(steps), tuple(scratch.elements.values()), max(temporary_bytes, scratch.product_bytes))
 
 
 class _ContractLowering:
@@ -186,8 +188,4 @@ class _ContractLowering:
 def _broadcast(source: StridedTile, target: StridedTile, order: Letters, region: Region) -> BoundStep:
     """Copy, broadcasting over letters the source lacks."""
     read, written = source.window(order, region), target.window(order, region)
-
-    def broadcast(buffers: JobBuffers) -> None:
-        written.of(buffers).copy_(read.of(buffers))
-
-    return broadcast
+    return lambda buffers: partial(written.of(buffers).copy_, read.of(buffers))

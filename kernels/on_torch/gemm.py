@@ -1,4 +1,4 @@
-"""Products of two loads as steps that call torch.mm or bmm on strided windows, in fp32.
+"""Products of two loads as steps that call torch.mm or bmm, or oneDNN, on strided windows, in fp32.
 
 In: the factors, their roles, where the product goes, a region. Out: steps. A factor that BLAS cannot read where it lies is packed into
 scratch first, once for all steps in a row that read the same of it.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 
 import torch
@@ -16,8 +16,12 @@ from torch import Tensor
 
 from einpage.einsum_front.algebra.expr import Letter, Region
 from einpage.kernels.layout.blocks import extents, regions
-from einpage.kernels.layout.window import BoundStep, JobBuffers, StridedTile, Window, scratch_tile
+from einpage.kernels.layout.window import BoundCall, BoundStep, JobBuffers, StridedTile, Window, scratch_tile
 from einpage.kernels.on_torch.matrix import Factor, Letters, Roles, clip, factor_window, matrix_window
+from einpage.kernels.on_torch.products import ONLY_MM, Products, linear
+
+SCRATCH_ALIGNMENT = 64
+"""Elements: buffers that lie one behind the other begin where torch would let them begin."""
 
 
 @dataclass(slots=True)
@@ -26,12 +30,16 @@ class Scratch:
 
     operand: int
     """Where they stand among the job's buffers."""
+    products: Products = ONLY_MM
+    """How the job multiplies."""
+    product_bytes: int = 0
+    """The most that one of its products allocates for itself."""
     elements: dict[str, int] = field(default_factory=dict)
     content: dict[str, object] = field(default_factory=dict)
 
     def buffer(self, name: str, elements: int) -> int:
         """The number of buffer `name`, at least so large."""
-        self.elements[name] = max(self.elements.get(name, 0), elements)
+        self.elements[name] = max(self.elements.get(name, 0), -(-elements // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT)
         return list(self.elements).index(name)
 
     def tile(self, name: str, letters: Letters, region: Region) -> StridedTile:
@@ -41,8 +49,8 @@ class Scratch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers: 4 an element."""
-        return 4 * sum(self.elements.values())
+        """Bytes of all buffers, 4 an element, and of what a product allocates."""
+        return 4 * sum(self.elements.values()) + self.product_bytes
 
 
 def multiply(
@@ -72,7 +80,7 @@ def multiply(
         y_window, y_steps = _matrix(y, part, roles.of_y, "y", scratch)
         yield from x_steps
         yield from y_steps
-        yield _product(x_window, y_window, out, init)
+        yield _product_step(x_window, y_window, out, init, scratch)
         init = out
 
 
@@ -113,10 +121,33 @@ def _shares(factor: Factor, region: Region) -> Iterator[tuple[StridedTile, Regio
 
 @lru_cache(maxsize=4096)
 def _copy(source: Window, target: Window) -> BoundStep:
-    def copy(buffers: JobBuffers) -> None:
-        target.of(buffers).copy_(source.of(buffers))
+    return lambda buffers: partial(target.of(buffers).copy_, source.of(buffers))
 
-    return copy
+
+def _product_step(x: Window, y: Window, out: Window, init: Window | None, scratch: Scratch) -> BoundStep:
+    """One product by the library that is faster at it; what that allocates is noted in `scratch`."""
+    packed = scratch.products.windows(x, y)
+    if packed is None:
+        return _product(x, y, out, init)
+    (rows, inner), (columns, _) = packed[0].size, packed[1].size
+    scratch.product_bytes = max(scratch.product_bytes, scratch.products.temporary_bytes(rows, inner, columns))
+    return _onednn_product(*packed, _flat(out), None if init is None else _flat(init))
+
+
+@lru_cache(maxsize=4096)
+def _onednn_product(x: Window, w: Window, out: Window, init: Window | None) -> BoundStep:
+    multiply_packed = linear()
+    assert multiply_packed is not None
+    call = multiply_packed
+
+    def multiply_into(buffers: JobBuffers) -> BoundCall:
+        first, second, target = x.of(buffers), w.of(buffers), out.of(buffers)
+        if init is None:
+            return lambda: target.copy_(call(first, second))
+        addend = target if init == out else init.of(buffers)
+        return lambda: torch.add(addend, call(first, second), out=target)
+
+    return multiply_into
 
 
 @lru_cache(maxsize=4096)  # jobs of other tiles and other layers have the same few steps
@@ -126,19 +157,14 @@ def _product(x: Window, y: Window, out: Window, init: Window | None) -> BoundSte
     if x.size[0] == 1:
         fresh, onto = torch.mm, torch.addmm
         x, y, out, init = _flat(x), _flat(y), _flat(out), None if init is None else _flat(init)
-    if init is None:
 
-        def multiply_into(buffers: JobBuffers) -> None:
-            fresh(x.of(buffers), y.of(buffers), out=out.of(buffers))
-
-        return multiply_into
-    addend = init
-
-    def multiply_onto(buffers: JobBuffers) -> None:
+    def multiply_into(buffers: JobBuffers) -> BoundCall:
         target = out.of(buffers)
-        onto(target if addend == out else addend.of(buffers), x.of(buffers), y.of(buffers), out=target)
+        if init is None:
+            return partial(fresh, x.of(buffers), y.of(buffers), out=target)
+        return partial(onto, target if init == out else init.of(buffers), x.of(buffers), y.of(buffers), out=target)
 
-    return multiply_onto
+    return multiply_into
 
 
 def _flat(w: Window) -> Window:

@@ -97,7 +97,7 @@ class GatherKernel:
         found: list[Tensor] = []
         extent = extents(region)
         listed = compile_indices([(index, found.append)], self.index_letters, extent, self.job.reads)
-        bind(listed, region, self.job.reads, {}, [])(operands)
+        bind(listed, region, self.job.reads, {}, [])(operands)()
         return found[0].to(torch.int64).expand([extent[x] for x in self.index_letters])
 
     def _check(self, index: Tensor, flat: Tensor) -> None:

@@ -1,0 +1,96 @@
+"""Which matrix products oneDNN computes faster than torch.mm on this machine.
+
+In: the number of torch threads, set before. Out: a OneDnn: by shape class, the smallest second matrix from which on oneDNN won every time.
+Both run as jobs do, with what they copy and allocate, on weights that take turns so that none is still in a near cache. They
+take turns, too, and the best of each counts: whoever else uses the machine delays both alike. A fifth of a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+import torch
+
+from einpage.einsum_front.algebra.expr import Acc, Axis, Letter, Load
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.onednn import NO_ONEDNN, OneDnn
+from einpage.einsum_front.graph.job import Box, Contraction, ContractJob, Range, View
+from einpage.kernels.instructions.torch_kernel import TorchKernel
+from einpage.kernels.on_torch.products import Products, linear
+from einpage.kernels.prepare import prepare
+
+ROWS = {"one_row": 1, "few_rows": 5, "many_rows": 64}
+"""What each shape class is measured with."""
+INNER = 512
+COLUMNS = (32, 128, 512, 2048)
+WEIGHT_BYTES = 16 << 20
+"""What the weights of one size take together."""
+TURNS = 5
+CALLS_S = 5e-4
+"""How long one library is called without the other, at least."""
+CLEARLY = 0.97
+"""Of torch.mm's time: what oneDNN must stay under, so that no profile differs from another by noise alone."""
+
+
+def measured_onednn() -> OneDnn:
+    """The shape classes and sizes at which oneDNN is faster; none where torch was built without it."""
+    if linear() is None:
+        return NO_ONEDNN
+    return OneDnn(**{name: _least_elements(rows) for name, rows in ROWS.items()})
+
+
+def _least_elements(rows: int) -> int | None:
+    """The smallest second matrix from which on oneDNN is faster; None where it is not at the largest."""
+    least = None
+    for columns in reversed(COLUMNS):
+        mm_s, onednn_s = _seconds(rows, columns)
+        if onednn_s > CLEARLY * mm_s:
+            break
+        least = INNER * columns
+    return least
+
+
+def _seconds(rows: int, columns: int) -> tuple[float, float]:
+    """What a product takes by torch.mm, and by oneDNN."""
+    job = product_job(rows, INNER, columns, DType.FP32)
+    threads = torch.get_num_threads()
+    x, out = torch.ones(rows, INNER), torch.empty(rows, columns)
+    weights = torch.ones(max(1, WEIGHT_BYTES // (4 * INNER * columns)), columns, INNER)
+    libraries = [_turn(job, Products(onednn, threads), x, weights, out) for onednn in (NO_ONEDNN, OneDnn(0, 0, 0))]
+    best = [float("inf"), float("inf")]
+    for _ in range(1 + TURNS):
+        best = [min(least_s, call()) for least_s, call in zip(best, libraries, strict=True)]
+    return best[0], best[1]
+
+
+def _turn(job: ContractJob, products: Products, x: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> Callable[[], float]:
+    """What calls the kernel on one weight after the other for a while, and gives the mean seconds of a call."""
+    kernel = prepare(job, products=products)
+    assert isinstance(kernel, TorchKernel)
+    scratch = torch.empty(sum(kernel.scratch))
+    bound = [kernel.bind(((x,), (weight,)), out, scratch) for weight in weights]
+    at = 0
+
+    def turn() -> float:
+        nonlocal at
+        began, calls = perf_counter(), 0
+        while (passed := perf_counter() - began) < CALLS_S or calls == 0:
+            bound[at % len(bound)]()
+            at, calls = at + 1, calls + 1
+        return passed / calls
+
+    return turn
+
+
+def product_job(rows: int, inner: int, columns: int, dtype: DType) -> ContractJob:
+    """y[r,c] = x[r,k] * w[c,k]: a projection, its weight as checkpoints hold it."""
+    r, k, c = Letter("r"), Letter("k"), Letter("c")
+    ranges = (Range(r, 0, rows), Range(k, 0, inner), Range(c, 0, columns))
+    x, w = Load("x", (Axis(r), Axis(k))), Load("w", (Axis(c), Axis(k)))
+    reads = (_whole("x", (rows, inner), dtype), _whole("w", (columns, inner), dtype))
+    return ContractJob(ranges, reads, _whole("y", (rows, columns), dtype), (Contraction(x, w, (k,)),), (r, c), Acc(0), None, True)
+
+
+def _whole(name: str, shape: tuple[int, ...], dtype: DType) -> View:
+    return View(name, dtype, (Box((0,) * len(shape), shape),))

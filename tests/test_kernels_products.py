@@ -1,0 +1,158 @@
+"""Products by oneDNN: right wherever they are chosen, whole packed matrices only, and every byte that oneDNN allocates declared."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from einpage.einsum_front.algebra.expr import Acc
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.onednn import NO_ONEDNN, OneDnn
+from einpage.einsum_front.graph.job import AttentionJob, ContractJob
+from einpage.exec.measure.products import product_job
+from einpage.kernels.instructions.torch_kernel import TorchKernel
+from einpage.kernels.layout.window import Window
+from einpage.kernels.on_torch.attention import prepare_attention
+from einpage.kernels.on_torch.contract import prepare_contract
+from einpage.kernels.on_torch.products import ONLY_MM, Products, linear
+from einpage.kernels.prepare import prepare
+from kernels_build import ld, op, view
+from kernels_cases import ATTENTIONS, CONTRACTS, contract, unproject
+from kernels_naive import Case, assert_right
+
+pytestmark = pytest.mark.skipif(linear() is None, reason="this torch was built without oneDNN")
+ALWAYS = OneDnn(0, 0, 0)
+CASES = {**CONTRACTS, **ATTENTIONS}
+
+
+def kernel(case: Case, limit: int = 8 << 20, onednn: OneDnn = ALWAYS) -> TorchKernel:
+    products = Products(onednn, torch.get_num_threads())
+    match case.job:
+        case ContractJob() as job:
+            return prepare_contract(job, limit, products)
+        case AttentionJob() as job:
+            return prepare_attention(job, limit, products)
+    raise AssertionError(case)
+
+
+@pytest.mark.parametrize("limit", [1, 700, 8 << 20])
+@pytest.mark.parametrize("name", CASES)
+def test_equals_the_naive_definition(name: str, limit: int) -> None:
+    case = CASES[name]()
+    out = case.poisoned()
+    kernel(case, limit)(case.operands(), out, None)
+    assert_right(case, out, f" ({name}, blocks of {limit} bytes)")
+
+
+def allocated_bytes(call: TorchKernel, case: Case, out: torch.Tensor) -> int:
+    """The most bytes that torch's allocator, from which oneDNN takes its own, had given out at once."""
+    operands = case.operands()
+    call(operands, out, None)  # the first call makes what later ones find again
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        call(operands, out, None)
+    assert found.profiler is not None
+    live = peak = 0
+    for event in found.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+    assert peak > 0, "the profiler saw nothing allocated"
+    return peak
+
+
+def projection(rows: int, inner: int, columns: int, by_columns: bool, added: bool) -> Case:
+    """y[r,c] = (z[r,c] +) x[r,k] * w[c,k] or w[k,c]."""
+    w = view("w", columns, inner) if by_columns else view("w", inner, columns)
+    reads = (view("x", rows, inner), w, *((view("z", rows, columns),) if added else ()))
+    epilogue = op("+", ld("z", *"rc"), Acc(0)) if added else None
+    extent = {"r": rows, "k": inner, "c": columns}
+    return contract(ld("x", *"rk"), ld("w", *("ck" if by_columns else "kc")), "k", "rc", extent, reads, epilogue)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("by_columns", [True, False])
+@pytest.mark.parametrize(
+    ("rows", "inner", "columns"), [(1, 576, 1536), (5, 576, 1536), (70, 2500, 90), (64, 256, 64), (3, 1, 5), (40, 33, 1), (1000, 100, 33)]
+)
+def test_what_onednn_allocates_is_declared(rows: int, inner: int, columns: int, by_columns: bool, threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for added in (True, False):
+            case = projection(rows, inner, columns, by_columns, added)
+            chosen, out = kernel(case), case.poisoned()
+            assert chosen.temporary_bytes >= 4 * rows * columns, "oneDNN was not chosen"
+            assert allocated_bytes(chosen, case, out) <= chosen.scratch_bytes
+            assert_right(case, out, f" ({rows}x{inner}x{columns})")
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_blocks_count_what_a_product_allocates() -> None:
+    case = projection(3000, 64, 4000, True, False)
+    assert kernel(case).scratch_bytes <= 8 << 20 < 4 * 3000 * 4000
+    assert kernel(case, onednn=NO_ONEDNN).scratch_bytes == 0
+
+
+@pytest.mark.parametrize("limit", [1, 900, 8 << 20])
+def test_the_result_may_take_over_the_operand_that_is_added(limit: int) -> None:
+    case = unproject()
+    apart = case.poisoned()
+    call = kernel(case, limit)
+    call(case.operands(), apart, None)
+    operands = case.operands()
+    out = next(o[0] for v, o in zip(case.job.reads, operands, strict=True) if v.name == "x")
+    call(operands, out, None)
+    assert torch.equal(apart, out)
+
+
+def test_a_bound_kernel_gives_the_same_as_often_as_it_is_called() -> None:
+    for name, make in CASES.items():
+        case = make()
+        call, operands, out = kernel(case), case.operands(), case.poisoned()
+        wanted = case.poisoned()
+        call(operands, wanted, None)
+        bound = call.bind(operands, out, torch.full((sum(call.scratch) + 3,), torch.nan))
+        for _ in range(3):
+            out.fill_(torch.nan)
+            bound()
+            assert torch.equal(out.nan_to_num(), wanted.nan_to_num()), name
+
+
+X, BY_COLUMNS, BY_ROWS = Window(0, 0, (1, 6, 8), (0, 8, 1), 0), Window(1, 0, (1, 8, 4), (0, 1, 8), 5), Window(1, 0, (1, 8, 4), (0, 4, 1), 5)
+
+
+@pytest.mark.parametrize(("y", "stride"), [(BY_COLUMNS, (8, 1)), (BY_ROWS, (1, 4))])
+def test_packed_matrices_are_onednns(y: Window, stride: tuple[int, int]) -> None:
+    assert Products(ALWAYS).windows(X, y) == (Window(0, 0, (6, 8), (8, 1), 0), Window(1, 0, (4, 8), stride, 5))
+    assert ONLY_MM.windows(X, y) is None
+
+
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [
+        (Window(0, 0, (1, 6, 8), (0, 9, 1), 0), BY_ROWS),
+        (Window(0, 0, (1, 6, 8), (0, 1, 6), 0), BY_ROWS),
+        (X, Window(1, 0, (1, 8, 4), (0, 5, 1), 0)),
+        (X, Window(1, 0, (1, 8, 4), (0, 1, 9), 0)),
+        (Window(0, 0, (2, 6, 8), (48, 8, 1), 0), Window(1, 0, (2, 8, 4), (32, 4, 1), 0)),
+    ],
+)
+def test_others_are_not(x: Window, y: Window) -> None:
+    """oneDNN would copy the first, and multiply the second a thousand times slower."""
+    assert Products(ALWAYS).windows(x, y) is None
+
+
+def test_small_products_are_torchs() -> None:
+    onednn = OneDnn(few_rows=32)
+    assert Products(onednn).windows(X, BY_ROWS) is not None
+    assert Products(OneDnn(few_rows=33)).windows(X, BY_ROWS) is None
+    assert Products(OneDnn(one_row=0, many_rows=0)).windows(X, BY_ROWS) is None
+
+
+def test_kernels_of_other_products_are_others() -> None:
+    job = product_job(5, 7, 9, DType.FP32)
+    assert prepare(job, products=Products(ALWAYS)) is prepare(job, products=Products(ALWAYS))
+    assert prepare(job, products=Products(ALWAYS)) != prepare(job)
+    assert prepare(job, products=ONLY_MM) == prepare(job)
