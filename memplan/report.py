@@ -130,9 +130,9 @@ class Report:
     h2d_s: float
     d2h_s: float
     makespan_s: float
-    """By the simulator, at the machine's best rates."""
+    """By the simulator, with the times that kernels and copies usually take on the machine, as far as these are known."""
     predicted_s: float
-    """The makespan as runs on this machine usually go."""
+    """The makespan: what a run is compared with."""
     bound_s: float
     """For every order and split."""
     bound_ratio: float | None
@@ -212,7 +212,7 @@ def report(
         h2d_s=timeline.busy(Queue.H2D),
         d2h_s=timeline.busy(Queue.D2H),
         makespan_s=timeline.makespan_s,
-        predicted_s=timeline.makespan_s * machine.usual_slowdown,
+        predicted_s=timeline.makespan_s,
         bound_s=bounds.bound_s,
         bound_ratio=_ratio(timeline.makespan_s, bounds.bound_s),
         bound_limit=bounds.limit,
@@ -288,7 +288,7 @@ def render(r: Report, advice: str | None = None) -> str:
         ("to device", _engine(r.h2d_s, makespan, r.h2d_bytes, r.bytes_bound_h2d)),
         ("to host", _engine(r.d2h_s, makespan, r.d2h_bytes, r.bytes_bound_d2h)),
         *((use.queue.title, _engine(use.seconds, makespan, use.nbytes)) for use in r.other_links),
-        ("predicted", _predicted(makespan, r.predicted_s) + (" a pass" if r.start is Start.LOOP else "")),
+        ("predicted", format_seconds(makespan) + (" a pass" if r.start is Start.LOOP else "")),
         *([("passes", _passes(r.passes))] if r.passes else []),
         ("plan / bound", _over(r.bound_ratio, r.bound_s, limit_name(r.bound_limit), "any order and split")),
         ("", _over(r.bound_order_ratio, r.bound_order_s, limit_name(r.bound_order_limit), order_holds_for)),
@@ -307,11 +307,6 @@ def render(r: Report, advice: str | None = None) -> str:
     if advice is not None:
         rows.append(("would help", advice))
     return "\n".join(f"{name:<13} {text}" for name, text in rows)
-
-
-def _predicted(makespan_s: float, predicted_s: float) -> str:
-    usual = f", {format_seconds(predicted_s)} as runs on this machine usually go" if predicted_s > makespan_s else ""
-    return format_seconds(makespan_s) + usual
 
 
 def _passes(p: PassesReport) -> str:

@@ -17,7 +17,9 @@ from einpage.einsum_front.base import files
 from einpage.exec.command import plan as plan_command
 from einpage.exec.measure import cpu as measure
 from einpage.exec.measure import profiles
+from einpage.memplan.machine.machine import Measurement
 from einpage.memplan.machine.profile import load_machine
+from kernel_time_figures import nothing_usual
 from specs_small import small_data, small_program
 
 
@@ -224,29 +226,56 @@ def test_more_threads_than_cores_are_allowed_and_said(capsys: pytest.CaptureFixt
         torch.set_num_threads(before)
 
 
-def test_a_run_that_beats_its_bound_says_so_and_has_the_machine_measured_again(
+def test_a_run_that_beats_the_best_rates_betters_them(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EINPAGE_CACHE", str(tmp_path / "cache"))
     fast = load_machine("cpu", threads=measure.default_threads())
     slow = replace(fast, device_bytes_per_s=1e3)
-    profiles.save(slow, measure.cpu_profile())
+    path = measure.cpu_profile()
+    profiles.save(slow, path)
     monkeypatch.setattr(measure, "measure_cpu", lambda seconds=0.0, threads=None: replace(fast, threads=threads or fast.threads))
     weights, given = mlp_files(tmp_path)
     words = ["run", MLP, *MLP_SIZES, "--weights", weights, "--input", given, "--budget", "1MiB"]
     assert "too low for this machine" in facts(capsys, *words, "--d2h", "1kB/s")["warnings"][0]
-    assert profiles.cached(measure.cpu_profile()) == slow, "dropped for rates that the user gave"
+    assert profiles.cached(path) == slow, "changed for rates that the user gave"
     found = facts(capsys, *words)
     assert found["wall_s"] < found["bound_s"]
-    assert "einpage machine --measure" in found["warnings"][0] and "measures again" in found["warnings"][0]
+    assert "memory 1e-06 -> " in found["warnings"][0] and str(path) in found["warnings"][0]
+    kept = profiles.cached(path)
+    assert kept is not None and kept.device_bytes_per_s > 1e6 and kept.flops_per_s == fast.flops_per_s
     again = facts(capsys, *words)
-    assert again["bound_s"] <= again["wall_s"] and again["warnings"] == []
-    assert profiles.cached(measure.cpu_profile()) == fast
-    profiles.save(slow, measure.cpu_profile())
-    assert "warning: the run took" in ran(capsys, *words)[1]
-    profiles.save(replace(fast, usual_slowdown=1e6), measure.cpu_profile())
-    assert "far less than the" in facts(capsys, *words)["warnings"][0]
+    assert again["bound_s"] <= again["wall_s"]
+    profiles.save(slow, path)
+    assert "warning: the run was faster than" in ran(capsys, *words)[1]
+
+
+def test_a_run_far_faster_than_predicted_has_the_machine_measured_again(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EINPAGE_CACHE", str(tmp_path / "cache"))
+    fast = load_machine("cpu", threads=measure.default_threads())
+    profiles.save(replace(fast, kernel_times=replace(nothing_usual(), start_s=1000.0)), measure.cpu_profile())
+    weights, given = mlp_files(tmp_path)
+    words = ["run", MLP, *MLP_SIZES, "--weights", weights, "--input", given, "--budget", "1MiB"]
+    assert "far less than the 1000 s predicted" in facts(capsys, *words)["warnings"][0]
     assert profiles.cached(measure.cpu_profile()) is None, "dropped, to be measured again"
+
+
+def test_a_profile_measured_on_a_busy_machine_is_said(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EINPAGE_CACHE", str(tmp_path / "cache"))
+    quiet = replace(load_machine("cpu", threads=measure.default_threads()), measured=Measurement(0.02, 0.1, 4))
+    busy = replace(quiet, measured=Measurement(0.02, 3.9, 4))
+    weights, given = mlp_files(tmp_path)
+    words = ["run", MLP, *MLP_SIZES, "--weights", weights, "--input", given, "--budget", "1MiB"]
+    for machine, said in ((quiet, 0), (busy, 1)):
+        profiles.save(machine, measure.cpu_profile())
+        warnings = facts(capsys, *words)["warnings"]
+        assert sum("measured while the machine was busy (load 3.90 on 4 cores" in warning for warning in warnings) == said
+    out, _ = ran(capsys, "machine")
+    assert "load 3.90 on 4 cores, samples 2 % apart; kept in" in out.splitlines()[-1]
 
 
 def test_all_faults_of_weights_come_at_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

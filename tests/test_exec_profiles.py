@@ -10,15 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from einpage.einsum_front.base.dtype import RUN_DTYPES
+from einpage.einsum_front.base.dtype import RUN_DTYPES, DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.onednn import NO_ONEDNN, OneDnn
 from einpage.exec.measure import cpu as measure
-from einpage.exec.measure import products, profiles
-from einpage.exec.measure.slowdown import usual_slowdown
+from einpage.exec.measure import kernels_version, products, profiles
+from einpage.exec.measure.copies import CopySamples
+from einpage.exec.measure.probe_runs import KernelSample, ProbeRuns
 from einpage.kernels.on_torch.products import Products
-from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.machine import Machine, Measurement
 from einpage.memplan.machine.places import Queue
+from einpage.memplan.machine.work import KernelKind, Work
 from strategies import a_machine, changed
 
 
@@ -44,7 +46,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
 
 
 def test_measuring_gives_a_whole_profile() -> None:
-    machine = measure.measure_cpu(seconds=0.1, threads=1)
+    machine = measure.measure_cpu(seconds=0.1, threads=1, rows=(1, 4))
     rates = (
         machine.device_bytes_per_s,
         machine.link(Queue.H2D).bytes_per_s,
@@ -52,11 +54,15 @@ def test_measuring_gives_a_whole_profile() -> None:
         *(machine.flops_of(d) for d in RUN_DTYPES),
     )
     assert all(1e6 < rate < 1e16 for rate in rates), rates
-    assert 0 < machine.link(Queue.H2D).latency_s <= machine.launch_latency_s < 1  # a launch is a handover and more, and both are rounded
+    assert 0 < machine.link(Queue.H2D).latency_s < 1 and 0 < machine.launch_latency_s < 1
     assert 0 < machine.device_bytes < machine.host_bytes
-    assert 1 <= machine.usual_slowdown < 1e4
     assert machine.threads == 1
     assert torch.get_num_threads() == 1
+    times, measured = machine.kernel_times, machine.measured
+    assert times is not None and measured is not None
+    assert [at.rows for at in times.products.at_rows] == [at.rows for at in times.attention.at_rows] == [1, 4]
+    assert 0 <= measured.spread < 1e3 and measured.load >= 0 and measured.cores == measure.cores()
+    assert all(machine.usual_link(q).bytes_per_s <= machine.link(q).bytes_per_s for q in (Queue.H2D, Queue.D2H))
     profiles.save(machine, measure.cpu_profile(1))
     assert profiles.cached(measure.cpu_profile(1)) == machine
 
@@ -79,27 +85,58 @@ def test_the_best_of_several_samples_is_kept(monkeypatch: pytest.MonkeyPatch) ->
 
     def rates(links: object, seconds: float, products: Products) -> tuple[float, ...]:
         one = next(at)
-        return tuple(1e9 * (5 if sample == one % 6 else 1) * (1 + sample) for sample in range(6))
+        return tuple(1e12 * (5 if sample == one % 6 else 1) * (1 + sample) for sample in range(6))
 
     monkeypatch.setattr(measure, "_rates", rates)
-    machine = measure.measure_cpu(seconds=0.01, threads=1)
-    assert [machine.flops_of(d) for d in RUN_DTYPES] == [5e9, 10e9, 15e9]
-    assert (machine.device_bytes_per_s, machine.link(Queue.H2D).bytes_per_s, machine.link(Queue.D2H).bytes_per_s) == (20e9, 5e9, 6e9)
+    machine = measure.measure_cpu(seconds=0.01, threads=1, rows=(1, 4))
+    assert [machine.flops_of(d) for d in RUN_DTYPES] == [5e12, 10e12, 15e12]
+    assert (machine.device_bytes_per_s, machine.link(Queue.H2D).bytes_per_s, machine.link(Queue.D2H).bytes_per_s) == (20e12, 6e12, 6e12)
 
 
-def test_runs_that_take_longer_than_the_rates_say_are_noticed() -> None:
-    """Of a machine said to be a thousand times faster than another, runs are found to take far longer, however busy this one is."""
-    one, factor = measure.measure_cpu(seconds=0.1, threads=1), 1000
-    faster = changed(
-        one,
-        flops_per_s=tuple((dtype, factor * rate) for dtype, rate in one.flops_per_s),
-        device_bytes_per_s=factor * one.device_bytes_per_s,
-        h2d_bytes_per_s=factor * one.link(Queue.H2D).bytes_per_s,
-        d2h_bytes_per_s=factor * one.link(Queue.D2H).bytes_per_s,
-        launch_latency_s=one.launch_latency_s / factor,
-        copy_latency_s=one.link(Queue.H2D).latency_s / factor,
+def a_run(rows: int, seconds: float) -> ProbeRuns:
+    """One product, one attention and one map, of so many seconds each at best, of which a tenth is handover."""
+    works = (Work(KernelKind.PRODUCT, rows, 10**6), Work(KernelKind.ATTENTION, rows, 10**6, 1), Work(KernelKind.MAP, 0, 0, 0, 3, 100, 10))
+    return ProbeRuns(
+        rows, tuple(KernelSample(w, 10**5, seconds, 0.9 * seconds, 1.5 * seconds, 0.3) for w in works), ((10, 1e-3),), 1e-5, 1e-3
     )
-    assert usual_slowdown(faster) > 2 * one.usual_slowdown
+
+
+def test_rates_are_the_best_that_anything_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product that ran faster in a run than in its probe, and a copy: bounds are made of these."""
+    monkeypatch.setattr(measure, "_rates", lambda links, seconds, products: (1e9, 1e9, 1e9, 1e9, 1e9, 1e9))
+    monkeypatch.setattr(measure, "probe_runs", lambda machine, rows: [a_run(r, 1e-5) for r in rows])
+    monkeypatch.setattr(measure, "measured_copies", lambda seconds: CopySamples(2e9, 3e9, 1e-6, 1.25, 1.5))
+    monkeypatch.setattr(os, "getloadavg", lambda: (3.0, 1.0, 1.0))
+    machine = measure.measure_cpu(seconds=0.01, threads=1, rows=(1, 4))
+    assert machine.flops_of(DType.FP32) == pytest.approx(10**6 / 9e-6, rel=1e-2)
+    assert machine.device_bytes_per_s == pytest.approx(10**5 / 9e-6, rel=1e-2)
+    assert machine.link(Queue.H2D).bytes_per_s == 3e9 and machine.usual_link(Queue.H2D).bytes_per_s == 2e9
+    times = machine.kernel_times
+    assert times is not None and times.copies.beside_kernels == 1.25 and times.copies.together == 1.5
+    assert times.maps.beside_copies == 1.5 and times.start_s == 1e-3
+    assert machine.measured == Measurement(0.3, 3.0, measure.cores())
+    assert "busy" in (machine.measured.busy() or "")
+    assert Measurement(0.02, 0.1, 2).busy() is None
+
+
+def test_other_kernels_are_another_profile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = measure.cpu_profile(1)
+    assert measure.cpu_profile(1) == before
+    monkeypatch.setenv("MKL_ENABLE_INSTRUCTIONS", "SSE4_2")
+    other_blas = measure.cpu_profile(1)
+    monkeypatch.delenv("MKL_ENABLE_INSTRUCTIONS")
+    monkeypatch.setattr(kernels_version, "FILES", kernels_version.FILES[1:])
+    assert len({before, other_blas, measure.cpu_profile(1)}) == 3
+
+
+def test_a_profile_of_before_is_measured_again(own_cache: Path, quick: list[int | None]) -> None:
+    measure.measured_cpu(threads=2)
+    path = measure.cpu_profile(2)
+    path.write_text(path.read_text() + "usual_slowdown: 1.6\n")
+    said: list[str] = []
+    assert measure.measured_cpu(threads=2, say=said.append) == a_machine(name="cpu", threads=2)
+    assert "usual_slowdown is no longer used" in said[0] and "measured again" in said[0] and str(path) in said[0]
+    assert quick == [2, 2] and "usual_slowdown" not in path.read_text()
 
 
 def test_only_the_kept_profile_is_forgotten(own_cache: Path, quick: list[int | None]) -> None:
@@ -125,7 +162,7 @@ def test_a_broken_profile_is_measured_again(own_cache: Path, quick: list[int | N
         said: list[str] = []
         assert measure.measured_cpu(threads=2, say=said.append) == a_machine(name="cpu", threads=2)
         assert profiles.cached(measure.cpu_profile(2)) == a_machine(name="cpu", threads=2)
-        assert said[0].startswith("the profile kept is damaged, so this machine is measured again (about 2 s): ") and "\n" not in said[0]
+        assert said[0].startswith("the profile kept is damaged, so this machine is measured again (about 6 s): ") and "\n" not in said[0]
         assert str(own_cache) in said[0] and len(said) == 2
 
 

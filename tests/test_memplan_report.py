@@ -16,6 +16,7 @@ from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import DEVICE, Queue
 from einpage.memplan.report import PassesReport, Report, limited_by, peak_bytes, render, report, tasks_in_order
 from hand_plan import hand_plan
+from kernel_time_figures import nothing_usual
 from strategies import a_machine
 
 SECONDS = a_machine(
@@ -51,11 +52,14 @@ def test_figures_of_the_hand_made_plan() -> None:
     assert got["largest_working_set_task"] == "make a"
 
 
-def test_what_runs_usually_take_is_for_the_prediction_alone() -> None:
-    usual, best = reported(hand_plan(), replace(SECONDS, usual_slowdown=1.5)), reported(hand_plan())
-    assert (best.predicted_s, usual.predicted_s) == (22.0, 33.0)
-    assert replace(usual, predicted_s=22.0) == best
-    assert "predicted     22.0 s, 33.0 s as runs on this machine usually go" in render(usual)
+def test_what_runs_usually_take_is_in_the_time_line_and_in_no_bound() -> None:
+    """A kernel takes a second longer than the rates say: four of them, behind one another."""
+    times = nothing_usual()
+    slower = replace(times, start_s=3.0)
+    usual, best = reported(hand_plan(), replace(SECONDS, kernel_times=slower)), reported(hand_plan())
+    assert usual.predicted_s == usual.makespan_s == best.makespan_s + 3.0
+    assert (usual.bound_s, usual.bound_order_s) == (best.bound_s, best.bound_order_s)
+    assert "predicted     25.0 s\n" in render(usual)
 
 
 def test_a_figure_is_found_by_its_key_as_well() -> None:

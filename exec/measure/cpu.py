@@ -1,9 +1,9 @@
-"""A profile of this CPU as a device: rates of its three engines while all of them are busy.
+"""A profile of this CPU as a device: the best rates of its three engines, and what runs usually take.
 
-Probes are ordinary jobs run by the ordinary kernels: a product for each dtype (FLOP/s), a product of few rows and a pointwise job (what
-memory allows), the smallest job (latency). Two threads copy blocks all the while, as the copy engines do. Of several short samples the best
-of each rate counts: whoever else uses the machine can only slow a sample down, and a lower bound needs rates that nothing here beats. What
-a run usually takes beyond them is measured too (slowdown.py). The profile holds for this machine with this number of torch threads.
+Probes of rates are ordinary jobs run by the ordinary kernels: a product for each dtype (FLOP/s), a product of few rows and a pointwise
+job (what memory allows), the smallest job (latency). Two threads copy blocks all the while, as the copy engines do. Of several samples
+the best of each rate counts, and whatever is faster in a run: a lower bound needs rates that nothing beats. What is usual is fitted to
+runs of a small model. The profile holds for this machine with this number of torch threads.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 import os
 import platform
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 
 import numpy as np
@@ -26,14 +27,18 @@ from einpage.einsum_front.base.dtype import RUN_DTYPES, DType
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.job import Box, Job, MapJob, Part, Range, View
 from einpage.exec.device.arena import MappedArena
+from einpage.exec.measure.copies import CopySamples, measured_copies
+from einpage.exec.measure.fit import fitted, spread
+from einpage.exec.measure.kernels_version import blas, kernels_version
+from einpage.exec.measure.probe_runs import LAYERS_BY_ROWS, ProbeRuns, probe_runs
 from einpage.exec.measure.products import measured_onednn, product_job
 from einpage.exec.measure.profiles import Say, measured, profile_path
-from einpage.exec.measure.slowdown import usual_slowdown
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.kernels.on_torch.products import ONLY_MM, Products
 from einpage.kernels.prepare import prepare
 from einpage.memplan.graph.memgraph import Extent, Offset
-from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.kernel_times import CopyTimes
+from einpage.memplan.machine.machine import Machine, Measurement
 from einpage.memplan.machine.places import host_links
 
 BLOCK = 4 << 20
@@ -43,6 +48,10 @@ PROBES = len(RUN_DTYPES) + 4
 """How many probes share the time: products, two of memory, two latencies."""
 SAMPLES = 4
 """How often each probe is made."""
+COPIES_S = 0.1
+"""For how long copies are timed, in each way."""
+WAKEUPS_S = 0.02
+"""For how long two threads wake each other up, each time."""
 
 
 @dataclass(slots=True)
@@ -65,36 +74,61 @@ def measured_cpu(*, threads: int | None = None, again: bool = False, say: Say | 
     return measured(cpu_profile(threads), lambda: measure_cpu(threads=threads), again, say)
 
 
-def measure_cpu(seconds: float = 1.2, threads: int | None = None) -> Machine:
-    """Measure for about `seconds`, with `threads` torch threads. Sets torch's number of threads for the process."""
+def measure_cpu(seconds: float = 1.2, threads: int | None = None, rows: tuple[int, ...] = tuple(LAYERS_BY_ROWS)) -> Machine:
+    """Measure the best rates for about `seconds`, with `threads` torch threads, then runs with so many rows each. Sets torch's number of
+    threads for the process."""
     threads = default_threads() if threads is None else threads
+    load = os.getloadavg()[0]
     torch.set_num_threads(threads)
     share = seconds / PROBES / SAMPLES
     onednn = measured_onednn()
     with _busy_links() as links:
         samples = [_rates(links, share, Products(onednn, threads)) for _ in range(SAMPLES)]
-    *products, memory, h2d, d2h = (_rounded(max(rates)) for rates in zip(*samples, strict=True))
-    handover_s = min(_handover_seconds(share) for _ in range(SAMPLES))
-    launch_s = min(_launch_seconds(share) for _ in range(SAMPLES))
+    *products, memory, h2d, d2h = (max(rates) for rates in zip(*samples, strict=True))
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     machine = Machine(
         name="cpu",
         device_bytes=physical // 2,
         host_bytes=physical,
-        flops_per_s=tuple(zip(RUN_DTYPES, products, strict=True)),
-        device_bytes_per_s=memory,
-        links=host_links(h2d, d2h, _rounded(handover_s)),
-        launch_latency_s=_rounded(handover_s + launch_s),
+        flops_per_s=tuple((dtype, _rounded(rate)) for dtype, rate in zip(RUN_DTYPES, products, strict=True)),
+        device_bytes_per_s=_rounded(memory),
+        links=host_links(_rounded(h2d), _rounded(d2h)),
+        launch_latency_s=_rounded(min(_launch_seconds(share) for _ in range(SAMPLES))),
         threads=threads,
         onednn=onednn,
-        about=f"Measured on {_cpu_name()} with {threads} of {cores()} cores for torch, both copy engines busy; torch {torch.__version__}.",
+        about=f"Measured on {_cpu_name()} with {threads} of {cores()} cores for torch; torch {torch.__version__}.",
     )
-    return replace(machine, usual_slowdown=_rounded(usual_slowdown(machine)))
+    return _with_runs(machine, tuple(probe_runs(machine, rows)), measured_copies(COPIES_S), load)
+
+
+def _with_runs(machine: Machine, runs: Sequence[ProbeRuns], copies: CopySamples, load: float) -> Machine:
+    """`machine` with what runs usually take, and with the best rates that anything here reached."""
+    wakeup_s = median(_wakeup_seconds(WAKEUPS_S) for _ in range(SAMPLES))
+    handover_s = median(run.handover_s for run in runs)
+    kernels = [sample for run in runs for sample in run.kernels]
+    flops_by_dtype = dict(machine.flops_per_s)
+    flops_by_dtype[DType.FP32] = max(flops_by_dtype[DType.FP32], *(_rounded(s.work.flops / s.least_s) for s in kernels))
+    best_copy = max(_rounded(copies.best_bytes_per_s), *(link.bytes_per_s for link in machine.links))
+    best = replace(
+        machine,
+        flops_per_s=tuple(flops_by_dtype.items()),
+        device_bytes_per_s=max(machine.device_bytes_per_s, *(_rounded(s.nbytes / s.least_s) for s in kernels)),
+        links=host_links(best_copy, best_copy, _rounded(copies.least_s)),
+        launch_latency_s=min(machine.launch_latency_s, *(_rounded(s.least_s) for s in kernels)),
+    )
+    copy_bytes_per_s = _rounded(copies.alone_bytes_per_s)
+    usual = host_links(copy_bytes_per_s, copy_bytes_per_s, _rounded(copies.least_s + handover_s))
+    gathers_s = [max(0.0, seconds - usual[0].seconds(nbytes)) for run in runs for nbytes, seconds in run.gathers]
+    times = CopyTimes(
+        usual, _rounded(median(gathers_s or [0.0])), _rounded(max(1.0, copies.beside_kernels)), _rounded(max(1.0, copies.together))
+    )
+    return replace(best, kernel_times=fitted(runs, times, wakeup_s), measured=Measurement(spread(runs), round(load, 2), cores()))
 
 
 def cpu_profile(threads: int | None = None) -> Path:
-    """Where the profile of this CPU with so many torch threads is cached."""
-    return profile_path("cpu", f"{_cpu_name()}|{cores()}|{torch.__version__}", str(default_threads() if threads is None else threads))
+    """Where the profile of this CPU with so many torch threads is cached: another file for other kernels, and another BLAS."""
+    machine = f"{_cpu_name()}|{cores()}|{torch.__version__}|{blas()}|{kernels_version()}"
+    return profile_path("cpu", machine, str(default_threads() if threads is None else threads))
 
 
 def cores() -> int:
@@ -172,7 +206,7 @@ def _launch_seconds(seconds: float) -> float:
     return _seconds_each(_pointwise(16), seconds)
 
 
-def _handover_seconds(seconds: float) -> float:
+def _wakeup_seconds(seconds: float) -> float:
     """How long one engine waits to see that another is done: half of a round trip between two threads."""
     condition, turn, stop = threading.Condition(), [0], perf_counter() + seconds
 

@@ -1,6 +1,6 @@
 """Measured machine profiles and where they are cached: one YAML file a device, under the cache folder.
 
-In: a function that measures, what tells one device from another. Out: the cached profile, or a new one. Losing the folder costs two
+In: a function that measures, what tells one device from another. Out: the cached profile, or a new one. Losing the folder costs a few
 seconds.
 """
 
@@ -25,13 +25,17 @@ def measured(path: Path, measure: Callable[[], Machine], again: bool, say: Say |
     `say` is told when something is measured, why, and where it was cached. Where it cannot be written, `say` is told so; without `say` that
     raises UsageError.
     """
-    why = "measuring this machine (about 2 s, once)"
+    why = "measuring this machine (about 6 s, once)"
     if not again:
         try:
-            return load_machine(path)
+            kept = load_machine(path)
         except UsageError as error:
             if path.exists():
-                why = f"the profile kept is damaged, so this machine is measured again (about 2 s): {error}"
+                why = f"the profile kept is damaged, so this machine is measured again (about 6 s): {error}"
+        else:
+            if not kept.outdated:
+                return kept
+            why = f"the profile kept in {path} is outdated ({kept.outdated}), so this machine is measured again (about 6 s)"
     if say is not None:
         say(why)
     machine = measure()
@@ -64,16 +68,25 @@ def cached(path: Path) -> Machine | None:
         return None
 
 
+def path_of(machine: Machine) -> Path | None:
+    """Where this very profile is cached; None where it is not."""
+    return next((path for path in cached_profiles() if cached(path) == machine), None)
+
+
+def cached_profiles() -> list[Path]:
+    """The files of all cached profiles, sorted."""
+    return sorted(cache_folder().glob("*.yaml"))
+
+
 def forget(machine: Machine) -> bool:
     """Drop the cached profile if it is this very one, so that the next run measures again; whether it was."""
-    for path in sorted(cache_folder().glob("*.yaml")):
-        if cached(path) == machine:
-            try:
-                path.unlink(missing_ok=True)
-            except OSError:
-                return False
-            return True
-    return False
+    path = path_of(machine)
+    try:
+        if path is not None:
+            path.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return path is not None
 
 
 def profile_path(device: str, machine: str, variant: str | None = None) -> Path:

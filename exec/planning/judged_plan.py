@@ -142,9 +142,9 @@ def plan_graph(
     timeline = simulate(memgraph, machine)
     reached = Reached(timeline.makespan_s, moved_bytes(memgraph, Queue.H2D) + moved_bytes(memgraph, Queue.D2H))
     if memgraph.loops:
-        limits = steady_bounds(graph, machine, budget_bytes)
+        limits = steady_bounds(graph, machine.at_best(), budget_bytes)
     else:
-        limits = bounds(graph, machine, budget_bytes, tasks_in_order(memgraph), bound_effort, reached, memgraph.resident)
+        limits = bounds(graph, machine.at_best(), budget_bytes, tasks_in_order(memgraph), bound_effort, reached, memgraph.resident)
     found = report(
         memgraph, machine, timeline, limits,
         plan_s=plan_s, verified=True, spec=graph.name, policy=options.policy, pace=pace,

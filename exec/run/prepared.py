@@ -176,7 +176,7 @@ def run_model(
         *model.warnings,
         *weight_warnings(not_finite, options.plan.dtype),
         *output_warnings(found, report.text, searched is not None),
-        *profile_warnings(machine, options.device, report.wall_s, planned.report),
+        *profile_warnings(machine, options.device, report.wall_s, planned, passes),
     )
     return RunResult(planned, found, replace(report, warnings=warnings))
 

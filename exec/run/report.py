@@ -12,10 +12,13 @@ from math import isfinite, isnan, prod
 import torch
 
 from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import format_seconds
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.load.fill import NotFiniteWeight
-from einpage.exec.measure.profiles import forget
+from einpage.exec.measure.better import bettered, faster
+from einpage.exec.measure.profiles import forget, path_of, save
+from einpage.exec.planning.judged_plan import Planned
 from einpage.exec.run.choose import DeviceKind, Dispatch
 from einpage.exec.run.find_nan import FoundNan
 from einpage.exec.run.outputs import TextFigures
@@ -114,20 +117,32 @@ def weight_warnings(not_finite: Sequence[NotFiniteWeight], dtype: DType) -> Iter
             yield f"{what}: {'; '.join(lines[:MOST_WEIGHTS])}{more}"
 
 
-def profile_warnings(machine: Machine, device: DeviceKind, wall_s: float, plan: Report) -> Iterator[str]:
-    """Says where a run was faster than its lower bound or far faster than predicted: the profile was measured while the machine was
-    busy. It is dropped if it is the cached one."""
-    bound_s, predicted_s = plan.bound_s, plan.predicted_s
-    if wall_s < bound_s:
-        found = f"the run took {format_seconds(wall_s)}, less than its lower bound of {format_seconds(bound_s)}:"
-    elif machine.usual_slowdown > 1 and wall_s < TOO_FAST * predicted_s:
-        found = f"the run took {format_seconds(wall_s)}, far less than the {format_seconds(predicted_s)} predicted:"
-    else:
-        return
+def profile_warnings(machine: Machine, device: DeviceKind, wall_s: float, planned: Planned, passes: Sequence[Measured]) -> Iterator[str]:
+    """Says where a profile cannot be believed, or was beaten by the run.
+
+    Rates that the run beat are set to what it reached if the profile is the cached one. A run far faster than predicted had its machine
+    measured under load: the profile is dropped if it is the cached one.
+    """
+    if machine.outdated:
+        yield f"the profile {machine.name}: {machine.outdated}"
     measure = f"einpage machine --measure --device {device.value}"
-    if forget(machine):
-        cure = f"the next run measures again, or `{measure}` does it now"
-        yield f"{found} the rates of this machine's profile are too low; {cure}"
-    else:
+    if machine.measured is not None and (busy := machine.measured.busy()) is not None:
+        yield f"the profile {machine.name} was {busy}, so what it predicts may be off; on a quiet machine, `{measure}`"
+    plan, path = planned.report, path_of(machine)
+    if machine.kernel_times is not None and wall_s < TOO_FAST * plan.predicted_s and path is not None and forget(machine):
+        found = f"the run took {format_seconds(wall_s)}, far less than the {format_seconds(plan.predicted_s)} predicted"
+        yield f"{found}: this machine was busy when it was measured; the next run measures again, or `{measure}` does it now"
+        return
+    best = bettered(machine, planned.memgraph, passes)
+    beaten = ", ".join(f"{what} {before / 1e9:.3g} -> {after / 1e9:.3g} G/s" for what, before, after in faster(machine, best))
+    if path is not None and beaten:
+        try:
+            save(best, path)
+        except UsageError as error:
+            yield f"the run was faster than the best rates of the profile ({beaten}), which is not kept: {error}"
+        else:
+            yield f"the run was faster than the best rates of the profile, which now has the run's ({beaten}): {path}"
+    elif wall_s < plan.bound_s:
+        found = f"the run took {format_seconds(wall_s)}, less than its lower bound of {format_seconds(plan.bound_s)}"
         cure = f"`{measure}` measures this machine, and a run without --machine, --h2d and --d2h uses what was measured"
-        yield f"{found} the rates of the profile {machine.name} are too low for this machine; {cure}"
+        yield f"{found}: the rates of the profile {machine.name} are too low for this machine; {cure}"

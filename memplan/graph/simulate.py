@@ -4,7 +4,8 @@ In: a MemGraph and a Machine. Out: a Timeline. One queue for computes and one a 
 
     start  = max(end of the node before it on its queue, latest end of its predecessors)        finish = start + duration
 
-A Free takes no time and no queue. Durations are what was given for a task, else launch + roofline; latency + bytes / rate for a copy.
+A Free takes no time and no queue. Durations are what was given for a task, else what such kernels usually take, else launch + roofline;
+latency + bytes / rate for a copy. Where it is known how kernels and copies slow each other down, they do (shared_clock.py).
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from numpy.typing import NDArray
 from einpage.einsum_front.base.columns import Floats, UInt8s
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.packed import COMPUTE, FREE, GATHER, MOVE, Nodes, Residencies
-from einpage.memplan.machine.machine import Machine, task_seconds
+from einpage.memplan.graph.shared_clock import NO_QUEUE, Sharing, shared_clock
+from einpage.memplan.machine.kernel_times import KernelTimes
+from einpage.memplan.machine.machine import Machine, beside_copies, task_seconds
 from einpage.memplan.machine.places import DEVICE, ENGINES, HOST, Queue
 
-NO_QUEUE = -1
-"""The queue number of a Free."""
+__all__ = ["NO_QUEUE"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +82,7 @@ def durations(memgraph: MemGraph, machine: Machine) -> Floats:
     for number, queue in enumerate(queues_of(memgraph)):
         copies = np.flatnonzero(moves & (queues == number))
         if len(copies):
-            link = machine.link(queue)
+            link = machine.usual_link(queue)
             seconds[copies] = [link.seconds(nbytes[t]) for t in residencies.tensor[nodes.result[copies]].tolist()]
     return seconds
 
@@ -92,9 +94,21 @@ def simulate(memgraph: MemGraph, machine: Machine, noise: Floats | None = None) 
         assert noise.shape == seconds.shape, f"noise has shape {noise.shape}, the plan {len(seconds)} nodes"
         seconds = seconds * noise
     queues, engines = queue_numbers(memgraph), queues_of(memgraph)
+    if machine.kernel_times is None:
+        start, finish = _in_node_order(memgraph, queues, len(engines), seconds)
+    else:
+        sharing = _sharing(memgraph, machine, machine.kernel_times)
+        start, finish = shared_clock(memgraph.edges, queues, len(engines), seconds, sharing)
+    busy = np.bincount(queues + 1, weights=finish - start, minlength=len(engines) + 1)[1:].tolist()
+    by_queue = tuple(zip(engines, busy, strict=True))
+    return Timeline(start, finish, by_queue, float(finish.max(initial=0.0)))
+
+
+def _in_node_order(memgraph: MemGraph, queues: NDArray[np.int8], engines: int, seconds: Floats) -> tuple[Floats, Floats]:
+    """[node] start and finish where no engine slows another down."""
     row = np.searchsorted(memgraph.edges.target, np.arange(len(seconds) + 1)).tolist()
     sources = memgraph.edges.source.tolist()
-    start, finish, free_at = [0.0] * len(seconds), [0.0] * len(seconds), [0.0] * len(engines)
+    start, finish, free_at = [0.0] * len(seconds), [0.0] * len(seconds), [0.0] * engines
     for n, (queue, duration) in enumerate(zip(queues.tolist(), seconds.tolist(), strict=True)):
         at = 0.0 if queue == NO_QUEUE else free_at[queue]
         for before in sources[row[n] : row[n + 1]]:
@@ -104,9 +118,17 @@ def simulate(memgraph: MemGraph, machine: Machine, noise: Floats | None = None) 
         finish[n] = at + duration
         if queue != NO_QUEUE:
             free_at[queue] = finish[n]
-    busy = np.bincount(queues + 1, weights=seconds, minlength=len(engines) + 1)[1:].tolist()
-    by_queue = tuple(zip(engines, busy, strict=True))
-    return Timeline(np.array(start), np.array(finish), by_queue, max(finish, default=0.0))
+    return np.array(start), np.array(finish)
+
+
+def _sharing(memgraph: MemGraph, machine: Machine, times: KernelTimes) -> Sharing:
+    """How the nodes of a plan slow each other down on a machine."""
+    nodes = Nodes.of(memgraph.nodes)
+    by_task = np.array([beside_copies(machine, task) for task in memgraph.graph.tasks] or [1.0])
+    beside = np.full(len(nodes), times.copies.beside_kernels)
+    computes = nodes.kind == COMPUTE
+    beside[computes] = by_task[nodes.subject[computes]]
+    return Sharing(times.start_s, times.wakeup_s, beside, times.copies.together)
 
 
 def moved_bytes(memgraph: MemGraph, queue: Queue) -> int:

@@ -1,7 +1,8 @@
 """A machine: the few figures a plan is made for, and how long tasks and copies take on it. No device is needed to plan for it.
 
-Rates are sustained, with the engines busy together. Task times are the roofline model's (Williams, Waterman and Patterson 2009): the larger
-of arithmetic and memory traffic, and a launch. Invariant: one link a queue; `links` begins with those between the host and the device.
+Rates are the best that were seen, for bounds are made of them: the roofline model (Williams, Waterman and Patterson 2009) takes the larger
+of arithmetic and memory traffic, and a launch. A machine that was measured in runs also knows what they usually take (kernel_times), which
+is never less; one without is predicted by its rates. Invariant: one link a queue; `links` begins with those between host and device.
 """
 
 from __future__ import annotations
@@ -13,10 +14,37 @@ from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.onednn import NO_ONEDNN, OneDnn
 from einpage.einsum_front.base.units import parse_rate
 from einpage.einsum_front.graph.taskgraph import Op, Task, TaskGraph
+from einpage.memplan.machine.kernel_times import KernelTimes
 from einpage.memplan.machine.places import Link, Queue, host_links
+from einpage.memplan.machine.work import work_of
 
+MOST_SPREAD = 0.1
+"""Samples of a machine that does nothing else are no farther apart."""
+MOST_LOAD = 0.5
+"""Of each core: more is work of others."""
 _ANY_HOST = 2**60
 """Bytes of host memory where nobody said how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What a machine did beside being measured."""
+
+    spread: float
+    """Of the samples: how far their median is from their lower quartile, as a share; the median over what was measured."""
+    load: float
+    """Processes that wanted a core, on average over the minute before."""
+    cores: int
+
+    def text(self) -> str:
+        """For a person."""
+        return f"load {self.load:.2f} on {self.cores} cores, samples {100 * self.spread:.0f} % apart"
+
+    def busy(self) -> str | None:
+        """Why its figures may be off, for a person; None where they may be believed."""
+        if self.spread <= MOST_SPREAD and self.load <= MOST_LOAD * self.cores:
+            return None
+        return f"measured while the machine was busy ({self.text()})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +60,18 @@ class Machine:
     """Host to device, device to host, then any others."""
     launch_latency_s: float
     """Per task."""
-    usual_slowdown: float = 1.0
-    """How many times longer than at these rates a run usually takes. Predictions count it; plans and bounds do not."""
+    kernel_times: KernelTimes | None = None
+    """What kernels and copies usually take; None: what the rates say."""
     threads: int | None = None
     """For a CPU device: how many threads kernels use; None elsewhere."""
     about: str = ""
     """Where the figures come from."""
     onednn: OneDnn = NO_ONEDNN
     """For a CPU device: the products that oneDNN computes; plans do not look at it."""
+    measured: Measurement | None = None
+    """How they were measured, where that is known."""
+    outdated: str = ""
+    """What its profile says that is no longer used; empty: nothing."""
 
     def flops_of(self, dtype: DType) -> float:
         """FLOP/s for a run of `dtype`."""
@@ -56,10 +88,27 @@ class Machine:
                 return link
         raise UsageError(f"machine {self.name} has no link from {queue.source} to {queue.target}")
 
+    def usual_link(self, queue: Queue) -> Link:
+        """The link as copies usually find it, never faster than `link`. Raises UsageError where this machine has none."""
+        best = self.link(queue)
+        usual = None if self.kernel_times is None else self.kernel_times.copies.link(queue)
+        if usual is None:
+            return best
+        return Link(queue, min(best.bytes_per_s, usual.bytes_per_s), max(best.latency_s, usual.latency_s))
+
+    def at_best(self) -> Machine:
+        """This machine as nothing beats it: what bounds are made for."""
+        return replace(self, kernel_times=None)
+
     def with_links(self, *links: Link) -> Machine:
         """This machine with those links, in place of its own on the same queues."""
         by_queue = {link.queue: link for link in (*self.links, *links)}
-        return replace(self, links=tuple(by_queue.values()))
+        times = self.kernel_times
+        if times is not None:
+            changed = {link.queue for link in links}
+            usual = tuple(link for link in times.copies.links if link.queue not in changed)
+            times = replace(times, copies=replace(times.copies, links=usual))
+        return replace(self, links=tuple(by_queue.values()), kernel_times=times)
 
     def with_rate(self, queue: Queue, bytes_per_s: float) -> Machine:
         """This machine with another rate on one link."""
@@ -67,12 +116,24 @@ class Machine:
 
 
 def task_seconds(machine: Machine, graph: TaskGraph, task: Task) -> float:
-    """How long `task` keeps its engine: what was given for it; else a gather its copy, any other task its launch and its roofline."""
+    """How long `task` keeps its engine when nothing slows it down: what was given for it; else a gather its copy, any other task what
+    such kernels usually take, and no less than its launch and its roofline."""
     if task.seconds is not None:
         return task.seconds
+    times = machine.kernel_times
     if task.gathers:
-        return machine.link(Queue.H2D).seconds(graph.tensors[task.result].nbytes)
-    return machine.launch_latency_s + machine.compute_seconds(task.flops, task.bytes_touched, graph.dtype)
+        return machine.usual_link(Queue.H2D).seconds(graph.tensors[task.result].nbytes) + (0.0 if times is None else times.copies.gather_s)
+    least = machine.launch_latency_s + machine.compute_seconds(task.flops, task.bytes_touched, graph.dtype)
+    if times is None or (work := work_of(task)) is None:
+        return least
+    return max(least, times.seconds(work, machine.flops_of(DType.FP32) / machine.flops_of(graph.dtype)))
+
+
+def beside_copies(machine: Machine, task: Task) -> float:
+    """How many times longer `task` takes while copies are in flight; 1 where that is not known."""
+    if machine.kernel_times is None or task.seconds is not None or (work := work_of(task)) is None:
+        return 1.0
+    return machine.kernel_times.beside_copies(work)
 
 
 def op_seconds(machine: Machine, graph: TaskGraph, op: Op) -> float:

@@ -73,7 +73,7 @@ class Link:
 
     queue: Queue
     bytes_per_s: float
-    """Sustained, with the other engines busy."""
+    """Sustained."""
     latency_s: float = 0.0
     """Per copy."""
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from difflib import get_close_matches
-from math import inf
 from os.path import exists, isdir
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,15 @@ from typing import Any
 import yaml
 
 from einpage.einsum_front.base.dtype import RUN_DTYPES, DType
-from einpage.einsum_front.base.errors import SpecError, UsageError
+from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.files import not_regular, read_text
 from einpage.einsum_front.base.onednn import NO_ONEDNN, OneDnn
 from einpage.einsum_front.base.units import parse_bytes, parse_rate, shown
-from einpage.einsum_front.spec.source import SourceFile
-from einpage.einsum_front.spec.yamltree import MAX_CHARACTERS, YamlMapping, YamlNode, YamlScalar, YamlSequence, parse_yaml
-from einpage.memplan.machine.machine import Machine
+from einpage.einsum_front.spec.yamltree import MAX_CHARACTERS, YamlMapping
+from einpage.memplan.machine.fields import ProfileField, profile_fields, shown_node
+from einpage.memplan.machine.machine import Machine, Measurement
 from einpage.memplan.machine.places import Link, Place, PlaceKind, Queue, host_links
+from einpage.memplan.machine.times_text import MOST_LATENCY_S, kernel_times_of, kernel_times_values
 
 PROFILES = Path(__file__).parents[2] / "specs" / "machines"
 """Beside the package, in a checkout (through the link einpage/specs) and in a wheel alike."""
@@ -34,20 +34,20 @@ PROFILES = Path(__file__).parents[2] / "specs" / "machines"
 
 KEYS = frozenset((
     "name", "device_bytes", "host_bytes", "flops_per_s", "device_bytes_per_s", "h2d_bytes_per_s", "d2h_bytes_per_s", "copy_latency_s",
-    "launch_latency_s", "usual_slowdown", "threads", "onednn", "links", "about",
+    "launch_latency_s", "usual_slowdown", "kernel_times", "measured", "threads", "onednn", "links", "about",
 ))  # fmt: skip
-OPTIONAL = frozenset(("usual_slowdown", "threads", "onednn", "links", "about"))
+OPTIONAL = frozenset(("usual_slowdown", "kernel_times", "measured", "threads", "onednn", "links", "about"))
 ONEDNN_KEYS = ("one_row", "few_rows", "many_rows")
+MEASURED_KEYS = frozenset(("spread", "load", "cores"))
 LINK_KEYS = frozenset(("source", "target", "bytes_per_s", "latency_s"))
 LINK_EXAMPLE = "{source: disk, target: host, bytes_per_s: 3GB/s, latency_s: 1e-4}"
 
+OUTDATED = "its usual_slowdown is no longer used: predictions are made of kernel_times, which it has not, or else of its rates alone"
 MOST_THREADS = 1024
 """More than any machine has cores; far more than that ends the process inside the threading library."""
+MOST_CORES = 2**20
 MOST_ELEMENTS = 2**62
 """Of a matrix: more than any memory holds."""
-MOST_LATENCY_S = 3600.0
-MOST_LINKS = 64
-MOST_SLOWDOWN = 1e6
 LEAST_FLOPS = 1e-6
 """FLOP/s: whatever a task computes takes a time that a float holds."""
 
@@ -96,7 +96,7 @@ def checked_threads(threads: int) -> int:
 
 def machine_from_text(text: str, where: str) -> Machine:
     """The Machine that a profile's YAML describes. `where` names it in messages. Raises UsageError."""
-    fields = _fields(text, where)
+    fields = profile_fields(text, where)
     for key, field in fields.items():
         if key not in KEYS:
             close = get_close_matches(key, sorted(KEYS), n=1)
@@ -113,9 +113,11 @@ def machine_from_text(text: str, where: str) -> Machine:
         flops_per_s=_flops(fields["flops_per_s"]),
         device_bytes_per_s=parse_rate(*fields["device_bytes_per_s"].amount()),
         launch_latency_s=fields["launch_latency_s"].number(0.0, MOST_LATENCY_S),
-        usual_slowdown=fields["usual_slowdown"].number(1.0, MOST_SLOWDOWN) if "usual_slowdown" in fields else 1.0,
+        kernel_times=kernel_times_of(fields["kernel_times"]) if "kernel_times" in fields else None,
         threads=_threads(fields["threads"]) if "threads" in fields else None,
         onednn=_onednn(fields["onednn"]) if "onednn" in fields else NO_ONEDNN,
+        measured=_measurement(fields["measured"]) if "measured" in fields else None,
+        outdated=OUTDATED if "usual_slowdown" in fields else "",
         about=fields["about"].text().strip() if "about" in fields else "",
         links=host_links(
             parse_rate(*fields["h2d_bytes_per_s"].amount()),
@@ -124,94 +126,6 @@ def machine_from_text(text: str, where: str) -> Machine:
         ),
     )
     return machine.with_links(*_links(fields["links"])) if "links" in fields else machine
-
-
-@dataclass(frozen=True, slots=True)
-class _Field:
-    """A value of a profile, and what a message calls it."""
-
-    node: YamlNode
-    path: str
-    name: str
-
-    @property
-    def what(self) -> str:
-        """`my.yaml:3: threads`."""
-        return f"{self.path}:{self.node.span.line}: {self.name}"
-
-    def value(self) -> bool | int | float | str | None:
-        """The scalar that it is. Raises UsageError."""
-        if not isinstance(self.node, YamlScalar):
-            raise UsageError(f"{self.what} is {_shown(self.node)}; it must be a number or a text")
-        return self.node.value
-
-    def text(self) -> str:
-        """What stands there, whatever YAML takes it for. Raises UsageError."""
-        self.value()
-        assert isinstance(self.node, YamlScalar)
-        return self.node.snippet.text
-
-    def amount(self) -> tuple[str | int | float, str]:
-        """What parse_bytes and parse_rate read, and what they call it. Raises UsageError."""
-        value = self.value()
-        if value is None or isinstance(value, bool):
-            raise UsageError(f"{self.what} is {_shown(self.node)}; it must be an amount, as 8GiB")
-        return value, self.what
-
-    def number(self, least: float, most: float = inf) -> float:
-        """A finite number. Raises UsageError."""
-        value = self.value()
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most or value == inf:
-            limits = f"of at least {least:g}" if most == inf else f"from {least:g} to {most:g}"
-            raise UsageError(f"{self.what} is {_shown(self.node)}; it must be a number {limits}")
-        return float(value)
-
-    def whole(self, least: int, most: int) -> int:
-        """A whole number. Raises UsageError."""
-        value = self.value()
-        if type(value) is not int or not least <= value <= most:
-            raise UsageError(f"{self.what} is {_shown(self.node)}; it must be a whole number from {least} to {most}")
-        return value
-
-    def fields(self) -> dict[str, _Field]:
-        """The values of a mapping, by key. Raises UsageError."""
-        if not isinstance(self.node, YamlMapping):
-            raise UsageError(f"{self.what} is {_shown(self.node)}; it must be a mapping")
-        return _fields_of(self.node, self.path, f"{self.name} ")
-
-    def items(self) -> tuple[_Field, ...]:
-        """The links of a list, at most MOST_LINKS of them. Raises UsageError."""
-        if not isinstance(self.node, YamlSequence):
-            raise UsageError(f"{self.what} is {_shown(self.node)}; it is a list of links, as in {LINK_EXAMPLE}")
-        if len(self.node.items) > MOST_LINKS:
-            raise UsageError(f"{self.what} has {len(self.node.items)} entries; {MOST_LINKS} are possible")
-        return tuple(_Field(node, self.path, f"{self.name}[{i}]") for i, node in enumerate(self.node.items))
-
-
-def _fields(text: str, where: str) -> dict[str, _Field]:
-    """A profile's values by key. Raises UsageError."""
-    try:
-        root = parse_yaml(SourceFile(where, tuple(re.split(r"\r\n|[\r\n\x85\u2028\u2029]", text))), text, "machine profile")
-    except SpecError as error:
-        told = "; ".join(word for word in (error.message, error.expected and f"expected {error.expected}", error.cure) if word)
-        raise UsageError(f"{where}:{error.line}: {told}") from error
-    if not isinstance(root, YamlMapping):
-        raise UsageError(f"{where}: a machine profile is a mapping, this is {'nothing' if root is None else _shown(root)}")
-    return _fields_of(root, where, "")
-
-
-def _fields_of(node: YamlMapping, path: str, prefix: str) -> dict[str, _Field]:
-    return {key: _Field(value, path, f"{prefix}{key}") for key, value in node.items.items()}
-
-
-def _shown(node: YamlNode) -> str:
-    match node:
-        case YamlScalar():
-            return shown(node.snippet.text)
-        case YamlSequence():
-            return f"a list of {len(node.items)}"
-        case YamlMapping():
-            return f"a mapping of {len(node.items)}"
 
 
 def machine_text(machine: Machine) -> str:
@@ -229,8 +143,10 @@ def machine_text(machine: Machine) -> str:
         "copy_latency_s": inward.latency_s,
         "launch_latency_s": machine.launch_latency_s,
     }
-    if machine.usual_slowdown != 1.0:
-        raw["usual_slowdown"] = machine.usual_slowdown
+    if machine.kernel_times is not None:
+        raw["kernel_times"] = kernel_times_values(machine.kernel_times)
+    if machine.measured is not None:
+        raw["measured"] = asdict(machine.measured)
     if machine.threads is not None:
         raw["threads"] = machine.threads
     if machine.onednn != NO_ONEDNN:
@@ -262,29 +178,36 @@ def _read(path: Path) -> Machine:
     return machine_from_text(read_text(path, f"machine profile {path}", MAX_CHARACTERS), str(path))
 
 
-def _flops(field: _Field) -> tuple[tuple[DType, float], ...]:
+def _flops(field: ProfileField) -> tuple[tuple[DType, float], ...]:
     words = [d.value for d in RUN_DTYPES]
     if not isinstance(field.node, YamlMapping) or sorted(field.node.items) != sorted(words):
-        raise UsageError(f"{field.what} must give FLOP/s for each of {', '.join(words)}, and is {_shown(field.node)}")
+        raise UsageError(f"{field.what} must give FLOP/s for each of {', '.join(words)}, and is {shown_node(field.node)}")
     rates = field.fields()
     return tuple((d, rates[d.value].number(LEAST_FLOPS)) for d in RUN_DTYPES)
 
 
-def _threads(field: _Field) -> int:
+def _threads(field: ProfileField) -> int:
     return field.whole(1, MOST_THREADS)
 
 
-def _onednn(field: _Field) -> OneDnn:
+def _onednn(field: ProfileField) -> OneDnn:
     if not isinstance(field.node, YamlMapping) or not set(field.node.items) <= set(ONEDNN_KEYS):
-        raise UsageError(f"{field.what} is {_shown(field.node)}; it must be a mapping with some of {', '.join(ONEDNN_KEYS)}")
+        raise UsageError(f"{field.what} is {shown_node(field.node)}; it must be a mapping with some of {', '.join(ONEDNN_KEYS)}")
     return OneDnn(**{name: least.whole(0, MOST_ELEMENTS) for name, least in field.fields().items()})
 
 
-def _links(field: _Field) -> Iterator[Link]:
+def _measurement(field: ProfileField) -> Measurement:
+    found = field.fields()
+    if set(found) != MEASURED_KEYS:
+        raise UsageError(f"{field.what} must have {', '.join(sorted(MEASURED_KEYS))}, and has {', '.join(sorted(found)) or 'nothing'}")
+    return Measurement(found["spread"].number(0.0), found["load"].number(0.0), found["cores"].whole(1, MOST_CORES))
+
+
+def _links(field: ProfileField) -> Iterator[Link]:
     """What a profile says of links beside those between the host and the device, or in their place."""
-    for entry in field.items():
+    for entry in field.items("links", LINK_EXAMPLE):
         if not isinstance(entry.node, YamlMapping) or not {"source", "target", "bytes_per_s"} <= set(entry.node.items) <= LINK_KEYS:
-            raise UsageError(f"{entry.what} is {_shown(entry.node)}; write it as {LINK_EXAMPLE}")
+            raise UsageError(f"{entry.what} is {shown_node(entry.node)}; write it as {LINK_EXAMPLE}")
         link = entry.fields()
         queue = Queue(_place(link["source"]), _place(link["target"]))
         if queue.source == queue.target:
@@ -293,9 +216,9 @@ def _links(field: _Field) -> Iterator[Link]:
         yield Link(queue, parse_rate(*link["bytes_per_s"].amount()), latency_s)
 
 
-def _place(field: _Field) -> Place:
+def _place(field: ProfileField) -> Place:
     """`disk`, or `disk 1` where there are several."""
     found = re.fullmatch(rf"({'|'.join(kind.value for kind in PlaceKind)})(?: ([0-9]{{1,3}}))?", field.text())
     if found is None:
-        raise UsageError(f"{field.what} is {_shown(field.node)}; places are {', '.join(kind.value for kind in PlaceKind)}")
+        raise UsageError(f"{field.what} is {shown_node(field.node)}; places are {', '.join(kind.value for kind in PlaceKind)}")
     return Place(PlaceKind(found[1]), int(found[2] or 0))

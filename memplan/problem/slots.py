@@ -62,7 +62,7 @@ def slots_of(problem: Problem) -> Slots | None:
         gathered=list(gathers),
     )
     nbytes = [int(t.nbytes) for t in graph.tensors]
-    loads, stores = machine.link(Queue.H2D), machine.link(Queue.D2H)
+    loads, stores = machine.usual_link(Queue.H2D), machine.usual_link(Queue.D2H)
     load_s = [loads.seconds(n) for n in nbytes]
     for result, task in gathers.items():
         load_s[result] = task_seconds(machine, graph, task)

@@ -1,0 +1,104 @@
+"""Are predictions to be believed? Predicted ÷ measured seconds of runs on the CPU device, over models, tokens and budgets.
+
+SmolLM2 (a file, --model) and a random GPT-2 of 124 M; 1 to 2,048 tokens, or as many as the model takes; in an arena of 64 MiB, and with all
+weights resident. The profile is measured anew at the start, by generic jobs: no cell is used in fitting. A cell is a steady pass: the
+median of seven after one that does not count. The load of the machine stands beside each, for a busy machine makes all figures noise.
+Gate: the judge passes every plan. Ten minutes; --quick takes the shorter half of the cells.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench import results
+from bench.results import ROOT
+from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.units import format_seconds, parse_bytes
+from einpage.exec.load.inputs import TokenLists
+from einpage.exec.measure.cpu import measured_cpu
+from einpage.exec.planning.model import open_model
+from einpage.exec.planning.request import PlanRequest
+from einpage.exec.run.choose import Dispatch
+from einpage.exec.run.options import RunOptions
+from einpage.exec.run.prepared import prepare_run
+from einpage.memplan.machine.machine import Machine
+
+MODELS = {"SmolLM2": ("specs/llama.yaml", 2048), "GPT-2": ("specs/gpt2.yaml", 1024)}
+"""Spec, and the most tokens that are tried."""
+TOKENS = (1, 8, 64, 256, 1024, 2048)
+BUDGETS = {"64 MiB": "64MiB", "resident": "2GiB"}
+PASSES = 7
+NEAR, FAIR = 1.1, 1.25
+FEW_TOKENS = 64
+
+
+def cell(name: str, tokens: int, budget: str, weights: str, machine: Machine) -> dict[str, Any]:
+    spec, _ = MODELS[name]
+    # Token ids that every vocabulary has; their values change nothing about time.
+    model = open_model(ROOT / spec, {}, weights, TokenLists((tuple(range(1, tokens + 1)),), "numbers"))
+    request = PlanRequest(parse_bytes(BUDGETS[budget]), DType.FP32, passes=PASSES + 1, plan_seconds=5.0, plan_worth=True)
+    prepared = prepare_run(model, machine, RunOptions(request))
+    load = os.getloadavg()[0]
+    try:
+        walls = [m.wall_s for m in prepared.run(Dispatch.DYNAMIC)][1:]
+    finally:
+        prepared.close()
+    report = prepared.planned.report
+    assert report.verified
+    measured_s = median(walls)
+    return {
+        "model": name, "tokens": tokens, "budget": budget, "predicted_s": report.predicted_s, "measured_s": measured_s,
+        "least_s": min(walls), "most_s": max(walls), "ratio": report.predicted_s / measured_s, "bound_s": report.bound_s,
+        "bound_order_s": report.bound_order_s, "compute_s": report.compute_s, "h2d_s": report.h2d_s, "tasks": report.tasks, "load": load,
+    }  # fmt: skip
+
+
+def within(rows: list[dict[str, Any]], factor: float) -> int:
+    """How many predictions are at most that factor off: 0.9 to 1.1 for 1.1, 0.8 to 1.25 for 1.25."""
+    low = {NEAR: 0.9, FAIR: 0.8}[factor]
+    return sum(low <= row["ratio"] <= factor for row in rows)
+
+
+def line(row: dict[str, Any]) -> str:
+    walls = f"{format_seconds(row['least_s'])} to {format_seconds(row['most_s'])}"
+    return (
+        f"{row['model']:<8} {row['tokens']:>6} {row['budget']:>9}  {format_seconds(row['predicted_s']):>9}  "
+        f"{format_seconds(row['measured_s']):>9} ({walls})  {row['ratio']:.2f}  load {row['load']:.2f}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default=str(ROOT / ".cache/SmolLM2-135M-Instruct.Q4_1.gguf"), help="SmolLM2's file")
+    parser.add_argument("--quick", action="store_true", help=f"at most {FEW_TOKENS} tokens")
+    parser.add_argument("--out", type=Path, default=ROOT / "bench/results/local")
+    a = parser.parse_args()
+    weights = {"SmolLM2": a.model, "GPT-2": "random:0"}
+    with tempfile.TemporaryDirectory() as fresh:
+        os.environ["EINPAGE_CACHE"] = fresh
+        machine = measured_cpu(say=print)
+    assert machine.measured is not None and machine.kernel_times is not None
+    print(f"profile: {machine.measured.text()}")
+    rows: list[dict[str, Any]] = []
+    for name, (_, most) in MODELS.items():
+        for tokens in (t for t in TOKENS if t <= (min(most, FEW_TOKENS) if a.quick else most)):
+            for budget in BUDGETS:
+                rows.append(cell(name, tokens, budget, weights[name], machine))
+                print(line(rows[-1]), flush=True)
+    near, fair = within(rows, NEAR), within(rows, FAIR)
+    beaten = [row for row in rows if max(row["bound_s"], row["bound_order_s"]) > row["least_s"]]
+    print(f"{near} of {len(rows)} cells within 0.9 to 1.1, {fair} within 0.8 to 1.25; {len(beaten)} runs beat a lower bound")
+    load = max(row["load"] for row in rows)
+    results.write(
+        a.out, "predict", "python -m bench.predict", rows, near=near, fair=fair, most_load=load, profile=asdict(machine.measured)
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

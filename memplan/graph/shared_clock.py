@@ -1,0 +1,112 @@
+"""The clock of a machine whose engines slow each other down: kernels while copies are in flight, copies while kernels run.
+
+In: the nodes of a plan as durations on an idle machine, and factors. Out: when each starts and finishes. Every queue takes its nodes in
+order; what is in flight advances at the rate that the others leave it, until the next node finishes (processor sharing).
+
+    compute   |====k0====|=====k1 at 1/1.2=====|          a copy begins: k1 slows down
+    h2d                  |----------m0---------|
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from einpage.einsum_front.base.columns import Floats
+from einpage.memplan.graph.memgraph import Edges
+
+NO_QUEUE = -1
+"""The queue number of a Free."""
+COMPUTE_QUEUE = 0
+"""The position of the computes among the engines."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sharing:
+    start_s: float
+    """From the start of a run to its first node."""
+    wakeup_s: float
+    """Until a queue that has waited for another goes on."""
+    beside: Floats
+    """[node] how many times longer: a compute while copies are in flight, a copy while one computes; at least 1."""
+    together: float
+    """How many times longer a copy takes while copies of other links are in flight; at least 1."""
+
+
+def shared_clock(edges: Edges, queues: NDArray[np.int8], engines: int, seconds: Floats, sharing: Sharing) -> tuple[Floats, Floats]:
+    """[node] start and finish. `queues` [node] are positions among `engines`, or NO_QUEUE; node order is a valid execution."""
+    return _SharedClock(edges, queues, engines, seconds, sharing).run()
+
+
+class _SharedClock:
+    def __init__(self, edges: Edges, queues: NDArray[np.int8], engines: int, seconds: Floats, sharing: Sharing) -> None:
+        count = len(seconds)
+        order = np.argsort(edges.source, kind="stable")
+        self.targets = edges.target[order].tolist()
+        self.row = np.searchsorted(edges.source[order], np.arange(count + 1)).tolist()
+        self.missing = np.bincount(edges.target, minlength=count).tolist()
+        """[node] predecessors that are not done"""
+        self.queue_of = queues.tolist()
+        self.nodes = [np.flatnonzero(queues == engine).tolist() for engine in range(engines)]
+        self.next = [0] * engines
+        """[engine] how many of its nodes have started"""
+        self.seconds, self.beside, self.sharing = seconds.tolist(), sharing.beside.tolist(), sharing
+        self.active: dict[int, int] = {}
+        """What is in flight: a node by its engine."""
+        self.left = [0.0] * engines
+        """[engine] seconds that its node would still take on an idle machine"""
+        self.start, self.finish, self.free_at = [0.0] * count, [0.0] * count, [sharing.start_s] * engines
+
+    def run(self) -> tuple[Floats, Floats]:
+        now = self.sharing.start_s
+        self._done([node for node, queue in enumerate(self.queue_of) if queue == NO_QUEUE and not self.missing[node]], now)
+        self._start_ready(now)
+        while self.active:
+            factors = self._factors()
+            first = min(self.active, key=lambda engine: self.left[engine] * factors[engine])
+            passed = self.left[first] * factors[first]
+            now += passed
+            for engine in self.active:
+                self.left[engine] = max(0.0, self.left[engine] - passed / factors[engine])
+            node = self.active.pop(first)
+            self.free_at[first] = now
+            self._done([node], now)
+            self._start_ready(now)
+        assert all(at == len(nodes) for at, nodes in zip(self.next, self.nodes, strict=True)), "node order is no valid execution"
+        return np.array(self.start), np.array(self.finish)
+
+    def _factors(self) -> dict[int, float]:
+        """By engine in flight, how many times longer its node takes at the moment."""
+        computing = COMPUTE_QUEUE in self.active
+        copies = len(self.active) - computing
+        factors: dict[int, float] = {}
+        for engine, node in self.active.items():
+            if engine == COMPUTE_QUEUE:
+                factors[engine] = self.beside[node] if copies else 1.0
+            else:
+                factors[engine] = (self.beside[node] if computing else 1.0) * (self.sharing.together if copies > 1 else 1.0)
+        return factors
+
+    def _start_ready(self, now: float) -> None:
+        """Start the next node of every idle engine whose predecessors are done."""
+        for engine, nodes in enumerate(self.nodes):
+            at = self.next[engine]
+            if engine in self.active or at == len(nodes) or self.missing[nodes[at]]:
+                continue
+            waited = self.sharing.wakeup_s if now > self.free_at[engine] else 0.0
+            self.next[engine] += 1
+            self.active[engine], self.start[nodes[at]], self.left[engine] = nodes[at], now + waited, waited + self.seconds[nodes[at]]
+
+    def _done(self, nodes: list[int], now: float) -> None:
+        """Nodes that finish now, with the Frees that follow."""
+        while nodes:
+            node = nodes.pop()
+            self.finish[node] = now
+            if self.queue_of[node] == NO_QUEUE:
+                self.start[node] = now
+            for target in self.targets[self.row[node] : self.row[node + 1]]:
+                self.missing[target] -= 1
+                if not self.missing[target] and self.queue_of[target] == NO_QUEUE:
+                    nodes.append(target)

@@ -1,0 +1,129 @@
+"""What kernels and copies usually take on a machine, fitted to runs of it, beside the best rates that bounds are made of.
+
+In: the Work of a task. Out: seconds, and how many times longer while copies are in flight.
+
+    product     launch + flops / rate(rows) + its epilogue             attention    launch + heads + flops / rate(rows)
+    map         launch + operations + elements                         copy         latency + bytes / rate
+
+Rates are interpolated over the logarithm of rows, and are those of the nearest rows measured beyond them. Times are of fp32: in
+other dtypes, products take longer by the ratio of their best rates.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from math import exp, log
+from typing import assert_never
+
+from einpage.memplan.machine.places import Link, Queue
+from einpage.memplan.machine.work import KernelKind, Work
+
+
+@dataclass(frozen=True, slots=True)
+class AtRows:
+    """Products with so many rows."""
+
+    rows: int
+    flops_per_s: float
+    beside_copies: float = 1.0
+    """How many times longer they take while copies are in flight; at least 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProductTimes:
+    """Products on their own, or those of attention."""
+
+    launch_s: float
+    """Of a kernel, the handover from the node before it included."""
+    at_rows: tuple[AtRows, ...]
+    """Rows ascending, at least one entry."""
+    head_s: float = 0.0
+    """Of each product of its own that an attention consists of."""
+
+    def interpolated(self, rows: int) -> AtRows:
+        """Rates and factors at so many rows."""
+        at = bisect_left(self.at_rows, rows, key=lambda entry: entry.rows)
+        if at == 0 or at == len(self.at_rows) or self.at_rows[at].rows == rows:
+            return self.at_rows[min(at, len(self.at_rows) - 1)]
+        low, high = self.at_rows[at - 1], self.at_rows[at]
+        share = log(rows / low.rows) / log(high.rows / low.rows)
+        rate = exp((1 - share) * log(low.flops_per_s) + share * log(high.flops_per_s))
+        return AtRows(rows, rate, (1 - share) * low.beside_copies + share * high.beside_copies)
+
+
+@dataclass(frozen=True, slots=True)
+class MapTimes:
+    """Pointwise operations and row reductions."""
+
+    launch_s: float
+    """Of a kernel, the handover from the node before it included."""
+    operation_s: float
+    element_s: float
+    """For each element that an operation computes."""
+    function_s: float
+    """For each element that a function computes, as exp."""
+    look_up_s: float
+    """Of a kernel whose indices are data."""
+    beside_copies: float = 1.0
+    """As for products."""
+
+    def pointwise(self, work: Work) -> float:
+        """Seconds for the pointwise part of `work`, without its launch."""
+        looked_up = self.look_up_s if work.looks_up else 0.0
+        return looked_up + work.operations * self.operation_s + work.elements * self.element_s + work.functions * self.function_s
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTimes:
+    """Copies between the host and the device."""
+
+    links: tuple[Link, ...]
+    """One that nothing else slows down."""
+    gather_s: float
+    """Of a gather of rows, beside what its bytes take."""
+    beside_kernels: float = 1.0
+    """How many times longer copies take while kernels run; at least 1."""
+    together: float = 1.0
+    """How many times longer while those of another link are in flight; at least 1."""
+
+    def link(self, queue: Queue) -> Link | None:
+        """The link of `queue`, if it was measured."""
+        return next((link for link in self.links if link.queue == queue), None)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTimes:
+    start_s: float
+    """From the start of a run to its first node."""
+    wakeup_s: float
+    """Until an engine that has waited for another goes on."""
+    products: ProductTimes
+    attention: ProductTimes
+    maps: MapTimes
+    copies: CopyTimes
+
+    def seconds(self, work: Work, fp32_ratio: float = 1.0) -> float:
+        """How long a kernel takes that nothing else slows down; `fp32_ratio`: how many times as long
+        as in fp32 its products take."""
+        match work.kind:
+            case KernelKind.PRODUCT:
+                rate = self.products.interpolated(work.rows).flops_per_s
+                return self.products.launch_s + fp32_ratio * work.flops / rate + self.maps.pointwise(work)
+            case KernelKind.ATTENTION:
+                rate = self.attention.interpolated(work.rows).flops_per_s
+                return self.attention.launch_s + work.heads * self.attention.head_s + fp32_ratio * work.flops / rate
+            case KernelKind.MAP:
+                return self.maps.launch_s + self.maps.pointwise(work)
+        assert_never(work.kind)
+
+    def beside_copies(self, work: Work) -> float:
+        """How many times longer that kernel takes while copies are in flight."""
+        match work.kind:
+            case KernelKind.PRODUCT:
+                return self.products.interpolated(work.rows).beside_copies
+            case KernelKind.ATTENTION:
+                return self.attention.interpolated(work.rows).beside_copies
+            case KernelKind.MAP:
+                return self.maps.beside_copies
+        assert_never(work.kind)

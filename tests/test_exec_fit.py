@@ -1,0 +1,87 @@
+"""The fit of kernel times: samples made from known times give these back; a run that beats a rate betters it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from einpage.exec.dispatch.engine import Measured
+from einpage.exec.measure.better import bettered, faster
+from einpage.exec.measure.fit import fitted, non_negative
+from einpage.exec.measure.probe_runs import KernelSample, ProbeRuns
+from einpage.memplan.graph.simulate import durations
+from einpage.memplan.machine.kernel_times import AtRows, CopyTimes, KernelTimes, MapTimes, ProductTimes
+from einpage.memplan.machine.places import Queue, host_links
+from einpage.memplan.machine.work import KernelKind, Work
+from hand_plan import hand_plan
+from test_memplan_simulate import SECONDS
+
+ROWS = (1, 16, 256)
+KNOWN = KernelTimes(
+    start_s=1e-3,
+    wakeup_s=1e-5,
+    products=ProductTimes(2e-5, (AtRows(1, 8e9, 1.2), AtRows(16, 5e10, 1.1), AtRows(256, 9e10, 1.0))),
+    attention=ProductTimes(2e-5, (AtRows(1, 1e9, 1.5), AtRows(16, 4e9, 1.5), AtRows(256, 2e10, 1.25)), head_s=1e-5),
+    maps=MapTimes(3e-5, 2e-6, 2e-10, 5e-9, 2e-4, 1.3),
+    copies=CopyTimes(host_links(2e10, 2e10, 5e-6), 1e-4, 1.2, 1.5),
+)
+
+
+def runs_of(times: KernelTimes, rows: Sequence[int] = ROWS) -> list[ProbeRuns]:
+    """What a machine with those times would show: two shapes of product, two maps and an attention for each number of rows."""
+    found = []
+    for r in rows:
+        works = [
+            Work(KernelKind.PRODUCT, r, 2 * r * n * 1000, 0, *epilogue) for n, epilogue in ((500, (0, 0, 0)), (2000, (2, r * 9, r * 9)))
+        ]
+        works += [Work(KernelKind.MAP, 0, 0, 0, *pointwise) for pointwise in ((6, 3000 * r, r), (12, 700 * r, 40 * r))]
+        works += [Work(KernelKind.MAP, 0, 0, 0, 7, 900, 1, True), Work(KernelKind.ATTENTION, r, 40 * r * r, 5)]
+        samples = [KernelSample(w, 1, times.seconds(w), times.seconds(w), times.beside_copies(w) * times.seconds(w), 0.01) for w in works]
+        found.append(ProbeRuns(r, tuple(samples), (), 0.0, times.start_s))
+    return found
+
+
+def test_known_times_are_found_again() -> None:
+    found = fitted(runs_of(KNOWN), KNOWN.copies, KNOWN.wakeup_s)
+    for work in [Work(KernelKind.PRODUCT, 40, 10**8), Work(KernelKind.MAP, 0, 0, 0, 9, 10**5, 10**3), Work(KernelKind.MAP, looks_up=True)]:
+        assert found.seconds(work) == pytest.approx(KNOWN.seconds(work), rel=0.02), work
+        assert found.beside_copies(work) == pytest.approx(KNOWN.beside_copies(work), rel=0.02)
+    long = Work(KernelKind.ATTENTION, 256, 10**8, 5)
+    assert found.seconds(long) == pytest.approx(KNOWN.seconds(long), rel=0.1)
+    assert (found.start_s, found.wakeup_s, found.copies) == (KNOWN.start_s, KNOWN.wakeup_s, KNOWN.copies)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.floats(0.0, 1.0), min_size=3, max_size=3), st.integers(0, 1000))
+def test_no_term_is_negative(x: list[float], seed: int) -> None:
+    """With samples that are off by a fifth."""
+    random = np.random.default_rng(seed)
+    terms = random.random((12, 3)) + 0.01
+    seconds = terms @ np.array(x) * random.uniform(0.8, 1.2, 12) + 1e-6
+    assert min(non_negative(terms, seconds)) >= 0
+    assert non_negative(terms, terms @ np.array(x) + 1e-300) == pytest.approx(x, abs=1e-6) or min(x) == 0
+
+
+def measured(seconds: np.ndarray, share: float) -> Measured:
+    """A pass of the hand-made plan in which each node takes `share` of its seconds."""
+    start = np.arange(len(seconds), dtype=float) * 100
+    return Measured(start, start + share * seconds, 1e4, {}, {})
+
+
+def test_a_run_that_beats_a_rate_sets_it() -> None:
+    """Nodes that take half of what the rates say: those of copies have a latency of 0.5 s in them."""
+    plan = hand_plan()
+    seconds = durations(plan, SECONDS)
+    assert bettered(SECONDS, plan, [measured(seconds, 2.0), measured(seconds, 1.5)]) == SECONDS
+    better = bettered(SECONDS, plan, [measured(seconds, 2.0), measured(seconds, 0.25)])
+    names = [what for what, _, _ in faster(SECONDS, better)]
+    assert names == ["fp32 products", "h2d copies", "d2h copies"]
+    assert better.link(Queue.H2D).bytes_per_s == 512 / (0.25 * 2.5) and better.launch_latency_s == 0.25 * 3.0
+    again = durations(plan, better)
+    assert (again <= 0.25 * seconds + better.launch_latency_s + 0.5).all()
+    assert bettered(better, plan, [measured(seconds, 0.25)]) == replace(better)
