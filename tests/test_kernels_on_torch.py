@@ -174,6 +174,20 @@ def test_a_gather_moves_the_rows_and_no_more(name: str) -> None:
     assert prepare(case.job)(case.operands(), out, None) == out.nbytes
 
 
+def test_a_gather_looks_at_tiles_that_hold_its_rows_only() -> None:
+    """A tile of rows that nobody asks for may be anything, and costs nothing; every order of rows is right."""
+    for tokens in ([[11, 0, 3, 3, 7, 1], [2, 5, 8, 10, 6, 9]], [[4] * 6, [7, 5] * 3], [[0, 11] * 3, [11] * 6]):
+        case = gather(cuts={0: [1, 4, 8]}, tokens=np.array(tokens))
+        table, indices = case.operands()
+        assert len(table) == 4
+        wanted = {next(i for i, b in enumerate(case.job.reads[0].boxes) if b.start[0] <= row < b.end[0]) for row in np.ravel(tokens)}
+        left_out = [tile if i in wanted else torch.full_like(tile, math.nan) for i, tile in enumerate(table)]
+        out = case.poisoned()
+        prepare(case.job)((tuple(left_out), indices), out, None)
+        assert_right(case, out)
+        assert len(list(prepare(case.job)._tiles_with(indices[0].flatten()))) == len(wanted)  # type: ignore[attr-defined]
+
+
 def test_a_wrong_mask_a_swapped_operand_and_another_number_are_noticed() -> None:
     """The tolerance rejects what it must: each mutant's result against the definition of the right job."""
     late = fn("where", op("<", "t", "s"), op("/", Acc(0), 3.0), -math.inf)
@@ -195,6 +209,6 @@ def test_emptied_blocks_are_not_computed() -> None:
     """A window over a long sequence costs a fraction of the scratch and products of the whole."""
     wide = attention(s=(0, 512), b=1, e=2)
     narrow = attention(s=(384, 512), t=512, b=1, e=2, score=causal(Acc(0), op("<", op("-", "s", "t"), 32)))
-    whole = prepare_attention(attention(s=(384, 512), t=512, b=1, e=2, score=causal()).job)
-    assert prepare_attention(narrow.job).scratch[1] < 0.5 * whole.scratch[1], "the scores of keys outside the window were laid out"
+    whole = prepare_attention(attention(s=(384, 512), t=512, b=1, e=2, score=causal()).job, 8 << 20)
+    assert prepare_attention(narrow.job, 8 << 20).scratch[1] < 0.5 * whole.scratch[1], "the scores of keys outside the window were laid out"
     assert prepare_attention(wide.job, 200_000).scratch_bytes <= 200_000

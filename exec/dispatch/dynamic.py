@@ -82,8 +82,9 @@ class _Dynamic:
         return []
 
     def _finish(self, frees: list[NodeId]) -> None:
+        """Run the Frees that became ready together, then count down all their successors at once, and so on."""
         while frees:
-            node = frees.pop()
-            self._run.execute(node)
+            for node in frees:
+                self._run.execute(node)
             with self._run.lock:
-                frees.extend(self._release(node))
+                frees = [free for node in frees for free in self._release(node)]

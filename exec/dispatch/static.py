@@ -94,10 +94,10 @@ def _needed(need: VectorClock, known: Sequence[Sequence[VectorClock]]) -> Vector
     return tuple(0 if any(i != e and clock[e] >= count for i, clock in items) else count for e, count in enumerate(need))
 
 
-def run_static(memgraph: MemGraph, device: Device, hooks: Hooks = SILENT) -> Measured:
-    """Run every engine's list, in order, waiting only where the schedule says so."""
+def run_static(memgraph: MemGraph, device: Device, hooks: Hooks = SILENT, *, lists: Schedule | None = None) -> Measured:
+    """Run every engine's list, in order, waiting only where the schedule says so: `lists`, which every pass can use, or one made here."""
     run = Run(memgraph, device, hooks)
-    dispatch = _Static(run, schedule(memgraph))
+    dispatch = _Static(run, lists or schedule(memgraph))
     return supervise(
         run, {queue.name: partial(dispatch.engine, i) for i, queue in enumerate(queues_of(memgraph))}, dispatch.run_initial_frees
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -25,6 +26,7 @@ from einpage.exec.device.device import Device
 from einpage.exec.device.streams import StreamDevice
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.progress import SILENT, Hooks
+from einpage.exec.dispatch.static import run_static, schedule
 from einpage.exec.load.fill import NotFiniteWeight, fill
 from einpage.exec.load.inputs import bind_inputs, refuse_beyond
 from einpage.exec.planning.judged_plan import Planned, plan_program
@@ -190,8 +192,11 @@ def compacted(planned: Planned) -> Planned:
 def run_passes(memgraph: MemGraph, device: Device, options: RunOptions, dispatch: Dispatch, hooks: Hooks) -> Iterator[Measured]:
     """Preload the resident tensors; then run every pass, each when the one before is done."""
     device.preload()
+    run = dispatcher(options.device, dispatch)
+    if run is run_static:
+        run = partial(run_static, lists=schedule(memgraph))
     for _ in range(options.plan.passes or 1):
-        yield dispatcher(options.device, dispatch)(memgraph, device, hooks)
+        yield run(memgraph, device, hooks)
 
 
 def refuse_above_device(machine: Machine, budget_bytes: int) -> None:

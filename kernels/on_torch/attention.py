@@ -21,7 +21,7 @@ from einpage.kernels.instructions.calls import exponentials
 from einpage.kernels.instructions.compile import compile_epilogue
 from einpage.kernels.instructions.torch_kernel import TorchKernel
 from einpage.kernels.layout.affine import Affine
-from einpage.kernels.layout.blocks import SCRATCH_BYTES, extents, fit, regions, whole
+from einpage.kernels.layout.blocks import extents, fit, regions, whole
 from einpage.kernels.layout.window import BoundCall, BoundStep, JobBuffers, StridedTile, in_several_tiles, strided_tile, tile_borders
 from einpage.kernels.on_torch.gemm import Scratch, multiply
 from einpage.kernels.on_torch.matrix import Factor, Letters, assign_roles, factor_of, letters_one_by_one, matrix_window, needs_no_copy
@@ -29,9 +29,11 @@ from einpage.kernels.on_torch.products import ONLY_MM, Products
 
 KEY_STEP = 64
 """How finely the keys that a mask empties are left out."""
+BLOCK_BYTES = 1 << 20
+"""What a block of scores and all beside it may hold: it is read and written a dozen times, and stays in a core's own cache meanwhile."""
 
 
-def prepare_attention(job: AttentionJob, limit: int = SCRATCH_BYTES, products: Products = ONLY_MM) -> TorchKernel:
+def prepare_attention(job: AttentionJob, limit: int = BLOCK_BYTES, products: Products = ONLY_MM) -> TorchKernel:
     """The blocks of `job`, ready to run; temporaries stay under `limit` bytes where a row does."""
     lowering = _AttentionLowering(job)
     row = whole(job.ranges)[job.row]

@@ -6,12 +6,14 @@ Indices are checked: one outside the table is an error that names it and its pos
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from math import prod
 from types import EllipsisType
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,18 +55,20 @@ class GatherKernel:
     rest: tuple[Letter, ...]
     tiles: tuple[_TableTile, ...]
     rows: int
+    read_index: Callable[[Operands], Tensor]
+    """The index tensor, axes as in `index_letters`, int64."""
     scratch_bytes: int
 
     def __call__(self, operands: Operands, result: Tensor, workspace: Tensor | None = None) -> int:
         """Fill `result`; returns the bytes moved. Raises IndexOutOfRange."""
         job = self.job
-        index = self._indices(operands)
+        index = self.read_index(operands)
         flat = index.reshape(-1)
         self._check(index, flat)
         target = result.permute([job.target.index(x) for x in (*self.index_letters, *self.rest)])
         if not index.dim():
             index, target = index[None], target[None]
-        for tile in self.tiles:
+        for tile in self._tiles_with(flat):
             table = operands[0][tile.tile]
             rows = table.as_strided(tile.size, tile.stride, table.storage_offset() + tile.offset)
             if len(self.tiles) == 1:
@@ -81,24 +85,16 @@ class GatherKernel:
         else:
             target.copy_(rows[flat].view(target.shape))
 
-    def _indices(self, operands: Operands) -> Tensor:
-        """The index tensor, axes as in `index_letters`, int64."""
-        index, view, region = self.job.load.indices[self.at], self.job.reads[1], whole(self.job.ranges)
-        if not isinstance(index, Load):
-            return self._computed(index, operands, region)
-        indices = [_affine(i) for i in index.indices]
-        hulls = [a.hull(region) for a in indices]
-        box = Box(tuple(lo for lo, _ in hulls), tuple(hi for _, hi in hulls))
-        window = strided_tile(box, 1, 0, view.dtype, indices).window(self.index_letters, region)
-        return assemble(view, 1, box)(operands).as_strided(window.size, window.stride, window.offset).to(torch.int64)
-
-    def _computed(self, index: Expr, operands: Operands, region: Region) -> Tensor:
-        """As `_indices`, where the index is arithmetic."""
-        found: list[Tensor] = []
-        extent = extents(region)
-        listed = compile_indices([(index, found.append)], self.index_letters, extent, self.job.reads)
-        bind(listed, region, self.job.reads, {}, [])(operands)()
-        return found[0].to(torch.int64).expand([extent[x] for x in self.index_letters])
+    def _tiles_with(self, flat: Tensor) -> Iterator[_TableTile]:
+        """The tiles that hold some row of `flat`: a table in many is looked at where its rows are."""
+        if len(self.tiles) == 1:
+            yield from self.tiles
+            return
+        rows = np.unique(flat.numpy())
+        first = np.searchsorted(rows, [tile.start for tile in self.tiles])
+        last = np.searchsorted(rows, [tile.end for tile in self.tiles])
+        for i in np.flatnonzero(first < last).tolist():
+            yield self.tiles[i]
 
     def _check(self, index: Tensor, flat: Tensor) -> None:
         if not flat.numel():
@@ -127,7 +123,29 @@ def prepare_gather(job: GatherJob) -> GatherKernel:
     result_bytes = job.result.boxes[0].size * job.result.dtype.nbytes
     straight = len(tiles) == 1 and job.target == (*index_letters, *rest) and table.dtype is job.result.dtype
     scratch_bytes = 24 * elements * (1 if isinstance(index, Load) else node_count(index)) + (0 if straight else 2 * result_bytes)
-    return GatherKernel(job, at, index_letters, rest, tiles, max(b.end[at] for b in table.boxes), scratch_bytes)
+    read_index = _index_reader(job, index, index_letters)
+    return GatherKernel(job, at, index_letters, rest, tiles, max(b.end[at] for b in table.boxes), read_index, scratch_bytes)
+
+
+def _index_reader(job: GatherJob, index: Expr, letters: tuple[Letter, ...]) -> Callable[[Operands], Tensor]:
+    """What reads the index tensor, axes as in `letters`, int64."""
+    view, region = job.reads[1], whole(job.ranges)
+    if not isinstance(index, Load):
+        return partial(_computed_index, job, index, letters, region)
+    indices = [_affine(i) for i in index.indices]
+    hulls = [a.hull(region) for a in indices]
+    box = Box(tuple(lo for lo, _ in hulls), tuple(hi for _, hi in hulls))
+    window, assembled = strided_tile(box, 1, 0, view.dtype, indices).window(letters, region), assemble(view, 1, box)
+    return lambda operands: assembled(operands).as_strided(window.size, window.stride, window.offset).to(torch.int64)
+
+
+def _computed_index(job: GatherJob, index: Expr, letters: tuple[Letter, ...], region: Region, operands: Operands) -> Tensor:
+    """The index tensor where the index is arithmetic."""
+    found: list[Tensor] = []
+    extent = extents(region)
+    listed = compile_indices([(index, found.append)], letters, extent, job.reads)
+    bind(listed, region, job.reads, {}, [])(operands)()
+    return found[0].to(torch.int64).expand([extent[x] for x in letters])
 
 
 def split_gather(job: GatherJob, nbytes: int) -> Iterator[GatherJob]:

@@ -139,9 +139,10 @@ def moved_bytes(memgraph: MemGraph, queue: Queue) -> int:
 def moved_bytes_by_queue(memgraph: MemGraph) -> dict[Queue, int]:
     """Bytes that cross each link in the whole plan, in the order of queues_of."""
     nodes, residencies = Nodes.of(memgraph.nodes), Residencies.of(memgraph.residencies)
-    queues, nbytes = queue_numbers(memgraph), [t.nbytes for t in memgraph.graph.tensors]
+    queues, ends = queue_numbers(memgraph), np.concatenate(([0], np.cumsum(residencies.nbytes)))
+    nbytes = ends[residencies.extent_row[1:]] - ends[residencies.extent_row[:-1]]
     made = {queue: nodes.result[queues == number] for number, queue in enumerate(queues_of(memgraph)) if queue != Queue.COMPUTE}
-    return {queue: sum(nbytes[t] for t in residencies.tensor[results].tolist()) for queue, results in made.items()}
+    return {queue: int(nbytes[results].sum()) for queue, results in made.items()}
 
 
 def all_moved_bytes(memgraph: MemGraph) -> int:
