@@ -203,7 +203,7 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 def test_onednn_is_chosen_from_where_it_wins_at_every_size(
     faster: tuple[int, ...], least: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "_seconds", lambda rows, columns: (1.0, 0.5 if columns in faster and rows == 5 else 0.99))
+    monkeypatch.setattr(products, "_seconds", lambda rows, columns, memory: (1.0, 0.5 if columns in faster and rows == 5 else 0.99))
     assert products.measured_onednn() == OneDnn(few_rows=least)
 
 
@@ -213,5 +213,5 @@ def test_without_onednn_there_is_nothing_to_measure(monkeypatch: pytest.MonkeyPa
 
 
 def test_both_libraries_are_measured() -> None:
-    for seconds in products._seconds(5, 128):
+    for seconds in products._seconds(5, 128, torch.ones(1 << 18)):
         assert 1e-7 < seconds < 1

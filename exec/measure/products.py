@@ -1,8 +1,8 @@
 """Which matrix products oneDNN computes faster than torch.mm on this machine.
 
 In: the number of torch threads, set before. Out: a OneDnn: by shape class, the smallest second matrix from which on oneDNN won every time.
-Both run as jobs do, with what they copy and allocate, on weights that take turns so that none is still in a near cache. They
-take turns, too, and the best of each counts: whoever else uses the machine delays both alike. A fifth of a second.
+Both run as jobs do, with what they copy and allocate, on weights that take turns so that none is still in a cache. They take
+turns, too, and the best of each counts: whoever else uses the machine delays both alike. Half a second.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ ROWS = {"one_row": 1, "few_rows": 5, "many_rows": 64}
 """What each shape class is measured with."""
 INNER = 512
 COLUMNS = (32, 128, 512, 2048)
-WEIGHT_BYTES = 16 << 20
-"""What the weights of one size take together."""
-TURNS = 5
+WEIGHT_BYTES = 48 << 20
+"""What the weights of one size take together: more than caches hold, as those of a model do."""
+TURNS = 15
 CALLS_S = 5e-4
 """How long one library is called without the other, at least."""
 CLEARLY = 0.97
@@ -37,26 +37,27 @@ def measured_onednn() -> OneDnn:
     """The shape classes and sizes at which oneDNN is faster; none where torch was built without it."""
     if linear() is None:
         return NO_ONEDNN
-    return OneDnn(**{name: _least_elements(rows) for name, rows in ROWS.items()})
+    memory = torch.ones(WEIGHT_BYTES // 4)
+    return OneDnn(**{name: _least_elements(rows, memory) for name, rows in ROWS.items()})
 
 
-def _least_elements(rows: int) -> int | None:
+def _least_elements(rows: int, memory: torch.Tensor) -> int | None:
     """The smallest second matrix from which on oneDNN is faster; None where it is not at the largest."""
     least = None
     for columns in reversed(COLUMNS):
-        mm_s, onednn_s = _seconds(rows, columns)
+        mm_s, onednn_s = _seconds(rows, columns, memory)
         if onednn_s > CLEARLY * mm_s:
             break
         least = INNER * columns
     return least
 
 
-def _seconds(rows: int, columns: int) -> tuple[float, float]:
-    """What a product takes by torch.mm, and by oneDNN."""
+def _seconds(rows: int, columns: int, memory: torch.Tensor) -> tuple[float, float]:
+    """What a product takes by torch.mm, and by oneDNN; weights lie in `memory`, flat."""
     job = product_job(rows, INNER, columns, DType.FP32)
     threads = torch.get_num_threads()
     x, out = torch.ones(rows, INNER), torch.empty(rows, columns)
-    weights = torch.ones(max(1, WEIGHT_BYTES // (4 * INNER * columns)), columns, INNER)
+    weights = memory[: memory.numel() // (INNER * columns) * INNER * columns].view(-1, columns, INNER)
     libraries = [_turn(job, Products(onednn, threads), x, weights, out) for onednn in (NO_ONEDNN, OneDnn(0, 0, 0))]
     best = [float("inf"), float("inf")]
     for _ in range(1 + TURNS):
