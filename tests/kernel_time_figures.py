@@ -22,7 +22,7 @@ def nothing_usual() -> KernelTimes:
 def tables(draw: st.DrawFn) -> tuple[AtRows, ...]:
     """Never makes: an empty table, one of more than four entries."""
     rows = sorted(draw(st.sets(st.integers(1, 5000), min_size=1, max_size=4)))
-    return tuple(AtRows(r, draw(rates), draw(factors)) for r in rows)
+    return tuple(AtRows(r, draw(rates), *(draw(factors) for _ in range(3))) for r in rows)
 
 
 @st.composite
@@ -31,8 +31,8 @@ def kernel_times(draw: st.DrawFn) -> KernelTimes:
     return KernelTimes(
         start_s=draw(seconds),
         wakeup_s=draw(seconds),
-        products=ProductTimes(draw(seconds), draw(tables())),
+        products=ProductTimes(draw(seconds), draw(tables()), epilogue_s=draw(seconds)),
         attention=ProductTimes(draw(seconds), draw(tables()), draw(seconds)),
-        maps=MapTimes(*(draw(seconds) for _ in range(5)), draw(factors)),
-        copies=CopyTimes(host_links(draw(rates), draw(rates), draw(seconds)), draw(seconds), draw(factors), draw(factors)),
+        maps=MapTimes(*(draw(seconds) for _ in range(5)), draw(factors), draw(factors)),
+        copies=CopyTimes(host_links(draw(rates), draw(rates), draw(seconds)), draw(seconds), draw(factors)),
     )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.measure.better import bettered, faster
 from einpage.exec.measure.fit import fitted, non_negative
-from einpage.exec.measure.probe_runs import KernelSample, ProbeRuns
+from einpage.exec.measure.probe_runs import CopyingThread, KernelSample, ProbeRuns
 from einpage.memplan.graph.simulate import durations
 from einpage.memplan.machine.kernel_times import AtRows, CopyTimes, KernelTimes, MapTimes, ProductTimes
 from einpage.memplan.machine.places import Queue, host_links
@@ -25,10 +25,10 @@ ROWS = (1, 16, 256)
 KNOWN = KernelTimes(
     start_s=1e-3,
     wakeup_s=1e-5,
-    products=ProductTimes(2e-5, (AtRows(1, 8e9, 1.2), AtRows(16, 5e10, 1.1), AtRows(256, 9e10, 1.0))),
+    products=ProductTimes(2e-5, (AtRows(1, 8e9, 1.2), AtRows(16, 5e10, 1.1), AtRows(256, 9e10, 1.0)), epilogue_s=3e-10),
     attention=ProductTimes(2e-5, (AtRows(1, 1e9, 1.5), AtRows(16, 4e9, 1.5), AtRows(256, 2e10, 1.25)), head_s=1e-5),
     maps=MapTimes(3e-5, 2e-6, 2e-10, 5e-9, 2e-4, 1.3),
-    copies=CopyTimes(host_links(2e10, 2e10, 5e-6), 1e-4, 1.2, 1.5),
+    copies=CopyTimes(host_links(2e10, 2e10, 5e-6), 1e-4, 1.5),
 )
 
 
@@ -41,16 +41,18 @@ def runs_of(times: KernelTimes, rows: Sequence[int] = ROWS) -> list[ProbeRuns]:
         ]
         works += [Work(KernelKind.MAP, 0, 0, 0, *pointwise) for pointwise in ((6, 3000 * r, r), (12, 700 * r, 40 * r))]
         works += [Work(KernelKind.MAP, 0, 0, 0, 7, 900, 1, True), Work(KernelKind.ATTENTION, r, 40 * r * r, 5)]
-        samples = [KernelSample(w, 1, times.seconds(w), times.seconds(w), times.beside_copies(w) * times.seconds(w), 0.01) for w in works]
-        found.append(ProbeRuns(r, tuple(samples), (), 0.0, times.start_s))
+        samples = [KernelSample(w, 1, times.seconds(w), times.seconds(w), times.sharing(w)[0] * times.seconds(w), 0.01) for w in works]
+        found.append(ProbeRuns(r, tuple(samples), (), 0.0, times.start_s, 1.2 * CopyingThread.BLOCK / 2e10))
     return found
 
 
 def test_known_times_are_found_again() -> None:
-    found = fitted(runs_of(KNOWN), KNOWN.copies, KNOWN.wakeup_s)
+    found = fitted(runs_of(KNOWN), KNOWN.copies, KNOWN.wakeup_s, {16: 2.5})
     for work in [Work(KernelKind.PRODUCT, 40, 10**8), Work(KernelKind.MAP, 0, 0, 0, 9, 10**5, 10**3), Work(KernelKind.MAP, looks_up=True)]:
         assert found.seconds(work) == pytest.approx(KNOWN.seconds(work), rel=0.02), work
-        assert found.beside_copies(work) == pytest.approx(KNOWN.beside_copies(work), rel=0.02)
+        assert found.sharing(work) == pytest.approx((KNOWN.sharing(work)[0], 1.2), rel=0.02)
+    narrow, wide = (found.seconds(Work(KernelKind.PRODUCT, 16, 10**9, strided=strided)) for strided in (False, True))
+    assert wide == pytest.approx(2.5 * narrow, rel=0.02)
     long = Work(KernelKind.ATTENTION, 256, 10**8, 5)
     assert found.seconds(long) == pytest.approx(KNOWN.seconds(long), rel=0.1)
     assert (found.start_s, found.wakeup_s, found.copies) == (KNOWN.start_s, KNOWN.wakeup_s, KNOWN.copies)

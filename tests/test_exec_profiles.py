@@ -97,7 +97,7 @@ def a_run(rows: int, seconds: float) -> ProbeRuns:
     """One product, one attention and one map, of so many seconds each at best, of which a tenth is handover."""
     works = (Work(KernelKind.PRODUCT, rows, 10**6), Work(KernelKind.ATTENTION, rows, 10**6, 1), Work(KernelKind.MAP, 0, 0, 0, 3, 100, 10))
     return ProbeRuns(
-        rows, tuple(KernelSample(w, 10**5, seconds, 0.9 * seconds, 1.5 * seconds, 0.3) for w in works), ((10, 1e-3),), 1e-5, 1e-3
+        rows, tuple(KernelSample(w, 10**5, seconds, 0.9 * seconds, 1.5 * seconds, 0.3) for w in works), ((10, 1e-3),), 1e-5, 1e-3, 1.0
     )
 
 
@@ -105,14 +105,14 @@ def test_rates_are_the_best_that_anything_reached(monkeypatch: pytest.MonkeyPatc
     """A product that ran faster in a run than in its probe, and a copy: bounds are made of these."""
     monkeypatch.setattr(measure, "_rates", lambda links, seconds, products: (1e9, 1e9, 1e9, 1e9, 1e9, 1e9))
     monkeypatch.setattr(measure, "probe_runs", lambda machine, rows: [a_run(r, 1e-5) for r in rows])
-    monkeypatch.setattr(measure, "measured_copies", lambda seconds: CopySamples(2e9, 3e9, 1e-6, 1.25, 1.5))
+    monkeypatch.setattr(measure, "measured_copies", lambda seconds: CopySamples(2e9, 3e9, 1e-6, 1.5))
     monkeypatch.setattr(os, "getloadavg", lambda: (3.0, 1.0, 1.0))
     machine = measure.measure_cpu(seconds=0.01, threads=1, rows=(1, 4))
     assert machine.flops_of(DType.FP32) == pytest.approx(10**6 / 9e-6, rel=1e-2)
     assert machine.device_bytes_per_s == pytest.approx(10**5 / 9e-6, rel=1e-2)
     assert machine.link(Queue.H2D).bytes_per_s == 3e9 and machine.usual_link(Queue.H2D).bytes_per_s == 2e9
     times = machine.kernel_times
-    assert times is not None and times.copies.beside_kernels == 1.25 and times.copies.together == 1.5
+    assert times is not None and times.copies.together == 1.5
     assert times.maps.beside_copies == 1.5 and times.start_s == 1e-3
     assert machine.measured == Measurement(0.3, 3.0, measure.cores())
     assert "busy" in (machine.measured.busy() or "")

@@ -74,7 +74,7 @@ WHOLE = machine_text(a_machine(kernel_times=nothing_usual(), measured=Measuremen
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("beside_kernels: 1.0", "beside_kernels: 0.9", "copies beside_kernels is '0.9'; it must be a number from 1"),
+        ("together: 1.0", "together: 0.9", "copies together is '0.9'; it must be a number from 1"),
         ("gather_s: 0.0", "gather_s: -1", "gather_s"),
         ("gather_s: 0.0", "gather: 0.0", "kernel_times copies must have h2d_bytes_per_s"),
         ("- rows: 1\n", "- rows: 0\n", "rows is '0'"),
@@ -96,7 +96,7 @@ def test_bad_ones_are_refused(old: str, new: str, told: str) -> None:
 
 
 def test_rows_ascend_and_there_are_some() -> None:
-    entry = "- rows: 1\n      flops_per_s: 1.0e+30\n      beside_copies: 1.0\n"
+    entry = "- rows: 1\n      flops_per_s: 1.0e+30\n      beside_copies: 1.0\n      strided: 1.0\n      slows_copies: 1.0\n"
     assert entry in WHOLE
     with pytest.raises(UsageError, match="from 2"):
         machine_from_text(WHOLE.replace(entry, f"{entry}    {entry}"), "bad.yaml")

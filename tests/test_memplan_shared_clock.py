@@ -21,7 +21,7 @@ from strategies import budgets, machines, task_graphs
 from test_memplan_simulate import SECONDS
 
 COMPUTE, H2D, D2H = range(len(ENGINES))
-ALONE = Sharing(0.0, 0.0, np.ones(9), 1.0)
+ALONE = Sharing(0.0, 0.0, np.ones(9), np.ones(9), 1.0)
 
 
 def clock(queues: list[int], seconds: list[float], edges: list[tuple[int, int]], sharing: Sharing) -> list[tuple[float, float]]:
@@ -34,25 +34,25 @@ def clock(queues: list[int], seconds: list[float], edges: list[tuple[int, int]],
 
 def test_a_kernel_is_slowed_down_for_as_long_as_a_copy_is_in_flight() -> None:
     """A copy of 4 s beside a kernel of 10 s that takes twice as long meanwhile: 2 s of it are done after 4, and 8 are left."""
-    sharing = Sharing(0.0, 0.0, np.array([2.0, 1.0]), 1.0)
+    sharing = Sharing(0.0, 0.0, np.array([2.0, 1.0]), np.ones(2), 1.0)
     assert clock([COMPUTE, H2D], [10.0, 4.0], [], sharing) == [(0.0, 12.0), (0.0, 4.0)]
 
 
 def test_both_are_slowed_down() -> None:
     """Kernel of 10 s at 1/2, copy of 4 s at 1/1.5 until it ends at 6: 3 s of the kernel are done."""
-    sharing = Sharing(0.0, 0.0, np.array([2.0, 1.5]), 1.0)
+    sharing = Sharing(0.0, 0.0, np.array([2.0, 1.0]), np.array([1.5, 1.0]), 1.0)
     assert clock([COMPUTE, H2D], [10.0, 4.0], [], sharing) == [(0.0, 13.0), (0.0, 6.0)]
 
 
 def test_copies_of_two_links_are_slowed_down_together() -> None:
     """4 s and 2 s at 1/2: the shorter ends at 4, and 2 s of the longer are left."""
-    sharing = Sharing(0.0, 0.0, np.array([1.0, 1.0]), 2.0)
+    sharing = Sharing(0.0, 0.0, np.ones(2), np.ones(2), 2.0)
     assert clock([H2D, D2H], [4.0, 2.0], [], sharing) == [(0.0, 6.0), (0.0, 4.0)]
 
 
 def test_an_engine_that_waited_has_to_wake_up() -> None:
     """The run starts at 1; the kernel waits for the copy, through a Free; the second kernel follows at once."""
-    sharing = Sharing(1.0, 0.5, np.ones(4), 1.0)
+    sharing = Sharing(1.0, 0.5, np.ones(4), np.ones(4), 1.0)
     found = clock([H2D, NO_QUEUE, COMPUTE, COMPUTE], [3.0, 0.0, 2.0, 2.0], [(0, 1), (1, 2)], sharing)
     assert found == [(1.0, 4.0), (4.0, 4.0), (4.5, 6.5), (6.5, 8.5)]
 

@@ -1,4 +1,4 @@
-"""What copies take: alone, beside a kernel, and together with those of the other link; the smallest, and the fastest.
+"""What copies take: alone, and together with those of the other link; the smallest, and the fastest.
 
 In: seconds to spend on each. Out: CopySamples. Blocks are as large as tiles usually are, and their sources more than caches hold. What is
 usual is the lower quartile, as for kernels.
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from time import perf_counter, sleep
 
 import numpy as np
-import torch
 
 from einpage.exec.measure.probe_runs import USUAL, CopyingThread, copying_thread
 
@@ -28,8 +27,6 @@ class CopySamples:
     """Of the fastest block."""
     least_s: float
     """Of the smallest copy."""
-    beside_kernels: float
-    """How many times longer beside a product."""
     together: float
     """How many times longer beside other copies."""
 
@@ -37,16 +34,14 @@ class CopySamples:
 def measured_copies(seconds: float) -> CopySamples:
     """Copy for about `seconds` in each of these ways."""
     small, small_to = np.zeros(SMALL, np.uint8), np.zeros(SMALL, np.uint8)
-    x, weight, out = torch.ones(64, 1024), torch.ones(1024, 4096), torch.empty(64, 4096)
     with copying_thread() as one, copying_thread() as other:
         alone = _block_seconds(one, lambda: sleep(seconds))
-        beside = _block_seconds(one, lambda: _repeat(seconds, lambda: torch.mm(x, weight, out=out)))
         with other.going():
             together = _block_seconds(one, lambda: sleep(seconds))
     least_s = min(_seconds_each(seconds / SAMPLES, lambda: np.copyto(small_to, small)) for _ in range(SAMPLES))
     usual = float(np.quantile(alone, USUAL))
-    beside_kernels, twice = (float(np.quantile(found, USUAL)) / usual for found in (beside, together))
-    return CopySamples(CopyingThread.BLOCK / usual, CopyingThread.BLOCK / min(alone), least_s, beside_kernels, twice)
+    twice = float(np.quantile(together, USUAL)) / usual
+    return CopySamples(CopyingThread.BLOCK / usual, CopyingThread.BLOCK / min(alone), least_s, twice)
 
 
 def _block_seconds(copies: CopyingThread, meanwhile: Callable[[], object]) -> list[float]:

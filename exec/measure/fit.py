@@ -6,13 +6,14 @@ defined; nothing here knows a model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
 
 from einpage.einsum_front.base.columns import Floats
-from einpage.exec.measure.probe_runs import KernelSample, ProbeRuns
+from einpage.exec.measure.probe_runs import CopyingThread, KernelSample, ProbeRuns
 from einpage.memplan.machine.kernel_times import AtRows, CopyTimes, KernelTimes, MapTimes, ProductTimes
 from einpage.memplan.machine.work import KernelKind, Work
 
@@ -20,13 +21,19 @@ LEAST_SHARE = 0.05
 """Of a sample, what is left to arithmetic whatever launches seem to take."""
 
 
-def fitted(runs: Sequence[ProbeRuns], copies: CopyTimes, wakeup_s: float) -> KernelTimes:
-    """What explains the samples best."""
+def fitted(runs: Sequence[ProbeRuns], copies: CopyTimes, wakeup_s: float, strided_by_rows: Mapping[int, float]) -> KernelTimes:
+    """What explains the samples best. `strided_by_rows`: how many times longer products of strided operands take."""
     samples = [sample for run in runs for sample in run.kernels]
+    alone_s = CopyingThread.BLOCK / copies.links[0].bytes_per_s
+    slows = {run.rows: _factor([run.block_s / alone_s]) for run in runs}
     maps = _maps(_alike(samples, KernelKind.MAP))
-    products = _products(_alike(samples, KernelKind.PRODUCT), maps, sorted(run.rows for run in runs))
+    products = _products(_alike(samples, KernelKind.PRODUCT), sorted(run.rows for run in runs), strided_by_rows)
     attention = _attention(_alike(samples, KernelKind.ATTENTION), products.launch_s)
     start_s = median(run.start_s for run in runs)
+    products, attention = (
+        replace(times, at_rows=tuple(replace(at, slows_copies=slows[at.rows]) for at in times.at_rows)) for times in (products, attention)
+    )
+    maps = replace(maps, slows_copies=_factor([*slows.values()]))
     return KernelTimes(_rounded(start_s), _rounded(wakeup_s), products, attention, maps, copies)
 
 
@@ -55,17 +62,21 @@ def _maps(found: list[tuple[Work, float, float]]) -> MapTimes:
     )
 
 
-def _products(found: list[tuple[Work, float, float]], maps: MapTimes, rows: list[int]) -> ProductTimes:
-    used = [entry for entry in found if entry[0].rows in rows]
-    terms = np.array([(1.0, *(work.flops * (work.rows == r) for r in rows)) for work, *_ in used])
-    seconds = np.array([max(seconds - maps.pointwise(work), LEAST_SHARE * seconds) for work, seconds, _ in used])
-    launch_s, *flop_s = non_negative(terms, seconds)
+def _products(found: list[tuple[Work, float, float]], rows: list[int], strided_by_rows: Mapping[int, float]) -> ProductTimes:
+    used = [(work, seconds, beside) for work, seconds, beside in found if work.rows in rows and not work.strided]
+    terms = np.array([(1.0, work.elements + work.functions, *(work.flops * (work.rows == r) for r in rows)) for work, *_ in used])
+    launch_s, epilogue_s, *flop_s = non_negative(terms, np.array([seconds for _, seconds, _ in used]))
     entries = tuple(
-        AtRows(r, _rounded(1 / each_s), _factor([beside for work, _, beside in used if work.rows == r]))
+        AtRows(
+            r,
+            _rounded(1 / each_s),
+            _factor([beside for work, _, beside in used if work.rows == r]),
+            _factor([strided_by_rows[r]] if r in strided_by_rows else []),
+        )
         for r, each_s in zip(rows, flop_s, strict=True)
         if each_s > 0
-    )
-    return ProductTimes(_rounded(launch_s), entries)
+    )  # fmt: skip
+    return ProductTimes(_rounded(launch_s), entries, epilogue_s=_rounded(epilogue_s))
 
 
 def _attention(found: list[tuple[Work, float, float]], launch_s: float) -> ProductTimes:

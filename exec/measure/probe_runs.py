@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from time import perf_counter
 
 import numpy as np
@@ -42,6 +43,8 @@ USUAL = 0.25
 """The quantile that is usual."""
 LONG_RUN = 256
 """From so many rows on half as many do."""
+NODES_FREED = 8
+"""For which a dispatcher works after each copy."""
 CONSTANT = 0.01
 """What weights are: finite results, none of them denormal."""
 
@@ -76,6 +79,8 @@ class ProbeRuns:
     """From the end of a node to the start of the next, where that does not wait for anything."""
     start_s: float
     """Until the first node of the compute engine or its gather starts, and from the end of the last node to that of the run."""
+    block_s: float
+    """Of each block that the thread copies meanwhile; 0 where it had no time for one."""
 
 
 def probe_runs(machine: Machine, rows_wanted: tuple[int, ...] = tuple(LAYERS_BY_ROWS)) -> Iterator[ProbeRuns]:
@@ -95,18 +100,20 @@ def _probe(machine: Machine, rows: int, copies: CopyingThread) -> ProbeRuns:
             slots[tensor.id].fill_(1 if tensor.kind is Kind.INPUT else CONSTANT)
     device = CpuDevice(planned.memgraph, host, threads=machine.threads, onednn=machine.onednn)
 
-    def run() -> Measured:
+    def run(copying: bool) -> Measured:
         device.preload()
-        return run_dynamic(planned.memgraph, device)
+        with copies.going() if copying else nullcontext():
+            return run_dynamic(planned.memgraph, device)
 
     fewer = 2 if rows >= LONG_RUN else 1
-    alone = [run() for _ in range(ALONE // fewer)][1:]
-    with copies.going():
-        beside = [run() for _ in range(BESIDE // fewer)]
-    return _samples(rows, planned, alone, beside)
+    alone = [run(False) for _ in range(ALONE // fewer)][1:]
+    before = len(copies.seconds)
+    beside = [run(True) for _ in range(BESIDE // fewer)]
+    block_s = float(np.quantile(copies.seconds[before:] or [0.0], USUAL))
+    return _samples(rows, planned, alone, beside, block_s)
 
 
-def _samples(rows: int, planned: Planned, alone: list[Measured], beside: list[Measured]) -> ProbeRuns:
+def _samples(rows: int, planned: Planned, alone: list[Measured], beside: list[Measured], block_s: float) -> ProbeRuns:
     nodes, tasks, tensors = Nodes.of(planned.memgraph.nodes), planned.graph.tasks, planned.graph.tensors
     computes = np.flatnonzero(nodes.kind == COMPUTE)
     handovers, handovers_beside = (np.array([_handovers(planned, m, computes) for m in runs]) for runs in (alone, beside))
@@ -126,7 +133,7 @@ def _samples(rows: int, planned: Planned, alone: list[Measured], beside: list[Me
         (int(tensors[tasks[nodes.subject[n]].result].nbytes), float(np.median(took[:, n]))) for n in np.flatnonzero(nodes.kind == GATHER)
     ]
     start_s = float(np.median([m.start_s.min() + m.wall_s - m.finish_s.max() for m in alone]))
-    return ProbeRuns(rows, tuple(samples), tuple(gathers), float(np.median(handovers)), start_s)
+    return ProbeRuns(rows, tuple(samples), tuple(gathers), float(np.median(handovers)), start_s, block_s)
 
 
 def _handovers(planned: Planned, measured: Measured, computes: NDArray[np.intp]) -> NDArray[np.float64]:
@@ -142,25 +149,37 @@ def _handovers(planned: Planned, measured: Measured, computes: NDArray[np.intp])
 class CopyingThread:
     """Copies blocks as a link's engine does, while it is let go, and times them."""
 
-    BLOCK, BLOCKS = 2 << 20, 32
-    """Source blocks are more than caches hold."""
+    BLOCK, BLOCKS = 1 << 20, 64
+    """More than caches hold, of source and of target."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
         """Of each block so far."""
         self._go, self._ended = threading.Event(), False
-        self._source, self._target = (_bytes(self.BLOCK * n) for n in (self.BLOCKS, 4))
+        self._lock, self._ready = threading.Lock(), list[int]()
+        self._pushed = threading.Condition(self._lock)
+        self._source, self._target = (_bytes(self.BLOCK * self.BLOCKS) for _ in range(2))
         self.thread = threading.Thread(target=self._copy, name="einpage-probe-copies", daemon=True)
 
     def _copy(self) -> None:
         turn = 0
         while not self._ended:
             self._go.wait()
-            source, target = self.BLOCK * (turn % self.BLOCKS), self.BLOCK * (turn % 4)
+            at = slice(self.BLOCK * (turn % self.BLOCKS), self.BLOCK * (turn % self.BLOCKS + 1))
             started = perf_counter()
-            np.copyto(self._target[target : target + self.BLOCK], self._source[source : source + self.BLOCK])
+            np.copyto(self._target[at], self._source[at])
             self.seconds.append(perf_counter() - started)
+            self._dispatch(turn)
             turn += 1
+
+    def _dispatch(self, turn: int) -> None:
+        """What a dispatcher does, about: it holds the interpreter for a few microseconds, which a kernel's calls wait for."""
+        with self._lock:
+            for node in range(NODES_FREED):
+                heappush(self._ready, turn - node)
+                self._pushed.notify()
+            for _ in range(NODES_FREED):
+                heappop(self._ready)
 
     @contextmanager
     def going(self) -> Iterator[None]:

@@ -41,6 +41,14 @@ def measured_onednn() -> OneDnn:
     return OneDnn(**{name: _least_elements(rows, memory) for name, rows in ROWS.items()})
 
 
+def strided_factor(onednn: OneDnn, rows: int) -> float:
+    """How many times longer a product of so many rows takes where oneDNN cannot read an operand, and torch.mm does it."""
+    if not onednn.is_faster(rows, INNER * COLUMNS[-1]):
+        return 1.0
+    mm_s, onednn_s = _seconds(rows, COLUMNS[-1], torch.ones(WEIGHT_BYTES // 4))
+    return mm_s / onednn_s
+
+
 def _least_elements(rows: int, memory: torch.Tensor) -> int | None:
     """The smallest second matrix from which on oneDNN is faster; None where it is not at the largest."""
     least = None

@@ -30,7 +30,9 @@ class Sharing:
     wakeup_s: float
     """Until a queue that has waited for another goes on."""
     beside: Floats
-    """[node] how many times longer: a compute while copies are in flight, a copy while one computes; at least 1."""
+    """[node] how many times longer a compute takes while copies are in flight; at least 1."""
+    slows: Floats
+    """[node] how many times longer copies take while a compute runs; at least 1."""
     together: float
     """How many times longer a copy takes while copies of other links are in flight; at least 1."""
 
@@ -52,7 +54,7 @@ class _SharedClock:
         self.nodes = [np.flatnonzero(queues == engine).tolist() for engine in range(engines)]
         self.next = [0] * engines
         """[engine] how many of its nodes have started"""
-        self.seconds, self.beside, self.sharing = seconds.tolist(), sharing.beside.tolist(), sharing
+        self.seconds, self.beside, self.slows, self.sharing = seconds.tolist(), sharing.beside.tolist(), sharing.slows.tolist(), sharing
         self.active: dict[int, int] = {}
         """What is in flight: a node by its engine."""
         self.left = [0.0] * engines
@@ -79,14 +81,15 @@ class _SharedClock:
 
     def _factors(self) -> dict[int, float]:
         """By engine in flight, how many times longer its node takes at the moment."""
-        computing = COMPUTE_QUEUE in self.active
-        copies = len(self.active) - computing
+        computing = self.active.get(COMPUTE_QUEUE)
+        copies = len(self.active) - (computing is not None)
         factors: dict[int, float] = {}
         for engine, node in self.active.items():
             if engine == COMPUTE_QUEUE:
                 factors[engine] = self.beside[node] if copies else 1.0
             else:
-                factors[engine] = (self.beside[node] if computing else 1.0) * (self.sharing.together if copies > 1 else 1.0)
+                slowed = 1.0 if computing is None else self.slows[computing]
+                factors[engine] = slowed * (self.sharing.together if copies > 1 else 1.0)
         return factors
 
     def _start_ready(self, now: float) -> None:

@@ -20,7 +20,7 @@ from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.packed import COMPUTE, FREE, GATHER, MOVE, Nodes, Residencies
 from einpage.memplan.graph.shared_clock import NO_QUEUE, Sharing, shared_clock
 from einpage.memplan.machine.kernel_times import KernelTimes
-from einpage.memplan.machine.machine import Machine, beside_copies, task_seconds
+from einpage.memplan.machine.machine import Machine, task_seconds, task_sharing
 from einpage.memplan.machine.places import DEVICE, ENGINES, HOST, Queue
 
 __all__ = ["NO_QUEUE"]
@@ -124,11 +124,10 @@ def _in_node_order(memgraph: MemGraph, queues: NDArray[np.int8], engines: int, s
 def _sharing(memgraph: MemGraph, machine: Machine, times: KernelTimes) -> Sharing:
     """How the nodes of a plan slow each other down on a machine."""
     nodes = Nodes.of(memgraph.nodes)
-    by_task = np.array([beside_copies(machine, task) for task in memgraph.graph.tasks] or [1.0])
-    beside = np.full(len(nodes), times.copies.beside_kernels)
-    computes = nodes.kind == COMPUTE
-    beside[computes] = by_task[nodes.subject[computes]]
-    return Sharing(times.start_s, times.wakeup_s, beside, times.copies.together)
+    by_task = np.array([task_sharing(machine, task) for task in memgraph.graph.tasks]).reshape(-1, 2)
+    factors, computes = np.ones((len(nodes), 2)), nodes.kind == COMPUTE
+    factors[computes] = by_task[nodes.subject[computes]]
+    return Sharing(times.start_s, times.wakeup_s, factors[:, 0], factors[:, 1], times.copies.together)
 
 
 def moved_bytes(memgraph: MemGraph, queue: Queue) -> int:

@@ -2,7 +2,7 @@
 
 In: the Work of a task. Out: seconds, and how many times longer while copies are in flight.
 
-    product     launch + flops / rate(rows) + its epilogue             attention    launch + heads + flops / rate(rows)
+    product     launch + flops / rate(rows) + epilogue                 attention    launch + heads + flops / rate(rows)
     map         launch + operations + elements                         copy         latency + bytes / rate
 
 Rates are interpolated over the logarithm of rows, and are those of the nearest rows measured beyond them. Times are of fp32: in
@@ -28,6 +28,10 @@ class AtRows:
     flops_per_s: float
     beside_copies: float = 1.0
     """How many times longer they take while copies are in flight; at least 1."""
+    strided: float = 1.0
+    """How many times longer where an operand is a part of wider rows, which some libraries do not read; at least 1."""
+    slows_copies: float = 1.0
+    """How many times longer copies take meanwhile; at least 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,8 @@ class ProductTimes:
     """Rows ascending, at least one entry."""
     head_s: float = 0.0
     """Of each product of its own that an attention consists of."""
+    epilogue_s: float = 0.0
+    """For each element that an operation of the epilogue computes."""
 
     def interpolated(self, rows: int) -> AtRows:
         """Rates and factors at so many rows."""
@@ -49,7 +55,8 @@ class ProductTimes:
         low, high = self.at_rows[at - 1], self.at_rows[at]
         share = log(rows / low.rows) / log(high.rows / low.rows)
         rate = exp((1 - share) * log(low.flops_per_s) + share * log(high.flops_per_s))
-        return AtRows(rows, rate, (1 - share) * low.beside_copies + share * high.beside_copies)
+        pairs = ((low.beside_copies, high.beside_copies), (low.strided, high.strided), (low.slows_copies, high.slows_copies))
+        return AtRows(rows, rate, *((1 - share) * a + share * b for a, b in pairs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,8 @@ class MapTimes:
     """Of a kernel whose indices are data."""
     beside_copies: float = 1.0
     """As for products."""
+    slows_copies: float = 1.0
+    """As for products."""
 
     def pointwise(self, work: Work) -> float:
         """Seconds for the pointwise part of `work`, without its launch."""
@@ -82,8 +91,6 @@ class CopyTimes:
     """One that nothing else slows down."""
     gather_s: float
     """Of a gather of rows, beside what its bytes take."""
-    beside_kernels: float = 1.0
-    """How many times longer copies take while kernels run; at least 1."""
     together: float = 1.0
     """How many times longer while those of another link are in flight; at least 1."""
 
@@ -108,8 +115,9 @@ class KernelTimes:
         as in fp32 its products take."""
         match work.kind:
             case KernelKind.PRODUCT:
-                rate = self.products.interpolated(work.rows).flops_per_s
-                return self.products.launch_s + fp32_ratio * work.flops / rate + self.maps.pointwise(work)
+                at, epilogue_s = self.products.interpolated(work.rows), (work.elements + work.functions) * self.products.epilogue_s
+                times_longer = fp32_ratio * (at.strided if work.strided else 1.0)
+                return self.products.launch_s + times_longer * work.flops / at.flops_per_s + epilogue_s
             case KernelKind.ATTENTION:
                 rate = self.attention.interpolated(work.rows).flops_per_s
                 return self.attention.launch_s + work.heads * self.attention.head_s + fp32_ratio * work.flops / rate
@@ -117,13 +125,12 @@ class KernelTimes:
                 return self.maps.launch_s + self.maps.pointwise(work)
         assert_never(work.kind)
 
-    def beside_copies(self, work: Work) -> float:
-        """How many times longer that kernel takes while copies are in flight."""
+    def sharing(self, work: Work) -> tuple[float, float]:
+        """How many times longer that kernel takes while copies are in flight, and copies while it runs."""
         match work.kind:
-            case KernelKind.PRODUCT:
-                return self.products.interpolated(work.rows).beside_copies
-            case KernelKind.ATTENTION:
-                return self.attention.interpolated(work.rows).beside_copies
+            case KernelKind.PRODUCT | KernelKind.ATTENTION:
+                at = (self.products if work.kind is KernelKind.PRODUCT else self.attention).interpolated(work.rows)
+                return at.beside_copies, at.slows_copies
             case KernelKind.MAP:
-                return self.maps.beside_copies
+                return self.maps.beside_copies, self.maps.slows_copies
         assert_never(work.kind)

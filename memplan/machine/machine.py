@@ -129,11 +129,11 @@ def task_seconds(machine: Machine, graph: TaskGraph, task: Task) -> float:
     return max(least, times.seconds(work, machine.flops_of(DType.FP32) / machine.flops_of(graph.dtype)))
 
 
-def beside_copies(machine: Machine, task: Task) -> float:
-    """How many times longer `task` takes while copies are in flight; 1 where that is not known."""
+def task_sharing(machine: Machine, task: Task) -> tuple[float, float]:
+    """How many times longer `task` takes while copies are in flight, and copies while it runs; 1 where that is not known."""
     if machine.kernel_times is None or task.seconds is not None or (work := work_of(task)) is None:
-        return 1.0
-    return machine.kernel_times.beside_copies(work)
+        return 1.0, 1.0
+    return machine.kernel_times.sharing(work)
 
 
 def op_seconds(machine: Machine, graph: TaskGraph, op: Op) -> float:

@@ -7,6 +7,7 @@ finite, every time at least zero, every factor at least 1, rows ascend.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from einpage.einsum_front.base.errors import UsageError
@@ -19,22 +20,24 @@ MOST_FACTOR = 1e6
 MOST_ROWS = 2**40
 LEAST_RATE = 1e-6
 """FLOP/s or bytes/s: whatever is done takes a time that a float holds."""
-ROWS_EXAMPLE = "{rows: 64, flops_per_s: 8e10, beside_copies: 1.1}"
+ROWS_EXAMPLE = "{rows: 64, flops_per_s: 8e10, beside_copies: 1.1, strided: 1.0, slows_copies: 1.2}"
 
 
 def kernel_times_of(field: ProfileField) -> KernelTimes:
     """What the field says. Raises UsageError."""
     at = _mapping(field, ("start_s", "wakeup_s", "products", "attention", "maps", "copies"))
-    products = _mapping(at["products"], ("launch_s", "at_rows"))
+    products = _mapping(at["products"], ("launch_s", "epilogue_s", "at_rows"))
     attention = _mapping(at["attention"], ("launch_s", "head_s", "at_rows"))
-    maps = _mapping(at["maps"], ("launch_s", "operation_s", "element_s", "function_s", "look_up_s", "beside_copies"))
-    copies = _mapping(at["copies"], ("h2d_bytes_per_s", "d2h_bytes_per_s", "latency_s", "gather_s", "beside_kernels", "together"))
+    maps = _mapping(at["maps"], ("launch_s", "operation_s", "element_s", "function_s", "look_up_s", "beside_copies", "slows_copies"))
+    copies = _mapping(at["copies"], ("h2d_bytes_per_s", "d2h_bytes_per_s", "latency_s", "gather_s", "together"))
     latency_s = _seconds(copies["latency_s"])
     rates = ((Queue.H2D, copies["h2d_bytes_per_s"]), (Queue.D2H, copies["d2h_bytes_per_s"]))
     return KernelTimes(
         start_s=_seconds(at["start_s"]),
         wakeup_s=_seconds(at["wakeup_s"]),
-        products=ProductTimes(_seconds(products["launch_s"]), tuple(_at_rows(products["at_rows"]))),
+        products=ProductTimes(
+            _seconds(products["launch_s"]), tuple(_at_rows(products["at_rows"])), epilogue_s=_seconds(products["epilogue_s"])
+        ),
         attention=ProductTimes(
             _seconds(attention["launch_s"]), tuple(_at_rows(attention["at_rows"])), _seconds(attention["head_s"])
         ),
@@ -45,11 +48,11 @@ def kernel_times_of(field: ProfileField) -> KernelTimes:
             function_s=_seconds(maps["function_s"]),
             look_up_s=_seconds(maps["look_up_s"]),
             beside_copies=_factor(maps["beside_copies"]),
+            slows_copies=_factor(maps["slows_copies"]),
         ),
         copies=CopyTimes(
             tuple(Link(queue, rate.number(LEAST_RATE), latency_s) for queue, rate in rates),
             _seconds(copies["gather_s"]),
-            _factor(copies["beside_kernels"]),
             _factor(copies["together"]),
         ),
     )  # fmt: skip
@@ -62,7 +65,11 @@ def kernel_times_values(times: KernelTimes) -> dict[str, Any]:
     return {
         "start_s": times.start_s,
         "wakeup_s": times.wakeup_s,
-        "products": {"launch_s": times.products.launch_s, "at_rows": _rows_out(times.products)},
+        "products": {
+            "launch_s": times.products.launch_s,
+            "epilogue_s": times.products.epilogue_s,
+            "at_rows": _rows_out(times.products),
+        },
         "attention": {
             "launch_s": times.attention.launch_s,
             "head_s": times.attention.head_s,
@@ -75,19 +82,19 @@ def kernel_times_values(times: KernelTimes) -> dict[str, Any]:
             "function_s": maps.function_s,
             "look_up_s": maps.look_up_s,
             "beside_copies": maps.beside_copies,
+            "slows_copies": maps.slows_copies,
         },
         "copies": {
             **rates,
             "latency_s": max((link.latency_s for link in copies.links), default=0.0),
             "gather_s": copies.gather_s,
-            "beside_kernels": copies.beside_kernels,
             "together": copies.together,
         },
     }
 
 
-def _rows_out(times: ProductTimes) -> list[dict[str, float]]:
-    return [{"rows": at.rows, "flops_per_s": at.flops_per_s, "beside_copies": at.beside_copies} for at in times.at_rows]
+def _rows_out(times: ProductTimes) -> list[dict[str, Any]]:
+    return [asdict(at) for at in times.at_rows]
 
 
 def _at_rows(field: ProfileField) -> Iterator[AtRows]:
@@ -97,9 +104,10 @@ def _at_rows(field: ProfileField) -> Iterator[AtRows]:
     if not entries:
         raise UsageError(f"{field.what} is empty; it is a list of rates, as in {ROWS_EXAMPLE}")
     for entry in entries:
-        at = _mapping(entry, ("rows", "flops_per_s", "beside_copies"))
+        at = _mapping(entry, ("rows", "flops_per_s", "beside_copies", "strided", "slows_copies"))
         before = at["rows"].whole(before + 1, MOST_ROWS)
-        yield AtRows(before, at["flops_per_s"].number(LEAST_RATE), _factor(at["beside_copies"]))
+        factors = (_factor(at[key]) for key in ("beside_copies", "strided", "slows_copies"))
+        yield AtRows(before, at["flops_per_s"].number(LEAST_RATE), *factors)
 
 
 def _mapping(field: ProfileField, keys: tuple[str, ...]) -> dict[str, ProfileField]:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from math import prod
 from typing import assert_never
 
-from einpage.einsum_front.algebra.expr import Acc, Binary, Call, Expr, Letter, Reduce, Unary, free_letters, loads, walk
+from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Call, Expr, Letter, Reduce, Unary, free_letters, loads, walk
 from einpage.einsum_front.graph.job import AttentionJob, Contraction, ContractJob, GatherJob, Job, MapJob, range_by_letter
 from einpage.einsum_front.graph.taskgraph import Task
 
@@ -44,6 +44,8 @@ class Work:
     """Likewise by functions, as exp and cos, which take longer."""
     looks_up: bool = False
     """Whether an index is data."""
+    strided: bool = False
+    """Whether an operand of a product is a part of wider rows."""
 
 
 def work_of(task: Task) -> Work | None:
@@ -78,7 +80,7 @@ def _work(of: _Same) -> Work | None:
             rows = min(_rows(c, extents) for c in job.contractions)
             flops = sum(2 * prod(extents[x] for x in free_letters(c.x) | free_letters(c.y)) for c in job.contractions)
             pointwise = _pointwise([job.epilogue], extents, job.target) if job.last else (0, 0, 0)
-            return Work(KernelKind.PRODUCT, rows, flops, 0, *pointwise)
+            return Work(KernelKind.PRODUCT, rows, flops, 0, *pointwise, strided=any(_strided(job, c) for c in job.contractions))
         case AttentionJob():
             shared = (free_letters(job.q) & free_letters(job.k)).difference(job.score_letters)
             return Work(KernelKind.ATTENTION, extents[job.row], of.flops, prod(extents[x] for x in shared))
@@ -90,6 +92,17 @@ def _work(of: _Same) -> Work | None:
 def _rows(c: Contraction, extents: Mapping[Letter, int]) -> int:
     of_x, of_y = free_letters(c.x), free_letters(c.y)
     return min(prod(extents[x] for x in of_x - of_y), prod(extents[x] for x in of_y - of_x))
+
+
+def _strided(job: ContractJob, c: Contraction) -> bool:
+    """Whether a tile of an operand is longer, in a letter that is summed over, than what is summed."""
+    extents = {letter: r.extent for letter, r in range_by_letter(job).items()}
+    for load in (c.x, c.y):
+        boxes = next(view.boxes for view in job.reads if view.name == load.name)
+        for at, index in enumerate(load.indices):
+            if isinstance(index, Axis) and index.letter in c.letters and any(box.shape[at] > extents[index.letter] for box in boxes):
+                return True
+    return False
 
 
 def _pointwise(expressions: Iterable[Expr], extents: Mapping[Letter, int], target: tuple[Letter, ...]) -> tuple[int, int, int]:
