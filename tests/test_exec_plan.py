@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from time import process_time
 
 import pytest
 
@@ -142,3 +143,37 @@ def test_json_is_one_plain_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--graph", SQUEEZE, "--budget", "8MiB", "--h2d", "1GB", "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out, parse_constant=lambda word: pytest.fail(word)) and not err
+
+
+WIDE = ("--set", "width=10241024", "--set", "depth=8")
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (
+            ("plan", "matmul_chain", "--machine", "cpu", "--budget", "2GiB", *WIDE),
+            3,
+            "task (before the first) wants 3356124809003008 bytes on",
+        ),
+        (
+            ("show", "matmul_chain", "--split", "i=4000,j=4000", *WIDE),
+            2,
+            "128,004,000 tasks in the split i=4000, j=4000, and at most 1,000,000",
+        ),
+        (
+            ("plan", "matmul_chain", "--machine", "cpu", "--budget", "1MiB", "--set", "width=102410", "--set", "rows=25600"),
+            2,
+            "larger --budget, or fewer pieces",
+        ),
+    ],
+)
+@pytest.mark.timeout(20)
+def test_a_graph_that_nobody_could_hold_is_refused_before_it_is_made(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], status: int, message: str
+) -> None:
+    """Each took minutes and more memory than this machine has."""
+    began = process_time()
+    out, err = ran(capsys, *words, status=status)
+    assert message in err and not out
+    assert process_time() - began < 5

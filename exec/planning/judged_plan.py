@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from time import perf_counter
 
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.graph.program import Program
+from einpage.einsum_front.graph.program import Program, needed
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import build_graph
 from einpage.memplan.bounds.bounds import GOOD_ENOUGH, Bounds, Effort, Reached, bounds
 from einpage.memplan.bounds.steady import steady_bounds
-from einpage.memplan.errors import DoesNotFit
+from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.simulate import Timeline, moved_bytes, simulate
 from einpage.memplan.judge.reason import Violation
@@ -72,12 +73,25 @@ def plan_program(program: Program, machine: Machine, request: PlanRequest, since
     Raises as build_graph and plan_graph.
     """
     since = perf_counter() if since is None else since
+    refuse_full_host(program, machine, request)
     pace = pace or request.pace()
     if request.passes is not None:
         planned = _plan_loop(program, machine, request, request.passes, since, pace)
     else:
         planned = plan_tasks(build_graph(program, request).graph, machine, request, since, pace)
     return replace(planned, sizes=dict(program.sizes))
+
+
+def refuse_full_host(program: Program, machine: Machine, request: PlanRequest) -> None:
+    """Raises DoesNotFit where weights and inputs alone are more than the host holds: known at once, before any graph is made."""
+    value_by_output = {output.name: output.value for output in program.outputs}
+    wanted = request.outputs or tuple(value_by_output)[:1]
+    read = needed(program, [value_by_output[name] for name in wanted if name in value_by_output])
+    weights = sum(prod(weight.shape) * request.dtype.nbytes for weight in program.weights if weight.name in read)
+    inputs = sum(prod(i.shape) * (i.dtype or request.dtype).nbytes for i in program.inputs if i.name in read)
+    if weights + inputs > machine.host_bytes:
+        total, free = weights + inputs, machine.host_bytes
+        raise DoesNotFit(Misfit("(before the first)", "host", total, free, free, free, (), None))
 
 
 def _plan_loop(program: Program, machine: Machine, request: PlanRequest, passes: int, since: float, pace: Pace | None) -> Planned:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.collection import garbage_collection_paused
 from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import format_bytes
 from einpage.einsum_front.choose.best_first import coarsened, least_of_all, smallest_first
 from einpage.einsum_front.choose.coarsest_first import candidates
@@ -30,6 +31,8 @@ from einpage.memplan.problem.footprint import largest_footprint
 
 MOST_COUNTED = 8_000
 """Tasks that are counted one by one when a budget is refused, of layers that are alike those of one; some tenths of a second."""
+MOST_TASKS = 1_000_000
+"""Of a graph that is made: some GiB, and minutes of planning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,29 +58,41 @@ class Built:
 def build_graph(program: Program, request: PlanRequest) -> Built:
     """Fuse (all but `no_fuse`), choose a split for the budget (letters in `pieces` are fixed), and split.
 
-    Raises DoesNotFit where the smallest working set is larger than the budget, UsageError for an unknown output or fusion
-    or an impossible split.
+    Raises DoesNotFit where the smallest working set is larger than the budget, UsageError for an unknown output or fusion,
+    an impossible split, or one into more than MOST_TASKS.
     """
     dtype, budget_bytes, pieces = request.dtype, request.budget_bytes, request.pieces
     opgraph = fuse(program, request.outputs, without_fusions(request.no_fuse))
     working_sets = WorkingSets(opgraph, dtype)
     may_fit = least_of_all(working_sets, pieces) <= budget_bytes
     for choice in candidates(working_sets, budget_bytes, pieces) if may_fit else ():
-        found = Built(opgraph, split(opgraph, choice.by_letter, dtype))
+        found = _built(working_sets, choice.by_letter)
         if largest_footprint(found.graph)[1] <= budget_bytes:
             return found
     least = smallest(working_sets, budget_bytes, pieces)
     if least.counted.nbytes > budget_bytes:
         raise DoesNotFit(_too_small(least, budget_bytes))
-    return Built(opgraph, split(opgraph, least.choice.by_letter, dtype))
+    return _built(working_sets, least.choice.by_letter)
 
 
 def split_as_told(
     program: Program, dtype: DType, pieces: Mapping[Letter, int], outputs: Sequence[str] = (), no_fuse: Sequence[str] = ()
 ) -> Built:
     """Fuse, and split the letters of `pieces` as they say and no other. Raises UsageError as build_graph."""
-    opgraph = fuse(program, outputs, without_fusions(no_fuse))
-    return Built(opgraph, split(opgraph, pieces, dtype))
+    working_sets = WorkingSets(fuse(program, outputs, without_fusions(no_fuse)), dtype)
+    working_sets.check(pieces)
+    return _built(working_sets, pieces)
+
+
+def _built(working_sets: WorkingSets, pieces: Mapping[Letter, int]) -> Built:
+    """The graph in so many pieces. Raises UsageError where these are too many."""
+    tasks = working_sets.tasks_at_most(pieces)
+    if tasks > MOST_TASKS:
+        told = ", ".join(f"{letter}={n}" for letter, n in sorted(pieces.items()) if n > 1)
+        raise UsageError(
+            f"{tasks:,} tasks in the split {told}, and at most {MOST_TASKS:,} are planned; give a larger --budget, or fewer pieces"
+        )
+    return Built(working_sets.opgraph, split(working_sets.opgraph, pieces, working_sets.dtype))
 
 
 @dataclass(frozen=True, slots=True)
