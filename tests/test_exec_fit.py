@@ -36,9 +36,7 @@ def runs_of(times: KernelTimes, rows: Sequence[int] = ROWS) -> list[ProbeRuns]:
     """What a machine with those times would show: two shapes of product, two maps and an attention for each number of rows."""
     found = []
     for r in rows:
-        works = [
-            Work(KernelKind.PRODUCT, r, 2 * r * n * 1000, 0, *epilogue) for n, epilogue in ((500, (0, 0, 0)), (2000, (2, r * 9, r * 9)))
-        ]
+        works = [Work(KernelKind.PRODUCT, r, 2 * r * n * 1000, 0, *epilogue) for n, epilogue in ((500, (0, 0, 0)), (2000, (2, r * 18, 0)))]
         works += [Work(KernelKind.MAP, 0, 0, 0, *pointwise) for pointwise in ((6, 3000 * r, r), (12, 700 * r, 40 * r))]
         works += [Work(KernelKind.MAP, 0, 0, 0, 7, 900, 1, True), Work(KernelKind.ATTENTION, r, 40 * r * r, 5)]
         samples = [KernelSample(w, 1, times.seconds(w), times.seconds(w), times.sharing(w)[0] * times.seconds(w), 0.01) for w in works]

@@ -49,7 +49,7 @@ class Function:
     triton: str = LEFT_OUT
     """An expression of Triton over the parameters, which may call what kernels/writer/math.py has."""
     costly: bool = LEFT_OUT
-    """Whether it costs a GPU many instructions, so that a kernel avoids computing equal values twice."""
+    """Whether it costs many instructions: a GPU's kernel avoids computing equal values twice, and a CPU takes longer than to add."""
 
     @property
     def arity(self) -> int:

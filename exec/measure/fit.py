@@ -63,8 +63,8 @@ def _maps(found: list[tuple[Work, float, float]]) -> MapTimes:
 
 
 def _products(found: list[tuple[Work, float, float]], rows: list[int], strided_by_rows: Mapping[int, float]) -> ProductTimes:
-    used = [(work, seconds, beside) for work, seconds, beside in found if work.rows in rows and not work.strided]
-    terms = np.array([(1.0, work.elements + work.functions, *(work.flops * (work.rows == r) for r in rows)) for work, *_ in used])
+    used = [(work, seconds, beside) for work, seconds, beside in found if work.rows in rows and not (work.strided or work.functions)]
+    terms = np.array([(1.0, work.elements, *(work.flops * (work.rows == r) for r in rows)) for work, *_ in used])
     launch_s, epilogue_s, *flop_s = non_negative(terms, np.array([seconds for _, seconds, _ in used]))
     entries = tuple(
         AtRows(

@@ -69,7 +69,7 @@ class MapTimes:
     element_s: float
     """For each element that an operation computes."""
     function_s: float
-    """For each element that a function computes, as exp."""
+    """For each element that a function computes, as cos."""
     look_up_s: float
     """Of a kernel whose indices are data."""
     beside_copies: float = 1.0
@@ -115,7 +115,8 @@ class KernelTimes:
         as in fp32 its products take."""
         match work.kind:
             case KernelKind.PRODUCT:
-                at, epilogue_s = self.products.interpolated(work.rows), (work.elements + work.functions) * self.products.epilogue_s
+                at = self.products.interpolated(work.rows)
+                epilogue_s = work.elements * self.products.epilogue_s + work.functions * self.maps.function_s
                 times_longer = fp32_ratio * (at.strided if work.strided else 1.0)
                 return self.products.launch_s + times_longer * work.flops / at.flops_per_s + epilogue_s
             case KernelKind.ATTENTION:

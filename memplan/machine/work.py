@@ -15,6 +15,7 @@ from math import prod
 from typing import assert_never
 
 from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Call, Expr, Letter, Reduce, Unary, free_letters, loads, walk
+from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.graph.job import AttentionJob, Contraction, ContractJob, GatherJob, Job, MapJob, range_by_letter
 from einpage.einsum_front.graph.taskgraph import Task
 
@@ -41,7 +42,7 @@ class Work:
     elements: int = 0
     """Computed by them altogether."""
     functions: int = 0
-    """Likewise by functions, as exp and cos, which take longer."""
+    """Likewise by costly functions, as cos and gelu."""
     looks_up: bool = False
     """Whether an index is data."""
     strided: bool = False
@@ -115,7 +116,7 @@ def _pointwise(expressions: Iterable[Expr], extents: Mapping[Letter, int], targe
             letters = letters.union(target)
         computed = prod(extents.get(x, 1) for x in letters)
         operations += 1
-        if isinstance(node, Call):
+        if isinstance(node, Call) and FUNCTIONS[node.fn].costly:
             functions += computed
         else:
             elements += computed
