@@ -18,7 +18,7 @@ from safetensors.torch import save_file as save_torch
 
 from einpage.einsum_front.algebra.expr import Axis, Letter, Load
 from einpage.einsum_front.base.errors import Span
-from einpage.einsum_front.elaborate.tied_weights import with_tied_weights
+from einpage.einsum_front.fuse.tied_weights import with_tied_weights
 from einpage.einsum_front.graph.job import Part
 from einpage.einsum_front.graph.program import Definition, Output, Program, Source, Weight
 from einpage.einsum_front.spec.document import Document

@@ -13,7 +13,7 @@ import torch
 
 from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.elaborate.reference import evaluate
-from einpage.einsum_front.elaborate.tied_weights import with_tied_weights
+from einpage.einsum_front.fuse.tied_weights import with_tied_weights
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.spec.reader import load_document
 from einpage.exec.load.fill import read_weights

@@ -9,7 +9,7 @@ import pytest
 from einpage.einsum_front.algebra.expr import Name, loads, text, walk
 from einpage.einsum_front.base.errors import SpecError
 from einpage.einsum_front.elaborate import elaborate, resolve, statement
-from einpage.einsum_front.elaborate.tied_weights import with_tied_weights
+from einpage.einsum_front.fuse.tied_weights import with_tied_weights
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.spec.reader import load_document, read_document
 from front_text import HEAD, PATH, failure, place, program, spec

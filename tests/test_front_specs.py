@@ -16,7 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.elaborate.reference import evaluate
-from einpage.einsum_front.elaborate.tied_weights import with_tied_weights
+from einpage.einsum_front.fuse.tied_weights import with_tied_weights
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.spec.reader import read_document
 

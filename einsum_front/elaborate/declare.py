@@ -15,7 +15,7 @@ from einpage.einsum_front.base.errors import Span, SpecError, did_you_mean, list
 from einpage.einsum_front.base.interval import UNBOUNDED, Interval
 from einpage.einsum_front.elaborate.resolve import Symbol
 from einpage.einsum_front.graph.program import Input, Output, Source, Weight
-from einpage.einsum_front.spec.document import Axes, Document, InputEntry, OutputEntry, SourceName, WeightEntry
+from einpage.einsum_front.spec.document import Axes, Document, InputEntry, OutputEntry, SourceName, StateEntry, WeightEntry
 from einpage.einsum_front.spec.sizes import Entry, Evaluator, Lists
 from einpage.einsum_front.spec.source import SourceFile
 
@@ -110,6 +110,23 @@ class Declarations:
         if not isfinite(found) or found != int(found):
             raise self._source.error(end.span, f"an end of the range of `{name}` is {found}", expected="a whole number")
         return int(found)
+
+    def states(self, entries: tuple[StateEntry, ...], loop: tuple[int, ...]) -> list[Input]:
+        """What the states of one iteration (or, with no loop, of the whole model) are at the start, declared. Raises SpecError."""
+        found = []
+        for entry in entries:
+            self.refuse_used_name(entry.name, entry.span)
+            letters = self.letters(entry.axes)
+            if entry.along is not None and letters.count(entry.along[0]) != 1:
+                letter, span = entry.along
+                twice = f"`{letter}` stands twice in the axes of `{entry.name}`"
+                message = twice if letter in letters else f"`{letter}` is no axis of `{entry.name}`"
+                raise self._source.error(span, message, expected=f"one of {listing(f'`{x}`' for x in letters)}")
+            shape = tuple(self._extents[letter] for letter in letters)
+            unique = self._unique(entry.name, loop)
+            self._symbols[entry.name] = Symbol(unique, "state", shape, letters)
+            found.append(Input(unique, letters, shape, None, 0.0, entry.span))
+        return found
 
     def weights(self, entries: tuple[WeightEntry, ...], loop: tuple[int, ...]) -> list[Weight]:
         """The weights of one iteration (or, with no loop, of the whole model), declared. Raises SpecError."""

@@ -13,14 +13,16 @@ rename what it reads.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from einpage.einsum_front.algebra import arithmetic
-from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Load, Num, rebuild
+from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Load, Num, loads, rebuild
 from einpage.einsum_front.base.collection import garbage_collection_paused
 from einpage.einsum_front.base.errors import Span, listing
 from einpage.einsum_front.elaborate.declare import Declarations, bind_output
 from einpage.einsum_front.elaborate.partial_definitions import PartialDefinitions
 from einpage.einsum_front.elaborate.resolve import Symbol, SymbolTable
+from einpage.einsum_front.elaborate.state_writes import RowWrite, States
 from einpage.einsum_front.elaborate.statement import StatementResolver
 from einpage.einsum_front.graph.job import Part
 from einpage.einsum_front.graph.program import Definition, Output, Program, Weight
@@ -55,6 +57,7 @@ class _Elaborator:
         self._symbols: dict[str, Symbol] = {}
         self._declarations = Declarations(document, self._numbers, self._lists, self._extents, self._symbols)
         self._pending: dict[str, PartialDefinitions] = {}
+        self._states = States(self._source)
         self._definitions: list[tuple[int, Definition]] = []
         self._versions: dict[str, int] = {}
         self._read_by_word: dict[str, Span] = {}
@@ -62,28 +65,31 @@ class _Elaborator:
         self._place_by_target = {s.name: s.span for s in reversed(tuple(_statements(document.body)))}
         self._place_by_local = {name: r.span for r in _repeats(document.body) for name in _own_names(r)}
         table = SymbolTable(self._numbers, self._extents, self._symbols, self._why_unset, self._lists)
-        self._resolver = StatementResolver(table, self._source)
+        self._resolver = StatementResolver(table, self._source, self._states.along)
 
     def program(self) -> Program:
         """The program of the document. Raises SpecError."""
         document = self._document
         inputs = self._declarations.inputs()
         weights = list(self._declarations.weights(document.weights, ()))
+        self._states.start(document.states, self._declarations.states(document.states, ()))
         weights.extend(self._body_of(document.body, ()))
         for name in tuple(self._pending):
             self._close(name, None)
+        self._states.end(document.states, self._symbols)
         return Program(
             name=document.name,
             path=document.path,
             sizes=self._sizes,
             scalars=self._scalars,
             extents=self._extents,
-            inputs=inputs,
+            inputs=(*inputs, *self._states.at_start),
             weights=tuple(weights),
             definitions=tuple(d for _, d in sorted(self._definitions, key=lambda pair: pair[0])),
             outputs=tuple(self._output(entry) for entry in document.outputs),
             ignore=document.ignore,
             lists=self._lists,
+            states=tuple(self._states.ended),
         )
 
     def _body_of(self, body: tuple[BodyItem, ...], loop: tuple[int, ...]) -> Iterator[Weight]:
@@ -110,9 +116,11 @@ class _Elaborator:
             evaluator = Evaluator(let, self._numbers, self._lists)
             self._numbers.update({name: evaluator.value(name) for name in let})
             yield from self._declarations.weights(repeat.weights, (*loop, i))
+            self._states.start(repeat.states, self._declarations.states(repeat.states, (*loop, i)))
             yield from self._body_of(repeat.body, (*loop, i))
             for word in [w for w in self._pending if w not in outer]:
                 self._close(word, None)
+            self._states.end(repeat.states, self._symbols)
             for word in [w for w in self._symbols if w not in outer]:
                 del self._symbols[word]
             for word in own:
@@ -129,12 +137,42 @@ class _Elaborator:
             if word in self._pending:
                 self._close(word, span)
         resolved = self._resolver.resolved(statement)
+        self._states.refuse_early_reads(statement, resolved.reads)
         unique_by_word = {word: self._symbols[word].unique for word in resolved.reads}
         assignment = Part(resolved.target, _renamed(resolved.expr, unique_by_word))
-        if all(isinstance(i, Axis) for i in resolved.target):
+        symbol = self._symbols.get(statement.name)
+        if symbol is not None and symbol.what == "state":
+            self._write_state(statement, assignment, resolved.write, loop)
+        elif all(isinstance(i, Axis) for i in resolved.target):
             self._whole_value(statement, assignment, loop)
         else:
             self._partial_value(statement, assignment, loop)
+
+    def _write_state(self, statement: Statement, assignment: Part, write: RowWrite | None, loop: tuple[int, ...]) -> None:
+        """The state that the statement writes: all of it, or rows, which are a value of their own, or one that stands already."""
+        word, state = statement.name, self._symbols[statement.name]
+        letters = tuple(i.letter for i in assignment.target if isinstance(i, Axis))
+        shape = tuple(self._extents[letter] for letter in letters)
+        written = assignment.expr
+        if not (isinstance(written, Load) and written.indices == assignment.target):
+            name = self._define(statement, shape, assignment, loop)
+            written = Load(name, assignment.target, statement.span)
+        if write is None or (write.is_whole and write.letter is not None):
+            unique = written.name
+        else:
+            after = self._resolver.after_write(write, word, written, shape)
+            words = {word: state.unique, written.name: written.name}
+            words |= {name: self._symbols[name].unique for name in (load.name for load in loads(write.start))}
+            target = tuple(Axis(Letter(letter)) for letter in state.dims)
+            unique = self._define(statement, state.shape, Part(target, _renamed(after, words)), loop)
+        self._symbols[word] = replace(state, unique=unique)
+        self._states.written(word, 0 if write is None else write.least)
+
+    def _define(self, statement: Statement, shape: tuple[int, ...], assignment: Part, loop: tuple[int, ...]) -> str:
+        """A new value of the statement's name; its unique name."""
+        unique = self._new_name(statement.name)
+        self._definitions.append((self._position, Definition(unique, statement.name, shape, (assignment,), loop, statement.span)))
+        return unique
 
     def _partial_value(self, statement: Statement, assignment: Part, loop: tuple[int, ...]) -> None:
         pending = self._pending.get(statement.name)
@@ -156,10 +194,7 @@ class _Elaborator:
             self._close(statement.name, None)
         letters = tuple(i.letter for i in assignment.target if isinstance(i, Axis))
         shape = tuple(self._extents[letter] for letter in letters)
-        unique = self._new_name(statement.name)
-        definition = Definition(unique, statement.name, shape, (assignment,), loop, statement.span)
-        self._definitions.append((self._position, definition))
-        self._symbols[statement.name] = Symbol(unique, "value", shape, letters)
+        self._symbols[statement.name] = Symbol(self._define(statement, shape, assignment, loop), "value", shape, letters)
 
     def _close(self, word: str, reader: Span | None) -> None:
         """The partial definitions of `word` are complete: from here on it is a value like any other. Raises SpecError."""
@@ -177,7 +212,12 @@ class _Elaborator:
     def _refuse_target(self, statement: Statement, loop: tuple[int, ...]) -> None:
         word = statement.name
         symbol = self._symbols.get(word)
-        if word in self._numbers or word in self._extents or word in self._lists or (symbol is not None and symbol.what != "value"):
+        if (
+            word in self._numbers
+            or word in self._extents
+            or word in self._lists
+            or (symbol is not None and symbol.what not in ("value", "state"))
+        ):
             self._declarations.refuse_used_name(word, statement.span)
         if statement.adds and symbol is None and word not in self._pending:
             exists = listing(w for w, k in self._symbols.items() if k.what == "value")
@@ -234,5 +274,10 @@ def _repeats(body: tuple[BodyItem, ...]) -> Iterator[Repeat]:
 
 
 def _own_names(repeat: Repeat) -> tuple[str, ...]:
-    """What a repeat declares for its body alone: its variable, its numbers, its weights."""
-    return (*([repeat.variable] if repeat.variable else []), *(e.name for e in repeat.let), *(w.name for w in repeat.weights))
+    """What a repeat declares for its body alone: its variable, its numbers, its weights, its states."""
+    return (
+        *([repeat.variable] if repeat.variable else []),
+        *(e.name for e in repeat.let),
+        *(w.name for w in repeat.weights),
+        *(s.name for s in repeat.states),
+    )

@@ -31,7 +31,7 @@ class Symbol:
     unique: str
     """Its single-assignment name."""
     what: str
-    """`weight`, `input` or `value`."""
+    """`weight`, `input`, `state` or `value`."""
     shape: tuple[int, ...]
     dims: tuple[str, ...]
     """What each dimension is called, for messages: a letter, or its extent."""
@@ -89,6 +89,8 @@ class _Resolver:
                 x, y = self.expr(e.x), self.expr(e.y)
                 if isinstance(x, Num) and isinstance(y, Num):
                     return self._folded(e, lambda: arithmetic.binary(e.op, x.value, y.value))
+                if e.op == "+" and isinstance(e.x, Load) and isinstance(x, Num) and x.value == 0:
+                    return y  # an input that is always 0
                 return replace(e, x=x, y=y)
             case Call("where"):
                 return self._where(e)
@@ -174,7 +176,8 @@ class _Resolver:
             bad = not_whole(index, self._table.integers)
             if bad is not None:
                 raise self._not_whole(bad, written.span)
-        return replace(e, indices=indices)
+        values = symbol.integers
+        return Num(int(values.low), e.span) if values is not None and values.low == values.high else replace(e, indices=indices)
 
     def _element(self, e: Load) -> Expr:
         """The number that a list has at an index that is known here. Raises SpecError."""

@@ -6,13 +6,15 @@ iterations of a repeat that agree in numbers and shapes share it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from einpage.einsum_front.algebra.expr import Axis, Binary, Expr, Letter, Load, Name, Num, walk
 from einpage.einsum_front.base.errors import Span
 from einpage.einsum_front.elaborate.implicit_sums import with_sums
-from einpage.einsum_front.elaborate.resolve import SymbolTable, resolve
+from einpage.einsum_front.elaborate.resolve import Symbol, SymbolTable, resolve
 from einpage.einsum_front.elaborate.safe_indices import refuse_unsafe_indices, with_safe_indices
+from einpage.einsum_front.elaborate.state_writes import RowWrite, after_write, row_write
 from einpage.einsum_front.spec.parse import Statement
 from einpage.einsum_front.spec.source import SourceFile
 
@@ -22,18 +24,21 @@ class ResolvedStatement:
     """`target = expr`; loads still have the spec's names."""
 
     target: tuple[Expr, ...]
-    """An `Axis` or a `Num` per dimension."""
+    """An `Axis` or a `Num` per dimension; of a write of one row into a state, without the dimension that rows are counted along."""
     expr: Expr
     reads: tuple[str, ...]
     """The names of the values it reads."""
+    write: RowWrite | None = None
+    """For a state of which it writes rows: which."""
 
 
 class StatementResolver:
     """Resolves statements in `table` as it is at the time, remembering what it found."""
 
-    def __init__(self, table: SymbolTable, source: SourceFile) -> None:
+    def __init__(self, table: SymbolTable, source: SourceFile, along_by_state: Mapping[str, Letter]) -> None:
         self._table = table
         self._source = source
+        self._along_by_state = along_by_state
         self._names_by_statement: dict[int, dict[str, Span]] = {}
         self._resolved_by_key: dict[tuple[object, ...], ResolvedStatement] = {}
 
@@ -60,7 +65,7 @@ class StatementResolver:
         return self._resolved_by_key[key]
 
     def _resolve(self, statement: Statement) -> ResolvedStatement:
-        target = self._target(statement)
+        target, write = self._target(statement)
         letters = tuple(i.letter for i in target if isinstance(i, Axis))
         written = statement.expr
         if statement.adds:
@@ -68,25 +73,47 @@ class StatementResolver:
         found = resolve(written, self._table, self._source)
         refuse_unsafe_indices(found, self._table, self._source)
         expr = with_safe_indices(with_sums(found, letters, self._source), self._table, self._source)
-        return ResolvedStatement(target, expr, tuple(dict.fromkeys(n.name for n in walk(expr) if isinstance(n, Load))))
+        reads = [n.name for e in (expr, *([] if write is None else [write.start])) for n in walk(e) if isinstance(n, Load)]
+        return ResolvedStatement(target, expr, tuple(dict.fromkeys(reads)), write)
 
-    def _target(self, statement: Statement) -> tuple[Expr, ...]:
-        """The target's indices as axes and numbers. Raises SpecError."""
+    def after_write(self, write: RowWrite, name: str, rows: Load, shape: tuple[int, ...]) -> Expr:
+        """The state `name` after a write of `rows`, a load of a value of `shape`; of the state the load has the spec's name."""
+        letters = tuple(map(Letter, self._table.symbols[name].dims))
+        before = Load(name, tuple(Axis(letter) for letter in letters), rows.span)
+        dims = tuple(i.letter if isinstance(i, Axis) else "" for i in rows.indices)
+        table = replace(self._table, symbols={**self._table.symbols, rows.name: Symbol(rows.name, "value", shape, dims)})
+        return with_safe_indices(after_write(write, letters, rows, before), table, self._source)
+
+    def _target(self, statement: Statement) -> tuple[tuple[Expr, ...], RowWrite | None]:
+        """The target's indices as axes and numbers, and which rows of a state it writes. Raises SpecError."""
         target = tuple(resolve(i, self._table, self._source) for i in statement.indices)
+        state = self._table.symbols.get(statement.name)
+        write = None
+        if state is not None and state.what == "state":
+            along = self._along_by_state.get(statement.name)
+            write = row_write(statement, target, state, along, self._table, self._source)
+            if write is not None:
+                counted = () if write.letter is None else (Axis(write.letter, statement.indices[write.dim].span),)
+                target = (*target[: write.dim], *counted, *target[write.dim + 1 :])
+        written = statement.indices if len(target) == len(statement.indices) else statement.indices[:-1]
+        self._check_target(statement, target, written)
+        return target, write
+
+    def _check_target(self, statement: Statement, target: tuple[Expr, ...], indices: tuple[Expr, ...]) -> None:
         letters: list[Letter] = []
-        for written, index in zip(statement.indices, target, strict=True):
+        for written, index in zip(indices, target, strict=True):
             if isinstance(index, Axis):
                 if index.letter in letters:
                     message, cure = f"`{index.letter}` stands twice on the target", "declare a second letter of this extent"
                     raise self._source.error(index.span, message, cure=cure)
                 letters.append(index.letter)
             elif not isinstance(index, Num):
-                message = "arithmetic in a target's index is reserved and not yet implemented"
-                cure = "set the whole value, and move the arithmetic to what is read: `y[s] = where(s >= 1, x[s-1], 0)` for `y[s+1] = x[s]`"
+                message = f"arithmetic in an index of the target `{statement.name}`, which is no state"
+                instead = "`y[s] = where(s >= 1, x[s-1], 0)` for `y[s+1] = x[s]`"
+                cure = f"declare it under `state:`, or move the arithmetic to what is read: {instead}"
                 raise self._source.error(written.span, message, expected="an axis letter or a whole number", cure=cure)
             elif not isinstance(index.value, int) or index.value < 0:
                 raise self._source.error(written.span, f"the index {index.value} on a target", expected="a whole number from 0")
         if statement.adds and len(letters) < len(target):
             cure = "write partial definitions with `=`, as a new value"
             raise self._source.error(statement.span, "`+=` on a part of a value", expected="axis letters only", cure=cure)
-        return target

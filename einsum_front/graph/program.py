@@ -7,7 +7,7 @@ left in any expression. Definitions are in a topological order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from einpage.einsum_front.algebra.expr import Letter, loads
 from einpage.einsum_front.base.dtype import DType
@@ -60,6 +60,23 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
+class State:
+    """A value that a run leaves to the next: what it is at the start is an input of its name, 0 before the first run."""
+
+    name: str
+    """Unique, as a weight's: `ck@3` is the state `ck` of iteration 3."""
+    base: str
+    letters: tuple[Letter, ...]
+    shape: tuple[int, ...]
+    along: int | None
+    """The dimension along which rows are written; None: it is only written whole."""
+    last: str
+    """The value that carries it at the end."""
+    first_row: int
+    """Of the rows along that dimension, the first that may be written: those before it are at the end as at the start; 0 without one."""
+
+
+@dataclass(frozen=True, slots=True)
 class Definition:
     """One SSA value and the statements that define it."""
 
@@ -103,6 +120,12 @@ class Program:
     """Globs over checkpoint names that may be unused."""
     lists: Mapping[str, tuple[int | float, ...]] = field(default_factory=dict)
     """Numbers by the iteration of a repeat."""
+    states: tuple[State, ...] = ()
+
+    def with_states_as_outputs(self) -> Program:
+        """The program that also puts out every state as it is at the end, under its own name."""
+        carried = tuple(Output(state.name, state.last, state.letters, state.shape) for state in self.states)
+        return replace(self, outputs=(*self.outputs, *carried))
 
 
 def needed(program: Program, values: Iterable[str]) -> frozenset[str]:

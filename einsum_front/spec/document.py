@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from einpage.einsum_front.algebra.expr import Expr, Name
+from einpage.einsum_front.algebra.expr import Expr, Letter, Name
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import Span
 from einpage.einsum_front.spec.parse import AxesGroup, Statement
@@ -81,6 +81,17 @@ class OutputEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class StateEntry:
+    """A state as declared."""
+
+    name: str
+    axes: Axes
+    along: tuple[Letter, Span] | None
+    """The axis along which rows are written; None: it is only written whole."""
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
 class Repeat:
     """A `repeat:` and its body, not unrolled."""
 
@@ -89,6 +100,7 @@ class Repeat:
     """`as:`, the number of the iteration."""
     let: tuple[Entry, ...]
     weights: tuple[WeightEntry, ...]
+    states: tuple[StateEntry, ...]
     body: tuple[BodyItem, ...]
     span: Span
 
@@ -112,6 +124,7 @@ class Document:
     """A key of a checkpoint's metadata → the values under which the spec is right: words, or numbers over sizes and scalars."""
     inputs: tuple[InputEntry, ...]
     weights: tuple[WeightEntry, ...]
+    states: tuple[StateEntry, ...]
     body: tuple[BodyItem, ...]
     outputs: tuple[OutputEntry, ...]
     ignore: tuple[str, ...]

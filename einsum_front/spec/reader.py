@@ -10,11 +10,22 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from einpage.einsum_front.algebra.expr import Expr, Name
+from einpage.einsum_front.algebra.expr import Expr, Letter, Name
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import Span, did_you_mean, listing
 from einpage.einsum_front.base.files import read_text
-from einpage.einsum_front.spec.document import Axes, BodyItem, ConfigKey, Document, InputEntry, OutputEntry, Repeat, SourceName, WeightEntry
+from einpage.einsum_front.spec.document import (
+    Axes,
+    BodyItem,
+    ConfigKey,
+    Document,
+    InputEntry,
+    OutputEntry,
+    Repeat,
+    SourceName,
+    StateEntry,
+    WeightEntry,
+)
 from einpage.einsum_front.spec.parse import parse_axes, parse_expression, parse_statement
 from einpage.einsum_front.spec.schema import check_schema
 from einpage.einsum_front.spec.sizes import Entry, ListEntry, usable_name
@@ -39,8 +50,6 @@ def read_document(text: str, path: str) -> Document:
         found = "nothing" if root is None else "a list" if isinstance(root, YamlSequence) else "text"
         cure = "start with `einpage: 1`, `name:`, `sizes:`; specs/README.md shows a whole one"
         raise source.error(Span(1, 1), f"a spec is a mapping, found {found}", expected="keys and values", cure=cure)
-    if "state" in root.items:
-        raise source.error(root.key_spans["state"], "`state:` is reserved and not yet implemented", cure="leave it out")
     check_schema(source, root)
     return _Reader(source).document(root)
 
@@ -53,8 +62,8 @@ class _Reader:
 
     def document(self, root: YamlMapping) -> Document:
         """The document of a spec's root. Raises SpecError."""
-        sizes = self._entries(root.items.get("sizes"), whole=True)
-        scalars = self._entries(root.items.get("scalars"), whole=False)
+        sizes = self._entries(root.items.get("sizes"), least=0)
+        scalars = self._entries(root.items.get("scalars"), least=None)
         lists = tuple(self._list(root.items["lists"], key) for key, _ in _items(root.items.get("lists")))
         config = self._config(root.items.get("config"), [*(e.name for e in (*sizes, *scalars)), *(e.name for e in lists)])
         return Document(
@@ -62,12 +71,13 @@ class _Reader:
             source=self._source,
             sizes=sizes,
             scalars=scalars,
-            axes=self._entries(root.items.get("axes"), whole=True),
+            axes=self._entries(root.items.get("axes"), least=1),
             lists=lists,
             config=config,
             assume={key: _snippets(value) for key, value in _items(root.items.get("assume"))},
             inputs=tuple(self._input(root.items["inputs"], key) for key, _ in _items(root.items.get("inputs"))),
             weights=self._weights(root.items.get("weights")),
+            states=self._states(root.items.get("state")),
             body=self._body(root.items["body"]),
             outputs=tuple(self._output(root.items["outputs"], key) for key, _ in _items(root.items["outputs"])),
             ignore=_texts(root.items["ignore"]) if "ignore" in root.items else (),
@@ -75,7 +85,7 @@ class _Reader:
 
     def _list(self, parent: YamlNode, key: str) -> ListEntry:
         name, (node, span) = self._named(parent, key), _child(parent, key)
-        over, default = self._entry(name, node.items["over"], whole=False), self._entry(name, node.items["default"], whole=False)
+        over, default = self._entry(name, node.items["over"], least=None), self._entry(name, node.items["default"], least=None)
         return ListEntry(name, over, self._variable(node), default, span, self._source)
 
     def _config(self, node: YamlNode | None, known: list[str]) -> dict[str, tuple[ConfigKey, ...]]:
@@ -109,10 +119,10 @@ class _Reader:
             raise self._source.error(node.items["as"].span, f"`{variable}` cannot be a name", cure="choose another word")
         return variable
 
-    def _entries(self, node: YamlNode | None, *, whole: bool) -> tuple[Entry, ...]:
-        return tuple(self._entry(self._named(node, key), value, whole=whole) for key, value in _items(node))
+    def _entries(self, node: YamlNode | None, *, least: int | None) -> tuple[Entry, ...]:
+        return tuple(self._entry(self._named(node, key), value, least=least) for key, value in _items(node))
 
-    def _entry(self, name: str, node: YamlNode, *, whole: bool) -> Entry:
+    def _entry(self, name: str, node: YamlNode, *, least: int | None) -> Entry:
         assert isinstance(node, YamlScalar)
         special = node.snippet.text.lower().lstrip("+-")
         if special in (".nan", ".inf"):
@@ -121,7 +131,7 @@ class _Reader:
         if _DATE.fullmatch(node.snippet.text.strip()):
             cure = "write the number that is meant; a difference has blanks, as `2020 - 1`"
             raise self._source.error(node.span, f"`{name}` is `{node.snippet.text}`, a date", expected="a number", cure=cure)
-        return Entry(name, parse_expression(node.snippet), node.span, self._source, whole)
+        return Entry(name, parse_expression(node.snippet), node.span, self._source, least)
 
     def _named(self, node: YamlNode | None, key: str) -> str:
         """`key`, a key of `node`, where it may name something."""
@@ -134,7 +144,7 @@ class _Reader:
     def _input(self, parent: YamlNode, key: str) -> InputEntry:
         name, (node, span) = self._named(parent, key), _child(parent, key)
         dtype = DType(_text(node.items["dtype"])) if "dtype" in node.items else None
-        default = self._entry(name, node.items["default"], whole=False) if "default" in node.items else None
+        default = self._entry(name, node.items["default"], least=None) if "default" in node.items else None
         limits = self._range(name, node.items["range"]) if "range" in node.items else None
         return InputEntry(name, self._axes(node.items["axes"], grouped=False), dtype, default, limits, span)
 
@@ -156,7 +166,7 @@ class _Reader:
         return self._end(name, low), self._end(name, high)
 
     def _end(self, name: str, snippet: Snippet) -> Entry:
-        return Entry(name, parse_expression(snippet), snippet.whole(), self._source, whole=False)
+        return Entry(name, parse_expression(snippet), snippet.whole(), self._source, least=None)
 
     def _output(self, parent: YamlNode, key: str) -> OutputEntry:
         name, (node, span) = self._named(parent, key), _child(parent, key)
@@ -175,6 +185,14 @@ class _Reader:
         return WeightEntry(
             name, self._axes(node.items["axes"], grouped=True), tuple(map(self._source_name, _listed(origin))), fallback, span
         )
+
+    def _states(self, parent: YamlNode | None) -> tuple[StateEntry, ...]:
+        return tuple(self._state(parent, key) for key, _ in _items(parent) if parent is not None)
+
+    def _state(self, parent: YamlNode, key: str) -> StateEntry:
+        name, (node, span) = self._named(parent, key), _child(parent, key)
+        along = (Letter(_text(node.items["along"])), node.items["along"].span) if "along" in node.items else None
+        return StateEntry(name, self._axes(node.items["axes"], grouped=False), along, span)
 
     def _source_name(self, node: YamlNode) -> SourceName:
         axes, plus = None, 0.0
@@ -201,10 +219,11 @@ class _Reader:
             return parse_statement(node.snippet)
         assert isinstance(node, YamlMapping)
         return Repeat(
-            count=self._entry("repeat", node.items["repeat"], whole=False),
+            count=self._entry("repeat", node.items["repeat"], least=None),
             variable=self._variable(node),
-            let=self._entries(node.items.get("let"), whole=False),
+            let=self._entries(node.items.get("let"), least=None),
             weights=self._weights(node.items.get("weights")),
+            states=self._states(node.items.get("state")),
             body=self._body(node.items["body"]),
             span=node.key_spans["repeat"],
         )

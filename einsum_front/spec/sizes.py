@@ -1,7 +1,7 @@
 """Sizes, scalars and axes: named numbers defined by expressions over each other; lists: numbers by the iteration of a repeat.
 
 In: the entries of a spec and `--set` overrides. Out: a number for every name. The definitions form a DAG, evaluated on
-demand; a cycle is an error that lists it. Sizes and axes are whole and at least 1; scalars are any finite number.
+demand; a cycle is an error that lists it. Sizes are whole, axes at least 1; scalars are any finite number.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Entry:
     span: Span = field(compare=False)
     """Of the expression."""
     source: SourceFile = field(compare=False, repr=False)
-    whole: bool = True
-    """True for a size or an axis, False for a scalar."""
+    least: int | None = 1
+    """The least whole number it may be: 1 for an axis, 0 for a size; None for any finite number."""
 
 
 def override(entries: Iterable[Entry], settings: Mapping[str, int | float | str]) -> dict[str, Entry]:
@@ -51,7 +51,7 @@ def override(entries: Iterable[Entry], settings: Mapping[str, int | float | str]
             raise UsageError(f"--set {key}: no size or scalar has this name; {near or f'there are: {listing(sorted(entry_by_name))}'}")
         # str() of any int or float is an expression again, and so are the words inf and nan, which are refused below.
         snippet = Snippet.alone(str(value), f"--set {key}")
-        entry_by_name[key] = Entry(key, parse_expression(snippet), snippet.whole(), snippet.source, entry_by_name[key].whole)
+        entry_by_name[key] = Entry(key, parse_expression(snippet), snippet.whole(), snippet.source, entry_by_name[key].least)
     return entry_by_name
 
 
@@ -82,8 +82,8 @@ class Evaluator:
         self._in_progress.append(name)
         if len(self._in_progress) > 100:
             raise entry.source.error(entry.span, "a chain of more than 100 definitions", cure="give one of them a number")
-        number = self.number(entry.expr, entry.source, exact=entry.whole)
-        found = whole(number, f"`{name}`", entry) if entry.whole else finite(number, f"`{name}`", entry)
+        number = self.number(entry.expr, entry.source, exact=entry.least is not None)
+        found = finite(number, f"`{name}`", entry) if entry.least is None else whole(number, f"`{name}`", entry, entry.least)
         self._in_progress.pop()
         self._value_by_name[name] = found
         return found
@@ -153,7 +153,7 @@ def element(
     return numbers[int(index)]
 
 
-def whole(value: arithmetic.Number, what: str, entry: Entry, least: int = 1) -> int:
+def whole(value: arithmetic.Number, what: str, entry: Entry, least: int) -> int:
     """`value` as the int it is. Raises SpecError where it is not whole, below `least` or absurdly large."""
     expected = f"a whole number, at least {least}"
     if not math.isfinite(value) or value != int(value):
@@ -211,7 +211,7 @@ def _numbers(entry: ListEntry, numbers: Mapping[str, arithmetic.Number], setting
     each = entry.default
     if setting is not None:
         snippet = Snippet.alone(str(setting), f"--set {entry.name}")
-        each = Entry(entry.name, parse_expression(snippet), snippet.whole(), snippet.source, whole=False)
+        each = Entry(entry.name, parse_expression(snippet), snippet.whole(), snippet.source, least=None)
     found: list[arithmetic.Number] = []
     for i in range(count):
         own = {} if entry.variable is None else {entry.variable: i}

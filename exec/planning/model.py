@@ -12,7 +12,7 @@ from pathlib import Path
 
 from einpage.einsum_front.algebra.expr import Letter, Name
 from einpage.einsum_front.elaborate.elaborate import elaborate
-from einpage.einsum_front.elaborate.tied_weights import with_tied_weights
+from einpage.einsum_front.fuse.tied_weights import with_tied_weights
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.spec.reader import load_document
 from einpage.einsum_front.spec.sizes import Setting

@@ -39,20 +39,20 @@ def ruin_and_recreate(
     """
     if not len(resident):
         return resident
-    state, rng, judged = _State(a, headroom, resident), Random(seed), 0
+    solution, rng, judged = _Solution(a, headroom, resident), Random(seed), 0
     for _ in range(min(MOST_ITERATIONS, MOST_SCANNED // len(resident))):
-        evicted = np.flatnonzero(~state.resident)
-        if not len(evicted) or judged == MOST_JUDGED or state.weighed > MOST_WEIGHED:
+        evicted = np.flatnonzero(~solution.resident)
+        if not len(evicted) or judged == MOST_JUDGED or solution.weighed > MOST_WEIGHED:
             break
         pace.step()
-        saved = state.iterate(int(evicted[rng.randrange(len(evicted))]), rng)
+        saved = solution.iterate(int(evicted[rng.randrange(len(evicted))]), rng)
         judged += saved > 0
-        if saved <= 0 or not accepts(state.resident):
-            state.undo()
-    return state.resident
+        if saved <= 0 or not accepts(solution.resident):
+            solution.undo()
+    return solution.resident
 
 
-class _State:
+class _Solution:
     def __init__(self, a: Accesses, headroom: Headroom, resident: ResidentIntervals) -> None:
         self.resident = resident.copy()
         self.left = headroom - resident_bytes(a, resident)
