@@ -119,6 +119,8 @@ class LowerBounds:
             return PieceLengths(extent, extent)
         least = least_tile(letter, inside[letter], self.extents)
         few, many = splits[letter]
+        if template.tiling.unchanged is not None and template.tiling.unchanged[0] == letter:
+            return PieceLengths(1, -(-(extent - template.tiling.unchanged[1]) // many))
         pieces = min(many, extent // least)
         if pieces == 1:
             return PieceLengths(extent, extent)

@@ -96,8 +96,9 @@ class Pattern:
 
 
 def _parts(template: Template, ranges: Ranges, extents: Mapping[Letter, int]) -> Ranges:
-    """Of `ranges`, those of the target's letters that are not all of the letter."""
-    return tuple((x, within) for x, within in ranges if x in template.tiling.target and within != (0, extents[x]))
+    """Of `ranges`, those of the target's letters that are not all of the letter, or all that is written of it."""
+    unchanged = dict([template.tiling.unchanged] if template.tiling.unchanged is not None else [])
+    return tuple((x, within) for x, within in ranges if x in template.tiling.target and within != (unchanged.get(x, 0), extents[x]))
 
 
 def _letters(template: Template, operands: tuple[Operand, ...]) -> tuple[Letter, ...]:

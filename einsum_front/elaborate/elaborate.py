@@ -25,7 +25,7 @@ from einpage.einsum_front.elaborate.resolve import Symbol, SymbolTable
 from einpage.einsum_front.elaborate.state_writes import RowWrite, States
 from einpage.einsum_front.elaborate.statement import StatementResolver
 from einpage.einsum_front.graph.job import Part
-from einpage.einsum_front.graph.program import Definition, Output, Program, Weight
+from einpage.einsum_front.graph.program import Definition, Output, Program, UnchangedRows, Weight
 from einpage.einsum_front.spec.document import BodyItem, Document, OutputEntry, Repeat
 from einpage.einsum_front.spec.parse import Statement
 from einpage.einsum_front.spec.sizes import Evaluator, Setting, lists_of, override, whole, without_lists
@@ -85,7 +85,7 @@ class _Elaborator:
             extents=self._extents,
             inputs=(*inputs, *self._states.at_start),
             weights=tuple(weights),
-            definitions=tuple(d for _, d in sorted(self._definitions, key=lambda pair: pair[0])),
+            definitions=tuple(self._states.with_unchanged(d) for _, d in sorted(self._definitions, key=lambda pair: pair[0])),
             outputs=tuple(self._output(entry) for entry in document.outputs),
             ignore=document.ignore,
             lists=self._lists,
@@ -165,6 +165,7 @@ class _Elaborator:
             words |= {name: self._symbols[name].unique for name in (load.name for load in loads(write.start))}
             target = tuple(Axis(Letter(letter)) for letter in state.dims)
             unique = self._define(statement, state.shape, Part(target, _renamed(after, words)), loop)
+            self._states.rows_written(word, unique, UnchangedRows(state.unique, write.dim, write.least))
         self._symbols[word] = replace(state, unique=unique)
         self._states.written(word, 0 if write is None else write.least)
 

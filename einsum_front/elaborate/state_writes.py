@@ -15,7 +15,7 @@ from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, 
 from einpage.einsum_front.algebra.intervals import interval
 from einpage.einsum_front.base.errors import SpecError, listing
 from einpage.einsum_front.elaborate.resolve import Symbol, SymbolTable
-from einpage.einsum_front.graph.program import Input, State
+from einpage.einsum_front.graph.program import Definition, Input, State, UnchangedRows
 from einpage.einsum_front.spec.document import StateEntry
 from einpage.einsum_front.spec.parse import Statement
 from einpage.einsum_front.spec.source import SourceFile
@@ -31,6 +31,10 @@ class States:
         self.at_start: list[Input] = []
         self.ended: list[State] = []
         self._started: dict[str, Input] = {}
+        self._unchanged: dict[str, UnchangedRows] = {}
+        """By value, after a write of rows: as if no other write came before those."""
+        self._after_rows: dict[str, list[str]] = {}
+        """By state in scope, its values after writes of rows."""
         self._first_row: dict[str, int] = {}
         """The first row that any write so far may have written; no entry before one."""
 
@@ -45,6 +49,16 @@ class States:
     def written(self, word: str, first_row: int) -> None:
         """A statement wrote rows from `first_row` on, or all of it."""
         self._first_row[word] = min(first_row, self._first_row.get(word, first_row))
+
+    def rows_written(self, word: str, value: str, unchanged: UnchangedRows) -> None:
+        """A statement made `value`, the state with other rows."""
+        self._unchanged[value] = unchanged
+        self._after_rows.setdefault(word, []).append(value)
+
+    def with_unchanged(self, definition: Definition) -> Definition:
+        """`definition`, and which of its rows no write of its state touches, once all of them are known."""
+        unchanged = self._unchanged.get(definition.name)
+        return definition if unchanged is None or not unchanged.rows else replace(definition, unchanged=unchanged)
 
     def refuse_early_reads(self, statement: Statement, reads: Sequence[str]) -> None:
         """Raises SpecError where one that is written along an axis is read before the statement that writes its rows."""
@@ -63,6 +77,8 @@ class States:
                 raise self._source.error(entry.span, f"no statement sets the state `{entry.name}`", cure=cure)
             started, letter = self._started.pop(entry.name), self.along.pop(entry.name, None)
             along = None if letter is None else started.letters.index(letter)
+            for value in self._after_rows.pop(entry.name, ()):
+                self._unchanged[value] = replace(self._unchanged[value], rows=self._first_row[entry.name])
             last, first_row = symbols[entry.name].unique, self._first_row.pop(entry.name)
             self.ended.append(State(started.name, entry.name, started.letters, started.shape, along, last, first_row))
 

@@ -151,6 +151,8 @@ class _Fuser:
             producer = by_value.get(name)
             if producer is None or readers[name] != 1 or not is_inlinable(producer):
                 continue
+            if op.unchanged is not None and op.unchanged.value == name:
+                continue
             assert isinstance(producer, MapOp)
             if not may_inline(producer, op, by_value):
                 continue
@@ -174,7 +176,7 @@ class _Fuser:
             if not is_inlinable(op):
                 continue
             assert isinstance(op, MapOp)
-            if has_reduce(op.parts[0].expr):
+            if op.unchanged is not None or has_reduce(op.parts[0].expr):
                 continue
             found = match_epilogue(op, by_value, readers, position)
             if found is not None:

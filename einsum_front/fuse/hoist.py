@@ -65,7 +65,7 @@ class _Hoister:
             whole = Load(last.value, tuple(Axis(letter) for letter in target))
             if len(target) == len(d.shape) and target == _target(last) and parts[0].expr == whole:
                 return [*self.ops[:-1], _renamed(last, d)]
-        return [*self.ops, MapOp(d.name, d.base, d.shape, d.loop, tuple(parts))]
+        return [*self.ops, MapOp(d.name, d.base, d.shape, d.loop, tuple(parts), unchanged=d.unchanged)]
 
     def extract(self, e: Expr) -> Expr:
         """`e` with its contractions and gathers replaced by loads of new values, innermost first."""

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from einpage.einsum_front.algebra.expr import Acc, Axis, Expr, Letter, Load, Reduce, loads, walk
 from einpage.einsum_front.graph.job import Contraction, Part
-from einpage.einsum_front.graph.program import Program
+from einpage.einsum_front.graph.program import Program, UnchangedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class MapOp:
     parts: tuple[Part, ...]
     fused: tuple[str, ...] = ()
     """Bases of the values that were folded into this op and no longer exist."""
+    unchanged: UnchangedRows | None = None
 
 
 @dataclass(frozen=True, slots=True)

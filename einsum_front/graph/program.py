@@ -77,6 +77,17 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
+class UnchangedRows:
+    """The first rows of a value, which are those of another of its shape: no task writes them."""
+
+    value: str
+    """The other."""
+    dim: int
+    """The dimension that rows are counted along."""
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class Definition:
     """One SSA value and the statements that define it."""
 
@@ -89,6 +100,8 @@ class Definition:
     loop: tuple[int, ...]
     """The repeat iterations it was written in, outermost first; () outside any repeat."""
     span: Span
+    unchanged: UnchangedRows | None = None
+    """Of a state after rows of it were written: those before them."""
 
 
 @dataclass(frozen=True, slots=True)

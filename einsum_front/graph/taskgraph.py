@@ -154,7 +154,8 @@ class TaskGraph:
     """Immutable, both: tuples, or the columns of `packed`, where a large graph is kept."""
     ops: tuple[Op, ...]
     outputs: tuple[tuple[str, str], ...]
-    """(output name, value name), as asked for."""
+    """(output name, value name), as asked for. A state has the name of the input that it is at the start: the constant tiles of that are
+    its own too."""
 
     def verify(self) -> None:
         """Prove that every tensor lies in its value, is written once and before it is read, that tasks agree with their jobs and
@@ -171,7 +172,8 @@ class TaskGraph:
             inside = Box((0,) * len(shape), shape).contains(tensor.box)
             assert inside and tensor.box.size > 0, f"tensor {tensor.name} does not lie in its value {shape}"
             kind = value_by_name[tensor.value].kind
-            assert tensor.kind is kind, f"tensor {tensor.name} is {tensor.kind.value}, its value {kind.value}"
+            is_part = kind is Kind.INPUT and tensor.kind is Kind.CONSTANT
+            assert tensor.kind is kind or is_part, f"tensor {tensor.name} is {tensor.kind.value}, its value {kind.value}"
         for i, task in enumerate(self.tasks):
             assert task.id == i, f"task {task.name} has id {task.id} at position {i}"
             for t in task.reads():
@@ -198,8 +200,12 @@ class TaskGraph:
         covered_by_value = Counter[str]()
         for tensor in self.tensors:
             covered_by_value[tensor.value] += tensor.box.size
+        unchanged = Counter[str]()
+        for tensor in self.tensors:
+            if tensor.kind is Kind.CONSTANT:
+                unchanged[tensor.value] += tensor.box.size
         for name, value in self.outputs:
-            covered = covered_by_value[value]
+            covered = covered_by_value[value] + unchanged[name]
             whole = Box((0,) * len(value_by_name[value].shape), value_by_name[value].shape).size
             assert covered == whole, f"output {name}: {covered} of {whole} elements are written"
 

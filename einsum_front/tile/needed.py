@@ -35,20 +35,32 @@ def needed_ranges(opgraph: OpGraph, templates: Templates) -> dict[str, tuple[Ran
         boxes[value].add(whole_by_value[value])
     read_by_template: dict[Template, tuple[list[Box], ...]] = {}
     found: dict[str, tuple[Ranges, ...]] = {}
+
+    def written(template: Template) -> Region:
+        """All ranges, but for rows that are unchanged."""
+        if template.tiling.unchanged is None:
+            return whole
+        letter, rows = template.tiling.unchanged
+        return {**whole, letter: (rows, whole[letter][1])}
+
     for op in reversed(opgraph.ops):
         (template, names), all_of_it = templates[op.value], whole_by_value[op.value]
         if all_of_it in boxes[op.value]:  # as a rule
-            found[op.value] = everything
+            region = written(template)
+            found[op.value] = everything if region is whole else (tuple(sorted(region.items())),)
             if template not in read_by_template:
-                read_by_template[template] = _reads(template, whole)
+                read_by_template[template] = _reads(template, region)
             for name, read in zip(names, read_by_template[template], strict=True):
                 if name in boxes:
                     boxes[name].update(read)
             continue
-        cuttable = {letter for letter, _ in template.tiling.inside}
+        cuttable, region = {letter for letter, _ in template.tiling.inside}, written(template)
         for box in merged({_covered(box, template.tiling, cuttable, all_of_it) for box in boxes[op.value]}):
             at = zip(template.tiling.target, box.start, box.end, strict=True)
             ranges = whole | {letter: (a, b) for letter, a, b in at if letter is not None}
+            ranges = {x: (max(a, region[x][0]), b) for x, (a, b) in ranges.items()}
+            if any(a >= b for a, b in ranges.values()):
+                continue
             found[op.value] = (*found.get(op.value, ()), tuple(sorted(ranges.items())))
             for name, read in zip(names, _reads(template, ranges), strict=True):
                 if name in boxes:

@@ -20,9 +20,11 @@ from einpage.einsum_front.graph.opgraph import (
     KIND_WORD,
     FusedOp,
     GatherOp,
+    MapOp,
     OpGraph,
     target_letters,
 )
+from einpage.einsum_front.graph.program import UnchangedRows
 from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, TaskGraph, Tensor, TensorId, Value, tile_name
 from einpage.einsum_front.tile.flops import flops, least_elements
 from einpage.einsum_front.tile.grid import Grid, host_grids, templates_of
@@ -70,6 +72,7 @@ class _Splitter:
         self.cuts = cuts_by_letter(opgraph, pieces)
         self.weight_letters = frozenset(letter for weight in self.program.weights for letter in weight.letters)
         self.grids: dict[str, Grid] = host_grids(self.templates, self.cuts, self.values)
+        self.states = {state.name: state for state in self.program.states}
         self.boxes: dict[Box, Box] = {}
         """One object for all equal boxes: layers are cut alike."""
         self.tensors: list[Tensor] = []
@@ -127,9 +130,11 @@ class _Splitter:
             self.task_templates[key] = [
                 task_template(template, tile, slots, dtypes, grid.cuts, self.dtype) for tile in tiles(template, self.cuts)
             ]
+        if isinstance(op, MapOp) and op.unchanged is not None:
+            self.share(op.value, op.unchanged)
         rows = row_positions(op, self.weight_letters)
         carry: TensorId | None = None
-        for number, task in enumerate(self.task_templates[key]):
+        for task in self.task_templates[key]:
             operands = [tuple(self.tile(name, n) for n in ns) for name, ns in zip(names, task.reads, strict=True)]
             inplace = [operands[i][0] for i in task.inplace if self.values[names[i]].kind is Kind.ACTIVATION]
             tile = task.tile
@@ -138,7 +143,8 @@ class _Splitter:
                 if not tile.is_last:
                     inplace.append(carry)
             if tile.is_last:
-                result = self.tile(op.value, number // tile.chain_length)
+                (number,) = grid.inside(tile.box)
+                result = self.tile(op.value, number)
             else:
                 result = carry = self.accumulator(op, task)
             row_tile = tuple(i for at, i in enumerate(tile.at) if at in rows)
@@ -160,6 +166,16 @@ class _Splitter:
                 )
             )
 
+    def share(self, name: str, unchanged: UnchangedRows) -> None:
+        """Tiles of `name` before its first written row are those of the value it was before."""
+        before, grid = self.grids[unchanged.value], self.grids[name]
+        for number in range(prod(len(points) - 1 for points in grid.cuts)):
+            box = grid.box(number)
+            if box.end[unchanged.dim] <= unchanged.rows:
+                (same,) = before.inside(box)
+                assert before.box(same) == box, "a state is cut alike before and after a write"
+                self.tensor_by_tile[name, number] = self.tile(unchanged.value, same)
+
     def tile(self, name: str, number: int) -> TensorId:
         """The tensor that is tile `number` of a value, made when first asked for."""
         found = self.tensor_by_tile.get((name, number))
@@ -167,9 +183,16 @@ class _Splitter:
             value, box = self.values[name], self.grids[name].box(number)
             box = self.boxes.setdefault(box, box)
             found = TensorId(len(self.tensors))
-            self.tensors.append(Tensor(found, tile_name(name, box), name, box, value.dtype, value.kind))
+            self.tensors.append(Tensor(found, tile_name(name, box), name, box, value.dtype, self.kind(value, box)))
             self.tensor_by_tile[name, number] = found
         return found
+
+    def kind(self, value: Value, box: Box) -> Kind:
+        """That of the value; rows of a state that no write touches are the same in every pass."""
+        state = self.states.get(value.name)
+        if value.kind is Kind.INPUT and state is not None and state.along is not None and box.end[state.along] <= state.first_row:
+            return Kind.CONSTANT
+        return value.kind
 
     def accumulator(self, op: FusedOp, task: TaskTemplate) -> TensorId:
         """The tensor of a task's fp32 accumulators, which the next task of its chain reads."""

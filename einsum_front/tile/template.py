@@ -99,7 +99,9 @@ def _with_slots(op: FusedOp, slot_by_value: Mapping[str, str]) -> FusedOp:
 
     match op:
         case MapOp():
-            return replace(op, parts=tuple(Part(p.target, slot(p.expr)) for p in op.parts), value="", loop=(), fused=())
+            unchanged = op.unchanged and replace(op.unchanged, value=slot_by_value[op.unchanged.value])
+            parts = tuple(Part(p.target, slot(p.expr)) for p in op.parts)
+            return replace(op, parts=parts, value="", loop=(), fused=(), unchanged=unchanged)
         case ContractOp():
             pairs = tuple(Contraction(load(c.x), load(c.y), c.letters) for c in op.contractions)
             return replace(op, contractions=pairs, epilogue=slot(op.epilogue), value="", loop=(), fused=())
@@ -147,7 +149,7 @@ def tiles(
     within: Region | None = None,
 ) -> Iterator[Tile]:
     """Every tile of the op, row-major over its value, the tasks of a chain one after another; of the target's letters in `within`, only
-    pieces that share an element with the range there.
+    pieces that share an element with the range there. Tiles of unchanged rows are another op's.
 
     With `sample`, only some that almost always hold the largest: along each dimension the first piece, the longest and the last
     three (a causal mask lets later rows see more), of a chain the first two tasks, the longest and the last two. Of pieces that
@@ -165,7 +167,8 @@ def tiles(
     if alike is not None and chain:
         keys = [(*(alike(letter, *piece) for letter, piece in zip(chain, pieces, strict=True)), n == length - 1) for n, pieces, _ in steps]
         steps = sorted(dict(zip(reversed(keys), reversed(steps), strict=True)).values())
-    ranges_within = [None if letter is None or within is None else within.get(letter) for letter in target]
+    within = {**_written(template), **(within or {})}
+    ranges_within = [None if letter is None else within.get(letter) for letter in target]
     for index in product(*(_pieces(x, c, sample, alike, w) for x, c, w in zip(target, grid, ranges_within, strict=True))):
         box = Box(tuple(c[i] for c, i in zip(grid, index, strict=True)), tuple(c[i + 1] for c, i in zip(grid, index, strict=True)))
         ranges = dict(whole)
@@ -177,6 +180,14 @@ def tiles(
         for n, pieces, step in steps:
             ranges.update(zip(chain, pieces, strict=True))
             yield Tile(box, tuple((letter, ranges[letter]) for letter in letters), n, length, (*index, *step))
+
+
+def _written(template: Template) -> dict[Letter, tuple[int, int]]:
+    """Of a letter along which rows are unchanged: the others."""
+    if template.tiling.unchanged is None:
+        return {}
+    letter, rows = template.tiling.unchanged
+    return {letter: (rows, template.op.shape[template.tiling.target.index(letter)])}
 
 
 def _sampled(numbers: range, longest: list[int], counts: list[int]) -> list[int]:

@@ -95,6 +95,8 @@ class Tiling:
     """The letters the op may be cut along, each with those inside it on its side of the op."""
     chain: tuple[Letter, ...]
     """Those of them that are cut into a chain of accumulating tasks."""
+    unchanged: tuple[Letter, int] | None = None
+    """A letter of the target and a number of rows along it that no task writes: it is cut there too."""
 
 
 def tiling_of(op: FusedOp) -> Tiling:
@@ -103,7 +105,15 @@ def tiling_of(op: FusedOp) -> Tiling:
     named = [letter for letter in target if letter is not None]
     cuttable = cuttable_letters(op)
     inside = tuple((letter, tuple(_inside(op, letter, named))) for letter in cuttable)
-    return Tiling(target, inside, tuple(letter for letter in chain_letters(op) if letter in cuttable))
+    return Tiling(target, inside, tuple(letter for letter in chain_letters(op) if letter in cuttable), _unchanged(op, target, cuttable))
+
+
+def _unchanged(op: FusedOp, target: tuple[Letter | None, ...], cuttable: tuple[Letter, ...]) -> tuple[Letter, int] | None:
+    if not isinstance(op, MapOp) or op.unchanged is None:
+        return None
+    letter = target[op.unchanged.dim]
+    assert letter in cuttable, "rows are counted along a letter of the target"
+    return letter, op.unchanged.rows
 
 
 def most_pieces(tilings: Iterable[Tiling], extents: Mapping[Letter, int]) -> dict[Letter, int]:
@@ -122,6 +132,9 @@ def own_cuts(tiling: Tiling, cuts_by_letter: Mapping[Letter, Cuts]) -> dict[Lett
     own: dict[Letter, Cuts] = {letter: (0, extent) for letter, extent in extents.items()}
     for letter, inside in tiling.inside:
         own[letter] = merged(cuts_by_letter[letter], least_tile(letter, inside, extents))
+    if tiling.unchanged is not None:
+        letter, rows = tiling.unchanged
+        own[letter] = tuple(sorted({*own[letter], rows}))
     return own
 
 

@@ -19,7 +19,7 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import format_bytes
 from einpage.einsum_front.graph.packed import packed
-from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, TensorId
+from einpage.einsum_front.graph.taskgraph import TaskGraph, TensorId
 from einpage.exec.device.arena import HostArena, bytes_before_outputs, host_copies, outputs
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.device.device import Device
@@ -228,6 +228,6 @@ def refuse_infinite(arrays: Mapping[str, NDArray[np.generic]], dtype: DType) -> 
 def fill_inputs(graph: TaskGraph, arrays: Mapping[str, NDArray[np.generic]], slots: Mapping[TensorId, torch.Tensor]) -> None:
     """Copy every input tile into its host slot, in the tile's own element type."""
     for tensor in graph.tensors:
-        if tensor.kind is Kind.INPUT:
+        if tensor.value in arrays:
             box = tuple(slice(a, b) for a, b in zip(tensor.box.start, tensor.box.end, strict=True))
             slots[tensor.id].copy_(torch.from_numpy(np.asarray(arrays[tensor.value][box], order="C")))
