@@ -143,8 +143,7 @@ def run(
     where the host has too little memory; NodeError where a node fails.
     """
     from einpage.exec.run.arrays import arrays
-    from einpage.exec.run.choose import Dispatch, device_for, dispatch_of, kernels_for, measured_machine
-    from einpage.exec.run.options import RunOptions
+    from einpage.exec.run.choose import Dispatch, RunOptions, device_for, dispatch_of, kernels_for, measured_machine
     from einpage.exec.run.prepared import run_model
 
     if model.resolved is None:

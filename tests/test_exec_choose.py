@@ -21,8 +21,7 @@ from einpage.exec.dispatch.stream_static import run_stream_static
 from einpage.exec.planning.model import Model, open_model
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.run import choose
-from einpage.exec.run.choose import ChosenDevice, DeviceKind, Dispatch, device_for, dispatcher, kernels_for, make_device
-from einpage.exec.run.options import RunOptions
+from einpage.exec.run.choose import ChosenDevice, DeviceKind, Dispatch, RunOptions, device_for, dispatcher, kernels_for, make_device
 from einpage.exec.run.prepared import run_model
 from einpage.memplan.machine.places import HOST
 from einpage.memplan.machine.profile import load_machine

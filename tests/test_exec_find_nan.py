@@ -24,9 +24,8 @@ from einpage.exec.planning.model import open_model
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import build_graph
 from einpage.exec.run import choose
-from einpage.exec.run.choose import DeviceKind, Dispatch
+from einpage.exec.run.choose import DeviceKind, Dispatch, RunOptions
 from einpage.exec.run.find_nan import FirstTask
-from einpage.exec.run.options import RunOptions
 from einpage.exec.run.outputs import Perplexity, TextFigures, _exp, output_warnings
 from einpage.exec.run.prepared import RunResult, run_model
 from einpage.exec.system.finite import merged, number_counts

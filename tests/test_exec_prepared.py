@@ -11,8 +11,7 @@ from einpage.einsum_front.base.onednn import NO_ONEDNN, OneDnn
 from einpage.exec.load.inputs import TokenLists
 from einpage.exec.planning.model import Model, open_model
 from einpage.exec.planning.request import PlanRequest
-from einpage.exec.run.choose import Dispatch
-from einpage.exec.run.options import RunOptions
+from einpage.exec.run.choose import Dispatch, RunOptions
 from einpage.exec.run.prepared import prepare_run
 from einpage.memplan.machine.places import Queue
 from einpage.memplan.machine.profile import load_machine

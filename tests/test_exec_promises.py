@@ -31,8 +31,7 @@ from einpage.exec.planning.judged_plan import RejectedPlan, plan_graph, plan_pro
 from einpage.exec.planning.model import Model, open_model
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.run import prepared
-from einpage.exec.run.choose import DeviceKind
-from einpage.exec.run.options import RunOptions
+from einpage.exec.run.choose import DeviceKind, RunOptions
 from einpage.exec.run.outputs import TOP, text_figures, wanted_outputs
 from einpage.exec.run.prepared import refuse_above_host, run_model
 from einpage.memplan.errors import DoesNotFit

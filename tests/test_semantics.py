@@ -24,8 +24,7 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.exec.planning.judged_plan import plan_program
 from einpage.exec.planning.model import Model, open_model
 from einpage.exec.planning.request import PlanRequest
-from einpage.exec.run.choose import Dispatch
-from einpage.exec.run.options import RunOptions
+from einpage.exec.run.choose import Dispatch, RunOptions
 from einpage.exec.run.prepared import run_model
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.machine.profile import load_machine

@@ -35,6 +35,9 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("exec.dispatch.engine", "STOP_S"): "how long threads are given to end",
     ("exec.dispatch.engine", "stop"): "ends the run's threads",
     ("exec.measure.cpu", "stop"): "ends the copying threads",
+    **dict.fromkeys(
+        [("exec.command.generate", f"{name}") for name in ("stop", "stops", "_stops")], "a stop string, before which a text ends"
+    ),
 }
 """(module, name or piece of prose) that a pattern of WORDS finds in another meaning, and which meaning."""
 

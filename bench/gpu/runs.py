@@ -24,8 +24,7 @@ from einpage.exec.dispatch.engine import Measured
 from einpage.exec.load.inputs import TokenLists
 from einpage.exec.planning.model import Model, open_model
 from einpage.exec.planning.request import PlanRequest
-from einpage.exec.run.choose import DeviceKind, Dispatch
-from einpage.exec.run.options import RunOptions
+from einpage.exec.run.choose import DeviceKind, Dispatch, RunOptions
 from einpage.exec.run.prepared import Prepared, prepare_run
 from einpage.memplan.machine.machine import Machine
 

@@ -1,4 +1,4 @@
-"""The command line: `einpage show | plan | run | verify | pack | machine`. Arguments in, exit status out.
+"""The command line: `einpage show | plan | run | generate | verify | pack | machine`. Arguments in, exit status out.
 
 0 done, 1 our bug, 2 the user's mistake or a full disk, 3 does not fit, 130 interrupted. With `--json` stdout holds one JSON object and
 nothing else; what is for a person's eyes while waiting goes to stderr. `show`, `plan`, `verify` and `pack` never import torch.
@@ -19,8 +19,7 @@ from einpage.einsum_front.base.errors import EinpageError, UsageError, one_line
 from einpage.exec.command.machine import machine_command
 from einpage.exec.command.options import DTYPE, PromptArgument
 from einpage.exec.command.pack import pack_command
-from einpage.exec.command.plan import plan_command
-from einpage.exec.command.show import show_command
+from einpage.exec.command.plan import plan_command, show_command
 from einpage.exec.command.verify import verify_command
 from einpage.exec.planning.find_spec import spec_names
 from einpage.exec.system.interrupt import exit_on_interrupt
@@ -102,7 +101,7 @@ def parser() -> argparse.ArgumentParser:
         prog="einpage", description="A model as math in YAML, a plan for every byte, a run that replays it."
     )
     commands = root.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_show, _add_plan, _add_run, _add_verify, _add_pack, _add_machine):
+    for add in (_add_show, _add_plan, _add_run, _add_generate, _add_verify, _add_pack, _add_machine):
         add(commands)
     return root
 
@@ -110,13 +109,16 @@ def parser() -> argparse.ArgumentParser:
 def _add_show(commands: Commands) -> None:
     p = commands.add_parser("show", help="sizes, FLOPs, what fused and what did not, the largest working set")
     _spec_arguments(p)
+    _outputs_argument(p)
     p.set_defaults(command_function=show_command)
 
 
 def _add_plan(commands: Commands) -> None:
     p = commands.add_parser("plan", help="plan under a budget, judge the plan, predict its time, bound it")
     _spec_arguments(p, may_be_absent=True)
+    _outputs_argument(p)
     _plan_arguments(p, budget_required=False)
+    _passes_arguments(p)
     p.add_argument("--graph", metavar="FILE.json[.gz]", help="plan an access trace instead of a spec; its tasks have their times")
     p.add_argument("--machine", metavar="NAME|FILE", help=f"a profile: {', '.join(machine_names())} (default: cpu, for a spec)")
     statics = "a static plan in place of the planner's (auto, the default)"
@@ -135,27 +137,58 @@ def _add_plan(commands: Commands) -> None:
 def _add_run(commands: Commands) -> None:
     p = commands.add_parser("run", help="plan and run with real weights")
     _spec_arguments(p)
+    _outputs_argument(p)
     _plan_arguments(p)
-    p.add_argument("--machine", metavar="NAME|FILE", help="plan for this profile instead of the measured one")
-    p.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    p.add_argument("--dispatch", choices=("dynamic", "static", "serial"), help="default: dynamic; with --find-nan: serial")
-    p.add_argument("--kernels", choices=("auto", "torch", "triton"), default="auto")
-    prompts = "a text, or that of a file or stdin (UTF-8, less one final newline); @@… for a text that begins with @; repeat for a batch"
-    p.add_argument("--prompt", action="append", type=lambda text: PromptArgument(text, False), metavar="TEXT|@FILE|-", help=prompts)
-    literal = "a prompt as it is, whatever it begins with; --prompt-text=-… for one that begins with a dash"
-    p.add_argument(
-        "--prompt-text", action="append", dest="prompt", type=lambda text: PromptArgument(text, True), metavar="TEXT", help=literal
-    )
+    _passes_arguments(p)
+    _device_arguments(p)
+    _prompt_arguments(p)
     p.add_argument("--tokens", metavar="FILE", help="JSON: a list of token ids, or a list of such lists")
     p.add_argument("--input", action="append", default=[], metavar="NAME=FILE", help="a .json, .npy or .safetensors array")
     p.add_argument("--perplexity", action="store_true", help="of the prompt or tokens")
     searched = "look at every result, and name the first task from which NaN or inf reaches an output (slower)"
     p.add_argument("--find-nan", action="store_true", help=searched)
-    p.add_argument("--threads", type=int, metavar="N", help="threads a kernel may use")
     p.add_argument("--logits", metavar="FILE", help="save the outputs as safetensors")
     p.add_argument("--trace", metavar="FILE", help="save a Chrome/Perfetto trace")
     p.set_defaults(
         command_function=_run_command, warm=False, policy=Policy.AUTO.value, free_order=False, bounds=Effort.FAST.value, plan_worth=True
+    )
+
+
+def _add_generate(commands: Commands) -> None:
+    p = commands.add_parser("generate", help="text after a prompt, token by token")
+    _spec_arguments(p)
+    _plan_arguments(p)
+    _device_arguments(p)
+    _prompt_arguments(p)
+    p.add_argument("--max-new", type=int, default=64, metavar="N", help="tokens at most (default: 64)")
+    p.add_argument("--greedy", action="store_true", help="the best token each time")
+    p.add_argument("--temperature", type=float, metavar="T", help="of the draw (default: 0.8)")
+    p.add_argument("--top-k", type=int, default=0, metavar="K", help="draw from the K best (default: all)")
+    p.add_argument("--top-p", type=float, default=1.0, metavar="P", help="draw from the best that have P of the probability together")
+    p.add_argument("--min-p", type=float, default=0.0, metavar="P", help="draw from those at least P times as probable as the best")
+    p.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X", help="make tokens that occurred less probable")
+    p.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws (default: 0)")
+    p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeat for others")
+    p.set_defaults(
+        command_function=_generate_command, warm=False, policy=Policy.AUTO.value, free_order=False, bounds=Effort.FAST.value,
+        plan_worth=True, outputs=None, passes=None,
+    )  # fmt: skip
+
+
+def _device_arguments(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--machine", metavar="NAME|FILE", help="plan for this profile instead of the measured one")
+    p.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    p.add_argument("--dispatch", choices=("dynamic", "static", "serial"), help="default: dynamic (of run with --find-nan: serial)")
+    p.add_argument("--kernels", choices=("auto", "torch", "triton"), default="auto")
+    p.add_argument("--threads", type=int, metavar="N", help="threads a kernel may use")
+
+
+def _prompt_arguments(p: argparse.ArgumentParser) -> None:
+    prompts = "a text, or that of a file or stdin (UTF-8, less one final newline); @@… for a text that begins with @; repeat for a batch"
+    p.add_argument("--prompt", action="append", type=lambda text: PromptArgument(text, False), metavar="TEXT|@FILE|-", help=prompts)
+    literal = "a prompt as it is, whatever it begins with; --prompt-text=-… for one that begins with a dash"
+    p.add_argument(
+        "--prompt-text", action="append", dest="prompt", type=lambda text: PromptArgument(text, True), metavar="TEXT", help=literal
     )
 
 
@@ -196,7 +229,6 @@ def _spec_arguments(p: argparse.ArgumentParser, may_be_absent: bool = False) -> 
     p.add_argument("--set", action="append", default=[], metavar="K=V", help="a size or scalar of the spec")
     p.add_argument("--weights", metavar="PATH|random:SEED", help="a checkpoint: its metadata gives the sizes")
     p.add_argument("--dtype", choices=[d.value for d in RUN_DTYPES], default=None if may_be_absent else DTYPE, help=f"default: {DTYPE}")
-    p.add_argument("--outputs", metavar="NAMES", help="comma-separated; default: the first the spec declares")
     p.add_argument("--split", metavar="f=4,v=16", help="fix how many pieces letters are split into")
     p.add_argument("--no-fuse", metavar="WHAT", help="fusions to leave out: attention (its scores become tensors)")
     p.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -210,6 +242,13 @@ def _plan_arguments(p: argparse.ArgumentParser, budget_required: bool = True) ->
     searched = "search no longer for a faster plan (default: 5, for --graph 10; 0: none), nor when one is within 1 %% of its bounds"
     p.add_argument("--plan-seconds", type=float, metavar="S", help=searched)
     p.add_argument("--plan-steps", type=int, metavar="N", help="instead: search N steps, for the same plan on every machine")
+
+
+def _outputs_argument(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--outputs", metavar="NAMES", help="comma-separated; default: the first the spec declares")
+
+
+def _passes_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--passes", type=int, metavar="N", help="run N times in a row: plan a pass in which the weights that fit are resident")
     p.add_argument("--timeline", metavar="FILE", help="write the picture of every byte as one HTML page (or .svg)")
 
@@ -218,3 +257,9 @@ def _run_command(a: argparse.Namespace) -> int:
     with exit_on_interrupt():  # torch takes seconds
         from einpage.exec.command.run import run_command
     return run_command(a)
+
+
+def _generate_command(a: argparse.Namespace) -> int:
+    with exit_on_interrupt():
+        from einpage.exec.command.generate import generate_command
+    return generate_command(a)

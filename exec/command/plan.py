@@ -1,4 +1,5 @@
-"""`einpage plan`: the plan of a spec or of an access trace under a budget, judged, predicted and bounded.
+"""`einpage plan`: the plan of a spec or of an access trace under a budget, judged, predicted and bounded; `einpage show`: what is planned.
+
 
 In: the arguments of the command line. Out: the report on stdout; with `--out` the plan file, with `--timeline` the picture.
 """
@@ -13,16 +14,19 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
+from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.files import checksum, refuse_overwriting, refuse_unwritable, write_each
 from einpage.einsum_front.base.units import format_bytes, parse_bytes
 from einpage.einsum_front.graph.trace_file import read_trace
 from einpage.exec.command.machine import machine_facts
-from einpage.exec.command.options import files_read, no_fuse_of, request_of, settings_of, write_timeline
+from einpage.exec.command.options import files_read, names_of, no_fuse_of, pieces_of, request_of, settings_of, write_timeline
+from einpage.exec.load.checkpoint import folded
 from einpage.exec.planning.advice import Advice, advice
 from einpage.exec.planning.find_spec import spec_path
 from einpage.exec.planning.judged_plan import Planned, plan_program, plan_tasks
-from einpage.exec.planning.model import open_model
+from einpage.exec.planning.model import Model, open_model
+from einpage.exec.planning.task_graph import split_as_told
 from einpage.exec.system.spinner import planning_text, spinner
 from einpage.memplan.bounds.bounds import Effort
 from einpage.memplan.graph.planfile import save_plan
@@ -146,3 +150,25 @@ def recipe_of(a: argparse.Namespace, planned: Planned) -> dict[str, object]:
         "outputs": [name for name, _ in planned.graph.outputs],
         "machine": machine_facts(planned.machine),
     }
+
+
+def show_command(a: argparse.Namespace) -> int:
+    """Raises SpecError, UsageError, WeightError."""
+    model = open_model(a.spec, settings_of(a.set), a.weights)
+    for warning in model.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    shifted = shifted_sources(model)
+    built = split_as_told(model.program, DType(a.dtype), pieces_of(a.split), names_of(a.outputs), no_fuse_of(a.no_fuse))
+    if a.json:
+        print(json.dumps({**built.facts(), **({"plus": shifted} if shifted else {})}))
+        return 0
+    print(built.text())
+    for line in folded(f"{source} + {plus:g}" for source, plus in shifted.items()):
+        print(f"read as     {line}")
+    return 0
+
+
+def shifted_sources(model: Model) -> dict[str, float]:
+    """The checkpoint's tensors to which a number is added when they are read, and the number (`plus:`)."""
+    chosen = model.resolved.source_by_weight.values() if model.resolved is not None else ()
+    return {source.name: source.plus for source in chosen if source.plus}

@@ -34,8 +34,7 @@ from einpage.exec.measure.cpu import cores
 from einpage.exec.picture.chrome_trace import write_trace
 from einpage.exec.planning.judged_plan import Planned
 from einpage.exec.planning.model import open_model
-from einpage.exec.run.choose import DeviceKind, device_for, dispatch_of, kernels_for, measured_machine
-from einpage.exec.run.options import RunOptions
+from einpage.exec.run.choose import DeviceKind, RunOptions, device_for, dispatch_of, kernels_for, measured_machine
 from einpage.exec.run.prepared import RunResult, run_model
 from einpage.exec.system.spinner import planning_text, spinner
 from einpage.memplan.bounds.limit import limit_name

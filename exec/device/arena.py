@@ -117,6 +117,11 @@ def host_copies(memgraph: MemGraph, arena: HostArena) -> Mapping[TensorId, torch
     return _HostViews(memgraph, arena, memgraph.start)
 
 
+def host_results(memgraph: MemGraph, arena: HostArena) -> Mapping[TensorId, torch.Tensor]:
+    """Every tile of an output on the host, by tensor, in its own shape and dtype: filled by a run."""
+    return _HostViews(memgraph, arena, memgraph.end)
+
+
 def bytes_before_outputs(memgraph: MemGraph) -> Extent:
     """The host bytes below the first output: weights and inputs, of no use after a run."""
     results = (memgraph.residencies[r] for r in set(memgraph.end) - set(memgraph.start))

@@ -16,6 +16,8 @@ from typing import TypeVar
 from tokenizers import Tokenizer as HubTokenizer
 
 from einpage.einsum_front.base.errors import EinpageError, UsageError
+from einpage.einsum_front.base.files import read_bytes
+from einpage.einsum_front.base.json_text import JsonError, parsed
 from einpage.exec.load.checkpoint import WeightError
 from einpage.exec.load.gguf import open_gguf
 from einpage.exec.load.gguf_tokenizer import UnsupportedTokenizer, gguf_tokenizer
@@ -27,6 +29,11 @@ class TokenizerError(UsageError):
     """Text was given and the checkpoint has no tokenizer, or none that can be reproduced."""
 
 
+REPLACEMENT = "\ufffd"
+"""What a decoder puts for bytes that are no whole character."""
+MOST_CONFIG = 16 << 20
+"""Bytes of a JSON file beside a checkpoint."""
+_GGUF_ENDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 _CURE = "give token ids with --tokens FILE instead"
 
 
@@ -54,6 +61,58 @@ class Tokenizer:
         """What one id adds to a text, its space included; the empty string for an id beyond the vocabulary."""
         alone, twice = self.decode([token]), self.decode([token, token])
         return twice[len(alone) :] if twice.startswith(alone) else alone
+
+
+class TextPieces:
+    """The text of ids that come one after the other, in pieces that are whole characters."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._said = 0
+        """Characters of the ids' text that were returned."""
+
+    @property
+    def text(self) -> str:
+        """Of all ids so far."""
+        return self._tokenizer.decode(self._ids)
+
+    def add(self, token: int) -> str:
+        """What one more id adds to the text; nothing while its last character lacks bytes."""
+        self._ids.append(token)
+        return self._new(self.text.rstrip(REPLACEMENT))
+
+    def rest(self) -> str:
+        """What is left when no more ids come: bytes that are no whole character as U+FFFD."""
+        return self._new(self.text)
+
+    def _new(self, text: str) -> str:
+        new = text[self._said :]
+        self._said = max(self._said, len(text))
+        return new
+
+
+def end_tokens(where: str) -> frozenset[int]:
+    """The ids after which the checkpoint that `--weights` names says nothing more; none where it does not tell.
+
+    Raises WeightError where a file is broken.
+    """
+    path = Path(where)
+    if path.suffix == ".gguf":
+        metadata = open_gguf(path).metadata
+        return frozenset(n for key in _GGUF_ENDS if isinstance(n := metadata.get(key), int))
+    folder = path if path.is_dir() else path.parent
+    for name in ("generation_config.json", "config.json"):
+        file = folder / name
+        if file.is_file():
+            try:
+                found = parsed(read_bytes(file, MOST_CONFIG))
+            except JsonError as error:
+                raise WeightError(f"{file}: not JSON: {error}") from error
+            ends = found.get("eos_token_id") if isinstance(found, dict) else None
+            if ends is not None:
+                return frozenset(n for n in (ends if isinstance(ends, list) else [ends]) if type(n) is int)
+    return frozenset()
 
 
 def load_tokenizer(where: str) -> Tokenizer:

@@ -38,7 +38,7 @@ class Model:
     warnings: tuple[str, ...] = ()
     """What may be wrong with the checkpoint for this spec, and cannot be known here."""
     vocabulary: frozenset[Letter] = frozenset()
-    """With token lists, the letters over the vocabulary: an output over one of them is logits."""
+    """The letters over the vocabulary: an output over one of them is logits."""
 
 
 def open_model(
@@ -64,7 +64,7 @@ def open_model(
     program = elaborate(document, settings_by_name)
     if tokens is not None:  # again, for settings that are expressions
         token_sizes(tokens, {name: program.sizes[name] for name in ("batch", "seq") if name in settings and name in sizes})
-    vocabulary = vocabulary_letters(document, program) if tokens is not None else frozenset()
+    vocabulary = vocabulary_letters(document, program)
     if checkpoint is None:
         return Model(program, None, tokens, tokenizer, vocabulary=vocabulary)
     present = present_names(program, checkpoint)

@@ -1,4 +1,4 @@
-"""Which device runs a plan, with which kernels, and which dispatcher: options of the command line made into objects.
+"""How a model is run: which device, with which kernels, which dispatcher: options of the command line made into objects.
 
 --device auto    CUDA from sm_80 on with a working Triton, else the CPU, and why
 --kernels auto   Triton on CUDA, torch on the CPU
@@ -26,6 +26,7 @@ from einpage.exec.dispatch.stream_static import run_stream_static
 from einpage.exec.measure.cpu import measured_cpu
 from einpage.exec.measure.cuda import measured_cuda
 from einpage.exec.measure.profiles import Say
+from einpage.exec.planning.request import PlanRequest
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.machine.machine import Machine
 
@@ -46,6 +47,22 @@ class ChosenDevice:
     kind: DeviceKind
     why: str
     """For people: `cuda: NVIDIA H100, as asked`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    plan: PlanRequest
+    """`warm` and `free_order` are of no use to a run; with `passes`, the plan is run so many times."""
+    perplexity: bool = False
+    """Adds the output that has logits for every position, and the text's perplexity."""
+    dispatch: Dispatch = Dispatch.DYNAMIC
+    device: DeviceKind = DeviceKind.CPU
+    kernels: str = "torch"
+    """torch | triton; CUDA runs triton alone, the CPU runs that only under Triton's interpreter."""
+    poison: bool = False
+    """Overwrite memory whose contents have ended, to show any read of it."""
+    find_nan: bool = False
+    """Look at every result as it is made: one node after the other, whatever `dispatch` says."""
 
 
 def device_for(option: str) -> ChosenDevice:

@@ -14,8 +14,8 @@ import torch
 from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.load.inputs import TOKENS
 from einpage.exec.planning.model import Model
+from einpage.exec.run.choose import RunOptions
 from einpage.exec.run.logits import TopToken, last_logits, mean_nll, top_tokens
-from einpage.exec.run.options import RunOptions
 from einpage.exec.system.finite import number_counts
 
 TOP = 5

@@ -31,9 +31,8 @@ from einpage.exec.load.fill import NotFiniteWeight, fill
 from einpage.exec.load.inputs import bind_inputs, refuse_beyond
 from einpage.exec.planning.judged_plan import Planned, plan_program
 from einpage.exec.planning.model import Model
-from einpage.exec.run.choose import DeviceKind, Dispatch, dispatcher, make_device
+from einpage.exec.run.choose import DeviceKind, Dispatch, RunOptions, dispatcher, make_device
 from einpage.exec.run.find_nan import CheckedDevice, FoundNan, find_nan
-from einpage.exec.run.options import RunOptions
 from einpage.exec.run.outputs import output_warnings, text_figures, wanted_outputs
 from einpage.exec.run.report import DeviceFigures, RunReport, profile_warnings, weight_warnings
 from einpage.exec.system.process_memory import available_bytes, give_back_memory, peak_resident_bytes, rebuilt

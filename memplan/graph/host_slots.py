@@ -1,7 +1,8 @@
-"""The host's side of the simulation: inputs, output slots and spill slots in one arena with planned offsets.
+"""The host's side of the simulation: weights, inputs, output slots and spill slots in one arena with planned offsets.
 
 In: tensors that have to be on the host. Out: Moves in the Recorder. Invariant: a tensor is written to the host at most once, and never if
-the host has a copy from the start; a copy is valid until the tensor is dead.
+the host has a copy from the start; a copy is valid until the tensor is dead. Weights are first, by name: plans of other sizes of one model
+in the same pieces find them at the same offsets.
 
     0     from the start     outputs          spill slots, used again and again       host_bytes
     | weights and inputs | out.0 | out.1 | h.3 | q.7 |  hole  | h.9 |      never used          |
@@ -34,10 +35,10 @@ class HostSlots:
         self._is_permanent = [t.kind in HOST_AT_START or t.kind is Kind.OUTPUT for t in graph.tensors]
         self._slot_at: dict[TensorId, int] = {}
         top = 0
-        for t in graph.tensors:
-            if t.kind in HOST_AT_START:
-                self.copy[t.id] = recorder.residency(t.id, HOST, top)
-                top += sizes[t.id]
+        weights = sorted((t for t in graph.tensors if t.kind is Kind.WEIGHT), key=lambda t: t.name)
+        for t in (*weights, *(t for t in graph.tensors if t.kind in HOST_AT_START and t.kind is not Kind.WEIGHT)):
+            self.copy[t.id] = recorder.residency(t.id, HOST, top)
+            top += sizes[t.id]
         present = top
         self.start = tuple(r for r in self.copy if r != NO_RESIDENCY)
         for t in graph.tensors:

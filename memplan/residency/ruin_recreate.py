@@ -39,20 +39,20 @@ def ruin_and_recreate(
     """
     if not len(resident):
         return resident
-    solution, rng, judged = _Solution(a, headroom, resident), Random(seed), 0
+    assignment, rng, judged = _Assignment(a, headroom, resident), Random(seed), 0
     for _ in range(min(MOST_ITERATIONS, MOST_SCANNED // len(resident))):
-        evicted = np.flatnonzero(~solution.resident)
-        if not len(evicted) or judged == MOST_JUDGED or solution.weighed > MOST_WEIGHED:
+        evicted = np.flatnonzero(~assignment.resident)
+        if not len(evicted) or judged == MOST_JUDGED or assignment.weighed > MOST_WEIGHED:
             break
         pace.step()
-        saved = solution.iterate(int(evicted[rng.randrange(len(evicted))]), rng)
+        saved = assignment.iterate(int(evicted[rng.randrange(len(evicted))]), rng)
         judged += saved > 0
-        if saved <= 0 or not accepts(solution.resident):
-            solution.undo()
-    return solution.resident
+        if saved <= 0 or not accepts(assignment.resident):
+            assignment.undo()
+    return assignment.resident
 
 
-class _Solution:
+class _Assignment:
     def __init__(self, a: Accesses, headroom: Headroom, resident: ResidentIntervals) -> None:
         self.resident = resident.copy()
         self.left = headroom - resident_bytes(a, resident)

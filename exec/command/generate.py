@@ -1,0 +1,167 @@
+"""`einpage generate` for a person: the text as it comes on stdout, what it took on stderr; with `--json` an object a prompt.
+
+A text ends at a token of the checkpoint that says so, at a stop string, or after `--max-new` tokens. Ctrl-C ends it with what was said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+
+from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.base.units import format_bytes, format_seconds, parse_bytes
+from einpage.exec.command.options import files_read, prompt_texts, request_of, settings_of
+from einpage.exec.command.run import machine_of, progress_bars, stuck, thread_warnings
+from einpage.exec.dispatch.progress import Hooks
+from einpage.exec.load.inputs import TokenLists, encode_prompts
+from einpage.exec.load.tokenizer import TextPieces, Tokenizer, end_tokens, load_tokenizer
+from einpage.exec.planning.model import Model, open_model
+from einpage.exec.run.choose import DeviceKind, RunOptions, device_for, dispatch_of, kernels_for
+from einpage.exec.run.generation import Generation, GenerationFigures
+from einpage.exec.run.sampling import Sampling
+from einpage.exec.system.interrupt import INTERRUPTED
+
+DEFAULT_TEMPERATURE = 0.8
+"""Where neither --greedy nor --temperature is given."""
+
+
+def generate_command(a: argparse.Namespace) -> int:
+    """The `generate` command. Raises the errors of every stage; returns 0, or 130 where it was interrupted after its first token."""
+    budget = parse_bytes(a.budget, "--budget")
+    warnings = thread_warnings(a.threads)
+    if not a.weights:
+        raise UsageError("generate needs --weights: a checkpoint's path")
+    if not a.prompt:
+        raise UsageError("generate needs a --prompt: a text, @FILE, or - for stdin")
+    if a.greedy and a.temperature is not None:
+        raise UsageError("--greedy and --temperature exclude each other")
+    chosen = device_for(a.device)
+    if a.threads is not None and chosen.kind is not DeviceKind.CPU:
+        raise UsageError("--threads is a figure of the CPU device; leave it out, or say --device cpu")
+    temperature = 0.0 if a.greedy else DEFAULT_TEMPERATURE if a.temperature is None else a.temperature
+    sampling = Sampling(temperature, a.top_k, a.top_p, a.min_p, a.repetition_penalty, a.seed)
+    options = RunOptions(
+        plan=request_of(a, budget), dispatch=dispatch_of(a.dispatch, False), device=chosen.kind, kernels=kernels_for(a.kernels, chosen.kind)
+    )
+    settings = settings_of(a.set)
+    texts = prompt_texts(a.prompt)
+    tokenizer = load_tokenizer(a.weights)
+    prompts = encode_prompts(tokenizer, texts)
+    prompts = TokenLists(tuple(row[: len(row) - len(tokenizer.suffix)] for row in prompts.lists), prompts.origin)
+
+    def model_at(sizes: Mapping[str, int]) -> Model:
+        for name in sizes.keys() & settings.keys():
+            raise UsageError(f"--set {name}: generate sets it")
+        return open_model(a.spec, {**settings, **sizes}, a.weights, None, tokenizer)
+
+    files_read(a)
+    machine = machine_of(a, chosen.kind)
+    with progress_bars(chosen.why, lambda: "planning", quiet=a.json) as shown:
+        generation = Generation(model_at, machine, options, prompts, a.max_new, shown.loading, Hooks(stuck=stuck), shown.planned)
+        warnings = [*generation.warnings, *warnings]
+    for warning in warnings if not a.json else ():
+        print(f"warning: {warning}", file=sys.stderr)
+    answers = [Answer(text, ids, tokenizer, end_tokens(a.weights), a.stop) for text, ids in zip(texts, prompts.lists, strict=True)]
+    status = 0
+    try:
+        for said in spoken(generation, sampling, answers):
+            if not a.json and len(answers) == 1:
+                sys.stdout.write(said)
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    if a.json:
+        for answer in answers:
+            print(json.dumps({**answer.facts(), **figures_of(generation.figures, answer), "warnings": warnings}))
+        return status
+    print("" if len(answers) == 1 else "\n\n".join(f"{answer.prompt!r}\n{answer.text}" for answer in answers))
+    print(rendered(generation.figures, options.plan.budget_bytes, answers), file=sys.stderr)
+    return status
+
+
+class Answer:
+    """What follows one prompt."""
+
+    def __init__(self, prompt: str, ids: Sequence[int], tokenizer: Tokenizer, ends: frozenset[int], stops: Sequence[str]) -> None:
+        self.prompt, self.tokens, self.text, self.ended = prompt, list[int](), "", False
+        self._pieces, self._ends, self._stops = TextPieces(tokenizer), ends, stops
+        self._held = ""
+        """The end of the text, which may be the beginning of a stop string."""
+
+    def add(self, token: int) -> str:
+        """The text that one more token makes certain."""
+        if self.ended:
+            return ""
+        if token in self._ends:
+            self.ended = True
+            return self._said(self._held + self._pieces.rest())
+        self.tokens.append(token)
+        new = self._held + self._pieces.add(token)
+        for stop in self._stops:
+            if stop in new:
+                self.ended = True
+                return self._said(new[: new.index(stop)])
+        held = max((n for stop in self._stops for n in range(1, len(stop)) if new.endswith(stop[:n])), default=0)
+        self._held = new[len(new) - held :]
+        return self._said(new[: len(new) - held])
+
+    def rest(self) -> str:
+        """What was held back, where no more tokens come."""
+        if self.ended:
+            return ""
+        self.ended = True
+        return self._said(self._held + self._pieces.rest())
+
+    def _said(self, text: str) -> str:
+        self.text += text
+        return text
+
+    def facts(self) -> dict[str, object]:
+        """Of the JSON object."""
+        return {"prompt": self.prompt, "text": self.text, "tokens": self.tokens}
+
+
+def spoken(generation: Generation, sampling: Sampling, answers: Sequence[Answer]) -> Iterator[str]:
+    """Pieces of the first answer as they come, until all have ended."""
+    try:
+        with closing(generation.tokens(sampling)) as passes:
+            for found in passes:
+                said = [answer.add(token) for answer, token in zip(answers, found, strict=True)]
+                yield said[0]
+                if all(answer.ended for answer in answers):
+                    return
+    finally:
+        rest = [answer.rest() for answer in answers]
+    yield rest[0]
+
+
+def figures_of(figures: GenerationFigures, answer: Answer) -> dict[str, object]:
+    """What `--json` says of a prompt's time; null for what was not measured."""
+    steps = figures.steps
+    return {
+        "time_to_first_token_s": figures.time_to_first_token_s,
+        "tokens_per_s": steps / figures.decode_s if steps else None,
+        "bytes_per_token": figures.moved_bytes // steps if steps else None,
+        "predicted_tokens_per_s": steps / figures.predicted_s if steps else None,
+        "plan_s": figures.plan_s,
+        "plans": figures.plans,
+        "host_bytes": figures.host_bytes,
+    }
+
+
+def rendered(figures: GenerationFigures, budget_bytes: int, answers: Sequence[Answer]) -> str:
+    """What it took, for a person."""
+    count = sum(len(answer.tokens) for answer in answers)
+    lines = [f"tokens      {count}" + (f" of {len(answers)} prompts, in batches of as many" if len(answers) > 1 else "")]
+    if figures.steps:
+        rate, predicted = figures.steps / figures.decode_s, figures.steps / figures.predicted_s
+        each = format_bytes(figures.moved_bytes // figures.steps)
+        lines[0] += f"; {rate * len(answers):.1f} a second (predicted {predicted * len(answers):.1f}), {each} moved a pass"
+    first, planning = format_seconds(figures.time_to_first_token_s), format_seconds(figures.plan_s)
+    lines.append(f"first       after {first}")
+    lines.append(f"plans       {figures.plans}, all judged right, made in {planning}")
+    lines.append(f"memory      arena {format_bytes(budget_bytes)}, host {format_bytes(figures.host_bytes)}")
+    return "\n".join(lines)

@@ -1,0 +1,312 @@
+"""Generation: token after token from a model that is held open, its states carried from run to run.
+
+In: a spec with `state:`, weights, prompts. Out: ids, as they come. There is a plan for the prompts and one for each **bucket** of positions
+after them, made before its first token; what of a state lies before the bucket is the same in every pass of it, and may be resident as a
+weight may. All plans have their weights at the same host offsets: they are loaded once.
+
+    positions   0 ....... prompt ][ past | extra ][ past ........ | extra     ]
+    plan            prompts          bucket 1           bucket 2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.graph.taskgraph import Kind, TensorId
+from einpage.exec.device.arena import HostArena, host_copies, host_results
+from einpage.exec.dispatch.engine import Measured
+from einpage.exec.dispatch.progress import SILENT, Hooks
+from einpage.exec.load.fill import fill
+from einpage.exec.load.inputs import LENGTHS, TOKENS, TokenLists
+from einpage.exec.planning.judged_plan import Planned, plan_program
+from einpage.exec.planning.model import Model
+from einpage.exec.run.choose import DeviceKind, RunOptions, dispatcher, make_device
+from einpage.exec.run.outputs import logits_axes
+from einpage.exec.run.prepared import compacted, refuse_above_device, refuse_above_host
+from einpage.exec.run.sampling import Sampler, Sampling
+from einpage.memplan.errors import DoesNotFit
+from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.places import Queue
+
+AT = "at"
+"""The input that says where the first token of a run stands, by sequence."""
+SIZES = ("batch", "seq", "past", "room")
+"""What a spec that generates is sized by: sequences, tokens of a run, positions before it, and for how many more runs a plan serves."""
+LEAST_EXTRA, EXTRA_SHARE = 63, 4
+"""Of a bucket: extra for so many tokens at least, and for a share of those before it."""
+
+ModelAt = Callable[[Mapping[str, int]], Model]
+"""The model at other sizes."""
+
+
+@dataclass(slots=True)
+class GenerationFigures:
+    """Counted and timed while tokens come."""
+
+    time_to_first_token_s: float = 0.0
+    decode_s: float = 0.0
+    """All passes after the prompts' own, sampling and planning included."""
+    steps: int = 0
+    """Passes after the prompts' own."""
+    moved_bytes: int = 0
+    """Over both links in those."""
+    predicted_s: float = 0.0
+    """What the plans say these passes take."""
+    plan_s: float = 0.0
+    plans: int = 0
+    host_bytes: int = 0
+
+
+class Generation:
+    """Prompts of one batch, and the tokens after them."""
+
+    def __init__(
+        self,
+        model_at: ModelAt,
+        machine: Machine,
+        options: RunOptions,
+        prompts: TokenLists,
+        max_new: int,
+        loading: Callable[[str, int], None] | None = None,
+        hooks: Hooks = SILENT,
+        planned_hook: Callable[[Planned], None] | None = None,
+    ) -> None:
+        """Plans the prompts and the first bucket, and loads the weights. Raises UsageError for a spec that does not generate, and the
+        errors of every stage of a run."""
+        if max_new < 1:
+            raise UsageError(f"--max-new {max_new} is not at least 1")
+        self._model_at, self._machine, self._options, self._hooks = model_at, machine, options, hooks
+        self._lengths = [len(row) for row in prompts.lists]
+        self._ids = [list(row) for row in prompts.lists]
+        self._max_new = max_new
+        self.figures = GenerationFigures()
+        refuse_above_device(machine, options.plan.budget_bytes)
+        spread = max(self._lengths) - min(self._lengths)
+        bucket = self._planned(min(self._lengths), spread + self._extra(min(self._lengths), max_new - 1), 1) if max_new > 1 else None
+        prompt = self._planned_alike(bucket, max(self._lengths))
+        if bucket is not None and bucket.split != prompt.split:
+            bucket = self._planned(bucket.past, bucket.extra, 1, prompt.split)
+        self._bucket = bucket
+        phases = [phase for phase in (prompt, bucket) if phase is not None]
+        nbytes = max(phase.planned.memgraph.host_bytes for phase in phases)
+        refuse_above_host(nbytes, options.plan.budget_bytes if options.device is DeviceKind.CPU else 0)
+        self._host = HostArena(nbytes)
+        self.figures.host_bytes = nbytes
+        if planned_hook is not None:
+            planned_hook(prompt.planned)
+        model = prompt.model
+        self.warnings = model.warnings
+        assert model.resolved is not None, "a model without weights can be planned, not run"
+        fill(prompt.planned.graph, model.resolved, host_copies(prompt.planned.memgraph, self._host), loading)
+        self._prompt = prompt
+
+    def tokens(self, sampling: Sampling) -> Generator[list[int], None, None]:
+        """The next id of every sequence, until there are as many as were asked for. Raises the errors of the engines."""
+        samplers = [Sampler(sampling, n) for n in range(len(self._ids))]
+        began = perf_counter()
+        phase = _Ready(self._prompt, self._host, self._machine, self._options)
+        phase.clear_states()
+        padded = np.zeros((len(self._ids), max(self._lengths)), np.int64)
+        for row, ids in zip(padded, self._ids, strict=True):
+            row[: len(ids)] = ids
+        phase.run({TOKENS: padded, LENGTHS: np.array(self._lengths), AT: np.zeros(len(self._ids), np.int64)}, self._hooks)
+        logits = phase.logits(self._lengths)
+        try:
+            for n in range(self._max_new):
+                if n:
+                    began = perf_counter()
+                    phase, logits = self._step(phase)
+                found = [sampler.next(row, ids) for sampler, row, ids in zip(samplers, logits, self._ids, strict=True)]
+                for ids, token in zip(self._ids, found, strict=True):
+                    ids.append(token)
+                if n:
+                    self.figures.decode_s += perf_counter() - began
+                else:
+                    self.figures.time_to_first_token_s = perf_counter() - began
+                yield found
+        finally:
+            phase.close()
+
+    def _step(self, phase: _Ready) -> tuple[_Ready, torch.Tensor]:
+        """One pass with the last id of every sequence."""
+        at = [len(ids) - 1 for ids in self._ids]
+        planned = self._bucket
+        assert planned is not None
+        if phase.planned is self._prompt or max(at) > planned.past + planned.extra:
+            states = phase.states()
+            phase.close()
+            if max(at) > planned.past + planned.extra:
+                left = self._max_new - (max(at) - max(self._lengths)) - 1
+                planned = self._planned(min(at), max(at) - min(at) + self._extra(min(at), left), 1, planned.split)
+                self._bucket = planned
+                self._grow(planned.planned.memgraph.host_bytes)
+            phase = _Ready(planned, self._host, self._machine, self._options)
+            phase.put_states(states)
+        measured = phase.run(
+            {TOKENS: np.array([[ids[-1]] for ids in self._ids]), LENGTHS: np.ones(len(at), np.int64), AT: np.array(at)}, self._hooks
+        )
+        figures = self.figures
+        figures.steps += 1
+        figures.moved_bytes += sum(nbytes for queue, nbytes in measured.moved_bytes.items() if queue in (Queue.H2D, Queue.D2H))
+        figures.predicted_s += phase.planned.planned.report.predicted_s
+        return phase, phase.logits([1] * len(at))
+
+    def _extra(self, past: int, wanted: int) -> int:
+        return max(0, min(max(LEAST_EXTRA, past // EXTRA_SHARE), wanted - 1))
+
+    def _grow(self, nbytes: int) -> None:
+        if nbytes <= self._host.nbytes:
+            return
+        larger = HostArena(nbytes)
+        larger.whole()[: self._host.nbytes] = self._host.whole()
+        self._host = larger
+        self.figures.host_bytes = nbytes
+
+    def _planned_alike(self, bucket: _Phase | None, seq: int) -> _Phase:
+        """The prompts' plan in the pieces of the bucket's, where it fits in these."""
+        if bucket is not None:
+            try:
+                return self._planned(0, 0, seq, bucket.split)
+            except DoesNotFit:
+                pass
+        return self._planned(0, 0, seq)
+
+    def _planned(self, past: int, extra: int, seq: int, split: Mapping[Letter, int] | None = None) -> _Phase:
+        began = perf_counter()
+        model = self._model_at({"batch": len(self._ids), "seq": seq, "past": past, "room": extra})
+        _refuse_no_generation(model)
+        program = model.program.with_states_as_outputs()
+        output = _logits_output(model)
+        wanted = (output, *(state.name for state in program.states))
+        pieces = {**self._options.plan.pieces, **(split or {})}
+        request = replace(self._options.plan, outputs=wanted, pieces=pieces, passes=None if seq > 1 else extra + 1)
+        planned = compacted(plan_program(program, self._machine, request))
+        self.figures.plan_s += perf_counter() - began
+        self.figures.plans += 1
+        return _Phase(model, planned, past, extra, output, _weight_split(model, planned))
+
+
+def _weight_split(model: Model, planned: Planned) -> dict[Letter, int]:
+    letters = {letter for weight in model.program.weights for letter in weight.letters}
+    return {letter: n for letter, n in planned.graph.split if letter in letters}
+
+
+def _refuse_no_generation(model: Model) -> None:
+    program = model.program
+    if not program.states:
+        cure = "specs/README.md says how to write one"
+        raise UsageError(f"{program.path} has no `state:`, so nothing is left of one token for the next; {cure}")
+    names = [i.name for i in program.inputs]
+    missing = [f"the size `{size}`" for size in SIZES if size not in program.sizes]
+    missing += [f"the input `{name}`" for name in (TOKENS, AT, LENGTHS) if name not in names]
+    if missing:
+        raise UsageError(f"{program.path} does not generate: it lacks {', '.join(missing)}")
+
+
+def _logits_output(model: Model) -> str:
+    axes = logits_axes(model)
+    found = [output.name for output in model.program.outputs if axes.get(output.name) == 2]
+    if not found:
+        raise UsageError(f"{model.program.path} declares no output of two axes (batch, vocabulary), the next token after each sequence")
+    return found[0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Phase:
+    """A plan for runs at some positions."""
+
+    model: Model
+    planned: Planned
+    past: int
+    extra: int
+    output: str
+    split: Mapping[Letter, int]
+    """Of the letters of weights."""
+
+
+class _Ready:
+    """A phase on a device: it can be run as often as wanted."""
+
+    def __init__(self, phase: _Phase, host: HostArena, machine: Machine, options: RunOptions) -> None:
+        self.planned, self._options = phase, options
+        memgraph = phase.planned.memgraph
+        self._memgraph, self._at_start, self._at_end = memgraph, host_copies(memgraph, host), host_results(memgraph, host)
+        self._device = make_device(options.device, memgraph, host, machine, options.kernels, poison=options.poison)
+        tensors = memgraph.graph.tensors
+        value_by_output = dict(memgraph.graph.outputs)
+        states = phase.model.program.states
+        by_value: dict[str, list[TensorId]] = {}
+        for tensor in tensors:
+            by_value.setdefault(tensor.value, []).append(tensor.id)
+        self._first = {state.name: by_value.get(state.name, []) for state in states}
+        self._last = {state.name: by_value.get(value_by_output[state.name], []) for state in states}
+        self._logits = by_value[value_by_output[phase.output]]
+        box = {tensor.id: tensor.box for tensor in tensors}
+        self._box = box
+        self._carried = [
+            (self._at_start[first], self._at_end[last])
+            for state in states
+            for first in self._first[state.name]
+            for last in self._last[state.name]
+            if box[first] == box[last] and tensors[first].kind is Kind.INPUT
+        ]
+        self._is_loaded = False
+
+    def close(self) -> None:
+        self._device.close()
+
+    def clear_states(self) -> None:
+        for tiles in self._first.values():
+            for t in tiles:
+                self._at_start[t].zero_()
+
+    def put_states(self, whole_by_name: Mapping[str, torch.Tensor]) -> None:
+        """What runs of another phase left, as far as it goes; 0 beyond."""
+        for name, tiles in self._first.items():
+            found = whole_by_name[name]
+            for t in tiles:
+                target, box = self._at_start[t], self._box[t]
+                part = found[tuple(slice(a, b) for a, b in zip(box.start, box.end, strict=True))]
+                target.zero_()
+                target[tuple(slice(0, n) for n in part.shape)] = part
+
+    def states(self) -> dict[str, torch.Tensor]:
+        """As they are after the last run."""
+        found = {}
+        for state in self.planned.model.program.states:
+            tiles = {**{t: self._at_start[t] for t in self._first[state.name]}, **{t: self._at_end[t] for t in self._last[state.name]}}
+            whole = torch.zeros(state.shape, dtype=next(iter(tiles.values())).dtype)
+            for t, tile in tiles.items():
+                whole[tuple(slice(a, b) for a, b in zip(self._box[t].start, self._box[t].end, strict=True))] = tile
+            found[state.name] = whole
+        return found
+
+    def run(self, arrays: Mapping[str, NDArray[np.generic]], hooks: Hooks) -> Measured:
+        """One pass; the states that it leaves are those that the next begins with."""
+        for tensor in self._memgraph.graph.tensors:
+            if tensor.kind is Kind.INPUT and tensor.value in arrays:
+                box = tuple(slice(a, b) for a, b in zip(tensor.box.start, tensor.box.end, strict=True))
+                self._at_start[tensor.id].copy_(torch.from_numpy(np.ascontiguousarray(arrays[tensor.value][box])))
+        if not self._is_loaded:
+            self._device.preload()
+            self._is_loaded = True
+        measured = dispatcher(self._options.device, self._options.dispatch)(self._memgraph, self._device, hooks)
+        for first, last in self._carried:
+            first.copy_(last)
+        return measured
+
+    def logits(self, lengths: Sequence[int]) -> torch.Tensor:
+        """[b, v] after each sequence."""
+        shape = next(o.shape for o in self.planned.model.program.outputs if o.name == self.planned.output)
+        whole = torch.empty(shape, dtype=self._at_end[self._logits[0]].dtype)
+        for t in self._logits:
+            whole[tuple(slice(a, b) for a, b in zip(self._box[t].start, self._box[t].end, strict=True))] = self._at_end[t]
+        return whole
