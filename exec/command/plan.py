@@ -1,6 +1,5 @@
 """`einpage plan`: the plan of a spec or of an access trace under a budget, judged, predicted and bounded; `einpage show`: what is planned.
 
-
 In: the arguments of the command line. Out: the report on stdout; with `--out` the plan file, with `--timeline` the picture.
 """
 

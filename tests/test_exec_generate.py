@@ -1,0 +1,173 @@
+"""Generation token by token against the eager reference, which runs the whole text anew each time: every budget, dispatcher, bucket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.elaborate.reference import evaluate
+from einpage.exec.cli import main
+from einpage.exec.load.fill import read_weights
+from einpage.exec.load.inputs import TokenLists
+from einpage.exec.planning.model import Model, open_model
+from einpage.exec.planning.request import PlanRequest
+from einpage.exec.run import generation
+from einpage.exec.run.choose import Dispatch, RunOptions
+from einpage.exec.run.generation import Generation
+from einpage.exec.run.sampling import Sampling
+from einpage.memplan.graph.simulate import all_moved_bytes
+from einpage.memplan.machine.profile import load_machine
+from smollm2 import smollm2_path
+from specs_small import SPECS
+
+SIZES = {"vocab": 97, "model": 48, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 64}
+GREEDY = Sampling()
+RAGGED = ((5, 17, 3), (1,), (90, 2, 2, 7, 61, 33, 8))
+
+
+def model_at(sizes: Mapping[str, int]) -> Model:
+    return open_model(SPECS / "llama.yaml", {**SIZES, **sizes}, "random:3")
+
+
+def opened(
+    prompts: Sequence[Sequence[int]], max_new: int, budget: int = 1 << 20, dispatch: Dispatch = Dispatch.SERIAL, seconds: float = 0.0
+) -> Generation:
+    options = RunOptions(PlanRequest(budget, plan_seconds=seconds), dispatch=dispatch, poison=True)
+    return Generation(model_at, load_machine("cpu"), options, TokenLists(tuple(map(tuple, prompts)), "the prompts"), max_new)
+
+
+def generated(generation: Generation, sampling: Sampling = GREEDY) -> list[list[int]]:
+    """[sequence] the new ids."""
+    return [list(ids) for ids in zip(*generation.tokens(sampling), strict=True)]
+
+
+@cache
+def expected(prompt: tuple[int, ...], max_new: int) -> tuple[int, ...]:
+    """The best next tokens by the reference in fp64, which has no state: it runs the whole text for each."""
+    ids = list(prompt)
+    for _ in range(max_new):
+        model = model_at({"batch": 1, "seq": len(ids), "past": 0, "room": 0})
+        assert model.resolved is not None
+        weights = read_weights(model.resolved, model.program)
+        logits = evaluate(model.program, {"tokens": torch.tensor([ids])}, weights, torch.float64, ["logits"])["logits"]
+        ids.append(int(logits[0].argmax()))
+    return tuple(ids[len(prompt) :])
+
+
+@pytest.mark.parametrize("dispatch", Dispatch)
+@pytest.mark.parametrize("budget", [36 << 10, 64 << 10, 1 << 20])
+def test_tokens_are_the_references(budget: int, dispatch: Dispatch) -> None:
+    """Sequences of 1 to 7 tokens in one batch; buckets of 3 positions, so that three are met; memory whose contents ended is poisoned."""
+    with patch.object(generation, "LEAST_EXTRA", 2):
+        opening = opened(RAGGED, 8, budget, dispatch)
+        found = generated(opening)
+    assert [tuple(ids) for ids in found] == [expected(prompt, 8) for prompt in RAGGED]
+    assert opening.figures.plans >= 4
+
+
+def test_one_token_needs_one_plan() -> None:
+    opening = opened(RAGGED[:1], 1)
+    assert generated(opening) == [list(expected(RAGGED[0], 1))]
+    assert opening.figures.plans == 1 and opening.figures.steps == 0
+
+
+def test_the_bytes_of_a_pass_are_its_plans() -> None:
+    """No weight is read twice for a token, and the rows that are carried are the bucket's own, not all of the past."""
+    opening = opened([tuple(range(1, 41))], 6, 48 << 10)
+    bucket = opening._bucket
+    assert bucket is not None
+    generated(opening)
+    assert opening.figures.moved_bytes == opening.figures.steps * all_moved_bytes(bucket.planned.memgraph)
+    graph = bucket.planned.graph
+    carried = [t for t in graph.tensors if t.value.startswith(("ck@", "cv@")) and t.kind.value == "input"]
+    assert carried and all(t.box.start[1] == 40 for t in carried), "only rows of the bucket change from pass to pass"
+
+
+def test_states_lie_where_the_reference_has_them() -> None:
+    """After every pass: each row that was written is what the program's own states are when the text is run at once."""
+    prompt = RAGGED[2]
+    opening = opened([prompt], 5)
+    kept: list[dict[str, torch.Tensor]] = []
+    step = opening._step
+
+    def watched(phase: generation._Ready) -> tuple[generation._Ready, torch.Tensor]:
+        after, logits = step(phase)
+        kept.append(after.states())
+        return after, logits
+
+    with patch.object(opening, "_step", watched):
+        (ids,) = generated(opening)
+    text = [*prompt, *ids[:-1]]
+    model = model_at({"batch": 1, "seq": len(text), "past": 0, "room": 0})
+    assert model.resolved is not None
+    program = model.program.with_states_as_outputs()
+    names = [state.name for state in program.states]
+    whole = evaluate(program, {"tokens": torch.tensor([text])}, read_weights(model.resolved, model.program), torch.float64, names)
+    assert len(kept) == 4 and len(names) == 4
+    for name in names:
+        torch.testing.assert_close(kept[-1][name][:, : len(text)].double(), whole[name], rtol=1e-4, atol=1e-5)
+        assert not kept[-1][name][:, len(text) :].any(), "rows beyond the text are as they were"
+
+
+def test_a_seed_draws_the_same_text() -> None:
+    first, again, other = (generated(opened(RAGGED, 6), Sampling(temperature=1.0, seed=seed)) for seed in (7, 7, 8))
+    assert first == again != other
+
+
+@pytest.mark.parametrize("spec", ["mlp", "attention"])
+def test_a_spec_without_states_is_refused(spec: str) -> None:
+    def without(sizes: Mapping[str, int]) -> Model:
+        return open_model(SPECS / f"{spec}.yaml", {}, "random:0")
+
+    with pytest.raises(UsageError, match="no `state:`"):
+        Generation(without, load_machine("cpu"), RunOptions(PlanRequest(1 << 20)), TokenLists(((1,),), "the prompt"), 3)
+
+
+MISTAKES = {
+    "--max-new -1": "--max-new -1 is not at least 1",
+    "--max-new 0": "--max-new 0 is not at least 1",
+    "--temperature -1": "--temperature -1 is not between 0",
+    "--top-p 0": "--top-p 0 is not between",
+    "--top-k -2": "--top-k -2 is not between",
+    "--min-p 2": "--min-p 2 is not between",
+    "--repetition-penalty 0": "--repetition-penalty 0 is not between",
+    "--seed -1": "--seed -1 is not between",
+    "--greedy --temperature 1": "--greedy and --temperature exclude each other",
+    "--set past=3": "--set past: generate sets it",
+    "--set batch=2": "--set batch: generate sets it",
+}
+
+
+COMMAND = ("generate", "llama", "--budget", "64MiB", "--machine", "cpu")
+
+
+@pytest.mark.parametrize("option", MISTAKES)
+def test_mistakes_are_one_line(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, "--weights", str(smollm2_path()), "--prompt", "a", *option.split()]) == 2
+    said = capsys.readouterr()
+    assert MISTAKES[option] in said.err and len(said.err.splitlines()) == 1 and not said.out
+
+
+@pytest.mark.parametrize(("arguments", "message"), [(("--prompt", ""), "empty"), ((), "generate needs a --prompt")])
+def test_no_prompt_is_refused(arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, "--weights", str(smollm2_path()), *arguments]) == 2
+    said = capsys.readouterr()
+    assert message in said.err and len(said.err.splitlines()) == 1
+
+
+def test_the_real_model_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    """In an arena of an eighth of its weights; the tokens are those that transformers gives for the same file."""
+    arguments = ("--prompt", "The capital of France is", "--max-new", "10", "--greedy", "--plan-seconds", "0", "--json")
+    assert main([*COMMAND, "--weights", str(smollm2_path()), *arguments]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    told = json.loads(line)
+    assert told["text"] == " Paris.\n\nThe answer is: 2" and told["tokens"] == [7042, 30, 198, 198, 504, 2988, 314, 42, 216, 34]
+    assert told["prompt"] == "The capital of France is"
+    assert 450 << 20 < told["bytes_per_token"] < 540 << 20, "an arena of 64 MiB holds an eighth of the weights"
+    assert told["tokens_per_s"] > 0 and told["time_to_first_token_s"] > 0 and told["predicted_tokens_per_s"] > 0
