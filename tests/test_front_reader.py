@@ -63,7 +63,7 @@ def test_yaml_scalars_are_what_people_mean() -> None:
         ("{a: 1}\n---\n{b: 2}", (2, 1), "a second YAML document"),
         ("? [1, 2]\n: 3", (1, 3), "a key must be a word"),
         ("a: \0", (1, 1), "not YAML"),
-        ("state: {}", (1, 1), "not yet implemented"),
+        ("state: {}", (1, 1), "this lacks `einpage`"),
     ],
 )
 def test_what_is_not_a_spec(text: str, where: tuple[int, int], words: str) -> None:

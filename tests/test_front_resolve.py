@@ -109,7 +109,7 @@ def test_a_statement_means(statement: str, resolved: str) -> None:
         ("r[s] = s + sqrt(-1)", "sqrt(-1)", "no real result"),
         # targets
         ("r[s,s] = 1", "s] = 1", "stands twice on the target"),
-        ("r[s + 1] = 1", "s + 1] = 1", "reserved and not yet implemented"),
+        ("r[s + 1] = 1", "s + 1] = 1", "arithmetic in an index of the target `r`, which is no state"),
         ("r[-1] = 1", "-1] = 1", "expected: a whole number from 0"),
         ("r[0.5] = 1", "0.5] = 1", "expected: a whole number from 0"),
         ("x0[b,s,m] = 1", "x0[b,s,m] = 1", "already names an input"),

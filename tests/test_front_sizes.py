@@ -41,7 +41,7 @@ def test_a_division_of_sizes_rounds_down_only_where_that_is_written() -> None:
 
 def test_heads_that_do_not_share_key_heads_evenly_are_refused() -> None:
     document = load_document(Path(__file__).parents[1] / "specs" / "llama.yaml")
-    with pytest.raises(SpecError, match=r"llama.yaml:15:10: 32 // 5 leaves 2") as caught:
+    with pytest.raises(SpecError, match=r"llama.yaml:18:10: 32 // 5 leaves 2") as caught:
         elaborate(document, {"kv_heads": 5})
     assert "group: heads // kv_heads" in str(caught.value)
     assert elaborate(document, {"kv_heads": 4}).sizes["group"] == 8
@@ -63,8 +63,7 @@ def test_scalars_keep_their_kind() -> None:
         ("a: .inf", ".inf}", "expected: a finite number"),
         ("a: nan", "nan}", "`nan` is not a number"),
         ("a: 2 * inf", "2 * inf}", "not a whole number"),
-        ("a: -3", "-3}", "at least 1"),
-        ("a: 0", "0}", "at least 1"),
+        ("a: -3", "-3}", "at least 0"),
         ("a: 2.5", "2.5}", "not a whole number"),
         ("a: model / 4", "model / 4}", "`//` divides to a whole number"),
         ("a: model // 0", "model // 0}", "division by zero"),
@@ -98,6 +97,30 @@ def test_an_axis_refused(axes: str, shown: str, words: str) -> None:
     e = failure(spec(Y, head=HEAD.replace("e: half}", f"e: half, {axes}}}")))
     assert (e.line, place(e)) == (5, shown)
     assert words in str(e)
+
+
+@pytest.mark.parametrize(
+    ("settings", "where", "words"),
+    [
+        ({"model": 0}, "--set model", "`model` is 0, and the axis `m` runs over it"),
+        ({"wide": 0}, "--set wide", "`wide` is 0, and the axis `q` runs over it"),
+        ({"model": "batch - 2"}, "--set model", "`model` is 0, and the axis `m` runs over it"),
+        ({"parts": 0}, "--set parts", "`parts` is 0, and `wide // parts` divides by it"),
+        ({"cut": 12}, PATH, "`left` is 0, and the axis `r` runs over it"),
+    ],
+)
+def test_a_size_of_0_is_refused_where_an_axis_runs_over_it_or_something_divides_by_it(
+    settings: dict[str, int | str], where: str, words: str
+) -> None:
+    head = HEAD.replace("half: 3}", "half: 3, wide: 2 * model, parts: 2, part: wide // parts, cut: 0, left: wide - cut}")
+    head = head.replace("e: half}", "e: half, q: 3 * wide, p: part, r: left}")
+    e = failure(spec(Y, head=head), settings)
+    assert (e.path, words in str(e)) == (where, True), str(e)
+
+
+def test_a_size_may_be_0() -> None:
+    found = with_sizes("past: 0, room: 0, reach: past + room + seq")
+    assert (found.sizes["past"], found.sizes["reach"]) == (0, 4)
 
 
 def test_settings_override_sizes_and_scalars() -> None:

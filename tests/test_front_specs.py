@@ -119,8 +119,8 @@ def test_llama_by_gguf_names_and_row_order() -> None:
     "edit",
     [
         ("theta**(-e/half)", "(theta*1.01)**(-e/half)"),
-        ("t <= s", "t < s"),
-        ("t <= s", "t <= s + 1"),
+        ("t <= at[b]+s", "t < at[b]+s"),
+        ("t <= at[b]+s", "t <= at[b]+s+1"),
         ("x[b,s,m]**2) + eps) * norm1", "x[b,s,m]**2) + 1.1*eps) * norm1"),
         ("- q[b,s,k,g,1,e]*sin", "+ q[b,s,k,g,1,e]*sin"),
         ("sqrt(head)", "sqrt(half)"),

@@ -61,11 +61,14 @@ class Declarations:
 
     def letters(self, axes: Axes) -> tuple[Letter, ...]:
         """The letters of a declaration, each an axis. Raises SpecError."""
-        for group in axes.groups:
-            for letter, span in group.letters:
-                if letter not in self._extents:
-                    raise self._unknown_axis(letter, span)
-        return tuple(letter for group in axes.groups for letter, _ in group.letters)
+        pairs = self._pairs(axes)
+        for letter, span in pairs:
+            if letter not in self._extents:
+                raise self._unknown_axis(letter, span)
+        return tuple(letter for letter, _ in pairs)
+
+    def _pairs(self, axes: Axes) -> list[tuple[Letter, Span]]:
+        return [pair for group in axes.groups for pair in group.letters]
 
     def inputs(self) -> tuple[Input, ...]:
         """The inputs, declared. Raises SpecError."""
@@ -117,10 +120,13 @@ class Declarations:
         for entry in entries:
             self.refuse_used_name(entry.name, entry.span)
             letters = self.letters(entry.axes)
-            if entry.along is not None and letters.count(entry.along[0]) != 1:
+            twice = [pair for at, pair in enumerate(self._pairs(entry.axes)) if pair[0] in letters[:at]]
+            if twice:
+                message, cure = f"`{twice[0][0]}` stands twice in the axes of `{entry.name}`", "declare a second letter of this extent"
+                raise self._source.error(twice[0][1], message, cure=cure)
+            if entry.along is not None and entry.along[0] not in letters:
                 letter, span = entry.along
-                twice = f"`{letter}` stands twice in the axes of `{entry.name}`"
-                message = twice if letter in letters else f"`{letter}` is no axis of `{entry.name}`"
+                message = f"`{letter}` is no axis of the state `{entry.name}`"
                 raise self._source.error(span, message, expected=f"one of {listing(f'`{x}`' for x in letters)}")
             shape = tuple(self._extents[letter] for letter in letters)
             unique = self._unique(entry.name, loop)
@@ -218,6 +224,11 @@ def bind_output(
     symbol = symbols.get(entry.name)
     if symbol is None:
         raise _unknown(entry, symbols, why_unset, source)
+    if symbol.what == "state":
+        value = f"last_{entry.name}"
+        indices = f"[{','.join(symbol.dims)}]" if symbol.dims else ""
+        cure = f"set a value, `{value}{indices} = {entry.name}{indices}`, and put that out: `{value}`"
+        raise source.error(entry.span, f"the output `{entry.name}` is a state, which is handed to the next run", cure=cure)
     shape = tuple(extents[letter] for letter in letters)
     if shape != symbol.shape:
         pairs = enumerate(zip(symbol.shape, shape, strict=False))

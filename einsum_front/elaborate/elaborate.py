@@ -52,7 +52,7 @@ class _Elaborator:
         self._scalars = {e.name: evaluator.value(e.name) for e in document.scalars}
         self._numbers: dict[str, arithmetic.Number] = {**self._sizes, **self._scalars}
         self._lists = lists_of(document.lists, self._numbers, settings)
-        axes = Evaluator({e.name: e for e in document.axes}, self._numbers)
+        axes = Evaluator({e.name: e for e in document.axes}, self._numbers, sizes=entry_by_name)
         self._extents = {Letter(e.name): int(axes.value(e.name)) for e in document.axes}
         self._symbols: dict[str, Symbol] = {}
         self._declarations = Declarations(document, self._numbers, self._lists, self._extents, self._symbols)
@@ -63,6 +63,7 @@ class _Elaborator:
         self._read_by_word: dict[str, Span] = {}
         self._position = 0
         self._place_by_target = {s.name: s.span for s in reversed(tuple(_statements(document.body)))}
+        self._local_states = {s.name for r in _repeats(document.body) for s in r.states}
         self._place_by_local = {name: r.span for r in _repeats(document.body) for name in _own_names(r)}
         table = SymbolTable(self._numbers, self._extents, self._symbols, self._why_unset, self._lists)
         self._resolver = StatementResolver(table, self._source, self._states.along)
@@ -133,11 +134,12 @@ class _Elaborator:
     def _statement(self, statement: Statement, loop: tuple[int, ...]) -> None:
         self._count(statement.span)
         self._refuse_target(statement, loop)
-        for word, span in self._resolver.names(statement).items():
+        names = self._resolver.names(statement)
+        for word, span in names.items():
             if word in self._pending:
                 self._close(word, span)
+        self._states.read(statement, names)
         resolved = self._resolver.resolved(statement)
-        self._states.refuse_early_reads(statement, resolved.reads)
         unique_by_word = {word: self._symbols[word].unique for word in resolved.reads}
         assignment = Part(resolved.target, _renamed(resolved.expr, unique_by_word))
         symbol = self._symbols.get(statement.name)
@@ -153,21 +155,31 @@ class _Elaborator:
         word, state = statement.name, self._symbols[statement.name]
         letters = tuple(i.letter for i in assignment.target if isinstance(i, Axis))
         shape = tuple(self._extents[letter] for letter in letters)
-        written = assignment.expr
-        if not (isinstance(written, Load) and written.indices == assignment.target):
-            name = self._define(statement, shape, assignment, loop)
-            written = Load(name, assignment.target, statement.span)
-        if write is None or (write.is_whole and write.letter is not None):
-            unique = written.name
+        is_all = write is None or (write.is_whole and write.letter is not None)
+        stands = self._standing_value(assignment, to_carry=is_all)
+        written = stands if stands is not None else self._define(statement, shape, assignment, loop)
+        if write is None or is_all:
+            unique = written
         else:
-            after = self._resolver.after_write(write, word, written, shape)
-            words = {word: state.unique, written.name: written.name}
+            after = self._resolver.after_write(statement, write, written, shape)
+            words = {word: state.unique, written: written}
             words |= {name: self._symbols[name].unique for name in (load.name for load in loads(write.start))}
             target = tuple(Axis(Letter(letter)) for letter in state.dims)
             unique = self._define(statement, state.shape, Part(target, _renamed(after, words)), loop)
             self._states.rows_written(word, unique, UnchangedRows(state.unique, write.dim, write.least))
         self._symbols[word] = replace(state, unique=unique)
-        self._states.written(word, 0 if write is None else write.least)
+        self._states.written(word, 0 if write is None else write.least, unique)
+
+    def _standing_value(self, assignment: Part, *, to_carry: bool) -> str | None:
+        """The value that `assignment` would copy, where there need be no copy.
+
+        What carries a state is a value of its own: no input, no weight, and nothing that carries another one.
+        """
+        copied = assignment.expr
+        if not (isinstance(copied, Load) and copied.indices == assignment.target):
+            return None
+        is_value = any(s.unique == copied.name and s.what == "value" for s in self._symbols.values())
+        return copied.name if is_value and not (to_carry and self._states.carries(copied.name)) else None
 
     def _define(self, statement: Statement, shape: tuple[int, ...], assignment: Part, loop: tuple[int, ...]) -> str:
         """A new value of the statement's name; its unique name."""
@@ -232,10 +244,11 @@ class _Elaborator:
 
     def _why_unset(self, word: str) -> str | None:
         """Why `word` names no value here, where a statement of the spec sets it."""
-        place = self._place_by_target.get(word)
+        place, local = self._place_by_target.get(word), self._place_by_local.get(word)
+        if local is not None and (place is None or word in self._local_states):
+            return f"it belongs to the repeat of line {local.line}, and means something only inside it"
         if place is None:
-            local = self._place_by_local.get(word)
-            return None if local is None else f"it belongs to the repeat of line {local.line}, and means something only inside it"
+            return None
         if word in self._versions:
             return f"it is set in line {place.line}, inside a repeat: such names are local to an iteration; set it before the repeat too"
         return f"it is first set in line {place.line}; a statement reads only what stands before it"

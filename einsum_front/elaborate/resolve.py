@@ -89,8 +89,10 @@ class _Resolver:
                 x, y = self.expr(e.x), self.expr(e.y)
                 if isinstance(x, Num) and isinstance(y, Num):
                     return self._folded(e, lambda: arithmetic.binary(e.op, x.value, y.value))
+                if e.op in ("+", "-") and isinstance(e.y, Load) and isinstance(y, Num) and y.value == 0:
+                    return x  # an input that is always 0
                 if e.op == "+" and isinstance(e.x, Load) and isinstance(x, Num) and x.value == 0:
-                    return y  # an input that is always 0
+                    return y
                 return replace(e, x=x, y=y)
             case Call("where"):
                 return self._where(e)
@@ -171,13 +173,20 @@ class _Resolver:
             message = f"the {symbol.what} `{word}` has {len(symbol.shape)} dimension(s), found {len(e.indices)} indices"
             usage = f"`{word}[{', '.join(symbol.dims)}]`" if symbol.shape else f"`{word}`"
             raise self._source.error(e.span, message, expected=usage)
-        indices = tuple(self.expr(i) for i in e.indices)
+        indices = tuple(self._index(i, extent) for i, extent in zip(e.indices, symbol.shape, strict=True))
         for written, index in zip(e.indices, indices, strict=True):
             bad = not_whole(index, self._table.integers)
             if bad is not None:
                 raise self._not_whole(bad, written.span)
         values = symbol.integers
         return Num(int(values.low), e.span) if values is not None and values.low == values.high else replace(e, indices=indices)
+
+    def _index(self, e: Expr, extent: int) -> Expr:
+        """`table[at[b] + s]` stays arithmetic where `at` is always 0: only a letter that stands alone has its dimension's extent."""
+        found = self.expr(e)
+        if isinstance(found, Axis) and not isinstance(e, Name) and self._table.extents[found.letter] != extent:
+            return Binary("+", found, Num(0, e.span), e.span)
+        return found
 
     def _element(self, e: Load) -> Expr:
         """The number that a list has at an index that is known here. Raises SpecError."""

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
-from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Num, Unary, free_letters, text, walk
+from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Num, Unary, free_letters, substitute, text
 from einpage.einsum_front.algebra.intervals import interval
-from einpage.einsum_front.base.errors import SpecError, listing
+from einpage.einsum_front.base.errors import Span, SpecError, listing
 from einpage.einsum_front.elaborate.resolve import Symbol, SymbolTable
 from einpage.einsum_front.graph.program import Definition, Input, State, UnchangedRows
 from einpage.einsum_front.spec.document import StateEntry
@@ -35,6 +35,9 @@ class States:
         """By value, after a write of rows: as if no other write came before those."""
         self._after_rows: dict[str, list[str]] = {}
         """By state in scope, its values after writes of rows."""
+        self._read: set[str] = set()
+        self._carriers: dict[str, str] = {}
+        """By state, the value that carries it so far."""
         self._first_row: dict[str, int] = {}
         """The first row that any write so far may have written; no entry before one."""
 
@@ -46,9 +49,9 @@ class States:
             if entry.along is not None:
                 self.along[entry.name] = entry.along[0]
 
-    def written(self, word: str, first_row: int) -> None:
-        """A statement wrote rows from `first_row` on, or all of it."""
-        self._first_row[word] = min(first_row, self._first_row.get(word, first_row))
+    def carries(self, value: str) -> bool:
+        """Whether `value` carries a state already: none carries two."""
+        return value in self._carriers.values()
 
     def rows_written(self, word: str, value: str, unchanged: UnchangedRows) -> None:
         """A statement made `value`, the state with other rows."""
@@ -60,21 +63,34 @@ class States:
         unchanged = self._unchanged.get(definition.name)
         return definition if unchanged is None or not unchanged.rows else replace(definition, unchanged=unchanged)
 
-    def refuse_early_reads(self, statement: Statement, reads: Sequence[str]) -> None:
-        """Raises SpecError where one that is written along an axis is read before the statement that writes its rows."""
-        for word in reads:
+    def written(self, word: str, first_row: int, value: str) -> None:
+        """A statement wrote rows from `first_row` on, or all of it; `value` carries it since."""
+        self._first_row[word] = min(first_row, self._first_row.get(word, first_row))
+        self._carriers[self._started[word].name] = value
+
+    def read(self, statement: Statement, place_by_name: Mapping[str, Span]) -> None:
+        """A statement uses these names, there. Raises SpecError where one is a state whose rows no statement before it writes."""
+        for word, span in place_by_name.items():
             if word in self.along and word not in self._first_row:
-                node = next(n for n in walk(statement.expr) if isinstance(n, Load) and n.name == word)
                 expected = "its rows are written first; a condition hides those that are not to be seen"
                 cure = f"move `{word}[…] = …` before this line"
-                raise self._source.error(node.span, f"the state `{word}` is read before it is written", expected=expected, cure=cure)
+                if word == statement.name:
+                    cure = (
+                        "what a state's rows were is not for the statement that first writes it; a state without `along:` may be read there"
+                    )
+                raise self._source.error(span, f"the state `{word}` is read before it is written", expected=expected, cure=cure)
+        self._read |= place_by_name.keys() & self._started.keys()
 
     def end(self, entries: Sequence[StateEntry], symbols: Mapping[str, Symbol]) -> None:
-        """They go out of scope. Raises SpecError for one that nothing has written."""
+        """They go out of scope. Raises SpecError for one that nothing has written, or read."""
         for entry in entries:
             if entry.name not in self._first_row:
                 cure = f"set it, as in `{entry.name}[{', '.join(symbols[entry.name].dims)}] = …`"
                 raise self._source.error(entry.span, f"no statement sets the state `{entry.name}`", cure=cure)
+            if entry.name not in self._read:
+                cure = "leave it out, or read it"
+                raise self._source.error(entry.span, f"no statement reads the state `{entry.name}`", cure=cure)
+            self._read.remove(entry.name)
             started, letter = self._started.pop(entry.name), self.along.pop(entry.name, None)
             along = None if letter is None else started.letters.index(letter)
             for value in self._after_rows.pop(entry.name, ()):
@@ -113,7 +129,7 @@ def row_write(
     Raises SpecError.
     """
     word = statement.name
-    shown = f"`{word}[{', '.join(state.dims)}]`"
+    shown = f"`{word}[{', '.join(state.dims)}]`" if state.dims else f"`{word}`"
     if len(target) != len(state.shape):
         message = f"the state `{word}` has {len(state.shape)} dimension(s), found {len(target)} indices"
         raise source.error(statement.span, message, expected=shown)
@@ -123,8 +139,13 @@ def row_write(
             continue
         if along is None or state.dims[dim] != along:
             rows = f"rows along `{along}`, or all of it" if along is not None else "all of it"
-            cure = None if along is not None else f"for rows along an axis, declare it: `along: {state.dims[dim]}`"
-            message = f"`{text(index)}` is a part of dimension {dim + 1} (`{state.dims[dim]}`) of the state `{word}`"
+            place = f"dimension {dim + 1} (`{state.dims[dim]}`) of the state `{word}`"
+            message, cure = f"`{text(index)}` is not all of {place}", f"for rows along an axis, declare it: `along: {state.dims[dim]}`"
+            if isinstance(index, Axis):
+                message = f"`{index.letter}` has extent {table.extents[index.letter]}, but stands in {place}, which has extent {extent}"
+                cure = f"use a letter of extent {extent}"
+            elif along is not None:
+                cure = f"only `{along}` may have another index than a letter"
             raise source.error(written.span, message, expected=f"{rows}: {shown}", cure=cure)
         partial.append(dim)
     if not partial:
@@ -171,16 +192,21 @@ def _outside(
     return source.error(statement.indices[dim].span, message, expected=f"0 … {extent - 1}", cure=cure)
 
 
-def after_write(write: RowWrite, letters: Sequence[Letter], rows: Load, before: Load) -> Expr:
-    """The state after `write`, over `letters`, those of its dimensions: `rows` holds what is written, at the letters of the write, and
-    `before` the state until then, at its own."""
+def after_write(write: RowWrite, indices: Sequence[Expr], letters: Sequence[Letter], rows: str, before: Load) -> Expr:
+    """The state after `write`, over `letters`, those of its dimensions.
+
+    `rows` is the value that holds what is written, over the letters of `indices`, the statement's own on its target, which may be others than
+    the state's or stand in another order; `before` is the state until then.
+    """
     span, t = before.span, Axis(letters[write.dim], before.span)
-    start, rows_written = write.start, Num(write.rows, span)
-    end = Num(int(start.value) + write.rows, span) if isinstance(start, Num) else Binary("+", start, rows_written, span)
-    inside = Binary("and", Binary(">=", t, write.start, span), Binary("<", t, end, span), span)
-    shifted = Binary("-", t, write.start, span)
-    indices = tuple(shifted if isinstance(i, Axis) and i.letter == write.letter else i for i in rows.indices)
-    return Call("where", (inside, replace(rows, indices=indices), before), span)
+    others = [(i, letter) for dim, (i, letter) in enumerate(zip(indices, letters, strict=True)) if dim != write.dim]
+    own = {i.letter: letter for i, letter in others if isinstance(i, Axis)}
+    start = substitute(write.start, lambda e: Axis(own[e.letter], e.span) if isinstance(e, Axis) else None)
+    end = Num(int(start.value) + write.rows, span) if isinstance(start, Num) else Binary("+", start, Num(write.rows, span), span)
+    inside = Binary("and", Binary(">=", t, start, span), Binary("<", t, end, span), span)
+    shifted: dict[int, Expr] = {} if write.letter is None else {write.dim: Binary("-", t, start, span)}
+    where = tuple(shifted.get(dim, Axis(x, span)) for dim, x in enumerate(letters) if dim in shifted or dim != write.dim)
+    return Call("where", (inside, Load(rows, where, span), before), span)
 
 
 def _terms(e: Expr) -> Iterator[Expr]:

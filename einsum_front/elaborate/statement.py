@@ -76,17 +76,19 @@ class StatementResolver:
         reads = [n.name for e in (expr, *([] if write is None else [write.start])) for n in walk(e) if isinstance(n, Load)]
         return ResolvedStatement(target, expr, tuple(dict.fromkeys(reads)), write)
 
-    def after_write(self, write: RowWrite, name: str, rows: Load, shape: tuple[int, ...]) -> Expr:
-        """The state `name` after a write of `rows`, a load of a value of `shape`; of the state the load has the spec's name."""
-        letters = tuple(map(Letter, self._table.symbols[name].dims))
-        before = Load(name, tuple(Axis(letter) for letter in letters), rows.span)
-        dims = tuple(i.letter if isinstance(i, Axis) else "" for i in rows.indices)
-        table = replace(self._table, symbols={**self._table.symbols, rows.name: Symbol(rows.name, "value", shape, dims)})
-        return with_safe_indices(after_write(write, letters, rows, before), table, self._source)
+    def after_write(self, statement: Statement, write: RowWrite, rows: str, shape: tuple[int, ...]) -> Expr:
+        """The state after a write of the value `rows`, of `shape`; in it the state has the spec's name."""
+        state = self._table.symbols[statement.name]
+        letters = tuple(map(Letter, state.dims))
+        before = Load(statement.name, tuple(Axis(letter) for letter in letters), statement.span)
+        table = replace(self._table, symbols={**self._table.symbols, rows: Symbol(rows, "value", shape, tuple(map(str, shape)))})
+        indices = tuple(resolve(i, self._table, self._source) for i in statement.indices)
+        return with_safe_indices(after_write(write, indices, letters, rows, before), table, self._source)
 
     def _target(self, statement: Statement) -> tuple[tuple[Expr, ...], RowWrite | None]:
         """The target's indices as axes and numbers, and which rows of a state it writes. Raises SpecError."""
         target = tuple(resolve(i, self._table, self._source) for i in statement.indices)
+        written = statement.indices
         state = self._table.symbols.get(statement.name)
         write = None
         if state is not None and state.what == "state":
@@ -95,7 +97,7 @@ class StatementResolver:
             if write is not None:
                 counted = () if write.letter is None else (Axis(write.letter, statement.indices[write.dim].span),)
                 target = (*target[: write.dim], *counted, *target[write.dim + 1 :])
-        written = statement.indices if len(target) == len(statement.indices) else statement.indices[:-1]
+                written = (*written[: write.dim], *written[write.dim : write.dim + len(counted)], *written[write.dim + 1 :])
         self._check_target(statement, target, written)
         return target, write
 

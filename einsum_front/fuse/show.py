@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from itertools import groupby
 from math import prod
 
+from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import one_line
 from einpage.einsum_front.graph.describe import display_name
 from einpage.einsum_front.graph.opgraph import FusedOp, OpGraph, target_letters
+from einpage.einsum_front.graph.program import Program, State
 from einpage.einsum_front.graph.taskgraph import Kind, Op, TaskGraph
 
 
@@ -23,6 +25,7 @@ def summary(opgraph: OpGraph, graph: TaskGraph) -> dict[str, object]:
         "dtype": graph.dtype.value,
         "sizes": dict(opgraph.program.sizes),
         **({"lists": {name: [*numbers] for name, numbers in opgraph.program.lists.items()}} if opgraph.program.lists else {}),
+        **({"states": _states(opgraph.program, graph.dtype)} if opgraph.program.states else {}),
         "parameters": sum(prod(v.shape) for v in weights),
         "weight_bytes": sum(prod(v.shape) * v.dtype.nbytes for v in weights),
         "flops": sum(op.flops for op in graph.ops),
@@ -44,6 +47,7 @@ def render(opgraph: OpGraph, graph: TaskGraph) -> str:
         f"{one_line(graph.name)}  ({graph.dtype.value})  outputs: {', '.join(name for name, _ in graph.outputs)}",
         f"sizes       {sizes}",
         *(f"list        {name}={' '.join(f'{n:g}' for n in numbers)}" for name, numbers in opgraph.program.lists.items()),
+        *(_state_line(fact) for fact in _states(opgraph.program, graph.dtype)),
         f"parameters  {s['parameters']:,}  = {s['weight_bytes']:,} bytes",
         f"work        {s['flops']:,} FLOPs in {_operations(len(graph.ops))}{a_layer}, {len(graph.tasks)} tasks",
         f"split       {' '.join(f'{k}={n}' for k, n in graph.split) or 'none: `plan` chooses one for a budget, --split fixes one'}",
@@ -52,6 +56,32 @@ def render(opgraph: OpGraph, graph: TaskGraph) -> str:
     ]
     lines += ["", *(f"not fused   {reason}" for reason in opgraph.unfused)] if opgraph.unfused else []
     return "\n".join(lines)
+
+
+def _states(program: Program, dtype: DType) -> list[dict[str, object]]:
+    """What a run leaves to the next: states that are alike but for their layer, once."""
+    alike: dict[tuple[object, ...], list[State]] = {}
+    for state in program.states:
+        alike.setdefault((state.base, state.letters, state.shape, state.along), []).append(state)
+    return [
+        {
+            "name": first.base,
+            "axes": {str(letter): n for letter, n in zip(first.letters, first.shape, strict=True)},
+            "along": None if first.along is None else str(first.letters[first.along]),
+            "count": len(same),
+            "bytes": len(same) * prod(first.shape) * dtype.nbytes,
+        }
+        for same in alike.values()
+        for first in same[:1]
+    ]
+
+
+def _state_line(fact: dict[str, object]) -> str:
+    axes = fact["axes"]
+    assert isinstance(axes, dict)
+    shape = " ".join(f"{letter}={n}" for letter, n in axes.items()) or "scalar"
+    rows = "" if fact["along"] is None else f", rows along {fact['along']}"
+    return f"state       {fact['name']}  {shape}{rows}; {fact['count']} in all, {fact['bytes']:,} bytes"
 
 
 def _layers(opgraph: OpGraph, graph: TaskGraph) -> Iterator[str]:

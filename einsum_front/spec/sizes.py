@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from einpage.einsum_front.algebra import arithmetic
-from einpage.einsum_front.algebra.expr import Binary, Call, Expr, Load, Name, Num, Unary, text
-from einpage.einsum_front.base.errors import Span, UsageError, did_you_mean, listing
+from einpage.einsum_front.algebra.expr import Binary, Call, Expr, Load, Name, Num, Unary, text, walk
+from einpage.einsum_front.base.errors import Span, SpecError, UsageError, did_you_mean, listing
 from einpage.einsum_front.spec.parse import RESERVED, parse_expression
 from einpage.einsum_front.spec.source import Snippet, SourceFile
 
@@ -59,9 +59,15 @@ class Evaluator:
     """Numbers by name, each evaluated once, on demand."""
 
     def __init__(
-        self, entries: Mapping[str, Entry], known: Mapping[str, arithmetic.Number] | None = None, lists: Lists | None = None
+        self,
+        entries: Mapping[str, Entry],
+        known: Mapping[str, arithmetic.Number] | None = None,
+        lists: Lists | None = None,
+        sizes: Mapping[str, Entry] | None = None,
     ) -> None:
+        """`sizes`: how some of `known` were defined, for messages."""
         self._entries = entries
+        self._defined = {**(sizes or {}), **entries}
         self._lists = lists or {}
         self._value_by_name: dict[str, arithmetic.Number] = dict(known or {})
         self._known = frozenset(self._value_by_name)
@@ -83,6 +89,8 @@ class Evaluator:
         if len(self._in_progress) > 100:
             raise entry.source.error(entry.span, "a chain of more than 100 definitions", cure="give one of them a number")
         number = self.number(entry.expr, entry.source, exact=entry.least is not None)
+        if number == 0 and entry.least == 1:
+            raise self._no_extent(entry)
         found = finite(number, f"`{name}`", entry) if entry.least is None else whole(number, f"`{name}`", entry, entry.least)
         self._in_progress.pop()
         self._value_by_name[name] = found
@@ -103,6 +111,10 @@ class Evaluator:
                     found = arithmetic.binary(e.op, x, y)
                     remainder = arithmetic.binary("%", x, y) if exact and e.op == "//" else 0
                 except arithmetic.BadNumber as bad:
+                    zero = self._zero(e.y) if e.op in ("/", "//", "%") and y == 0 else None
+                    if zero is not None:
+                        message, cure = f"`{zero.name}` is 0, and `{text(e)}` divides by it", "give it a number that is not 0"
+                        raise zero.source.error(zero.span, message, cure=cure) from None
                     raise source.error(e.span, str(bad), cure=_CURE_BY_MESSAGE.get(str(bad))) from None
                 if remainder:
                     a, b = text(e.x), text(e.y)
@@ -121,6 +133,21 @@ class Evaluator:
                 return element(e, self._lists[e.name], indices, source)
             case _:
                 raise source.error(e.span, "a number is made of sizes and scalars only", expected="no value with indices here")
+
+    def _no_extent(self, axis: Entry) -> SpecError:
+        """For an axis of extent 0: the size that makes it 0, where it was set."""
+        zero, expected = self._zero(axis.expr), "a whole number, at least 1"
+        if zero is None:
+            return axis.source.error(axis.span, f"`{axis.name}` is 0", expected=expected)
+        return zero.source.error(zero.span, f"`{zero.name}` is 0, and the axis `{axis.name}` runs over it", expected=expected)
+
+    def _zero(self, e: Expr) -> Entry | None:
+        """The definition that makes `e`, which is 0, 0: what its one name stands for, or a number that was set from elsewhere."""
+        named = {n.word: self._defined[n.word] for n in walk(e) if isinstance(n, Name) and n.word in self._defined}
+        zeros = [entry for name, entry in named.items() if self._value_by_name.get(name) == 0]
+        set_elsewhere = [entry for entry in zeros if entry.source.path.startswith("--set")]
+        followed = set_elsewhere[:1] or (zeros if isinstance(e, Name) else [])
+        return next((self._zero(entry.expr) or entry for entry in followed), None)
 
     def _name(self, e: Name, source: SourceFile) -> arithmetic.Number:
         if e.word in self._entries or e.word in self._value_by_name:
