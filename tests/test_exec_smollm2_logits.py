@@ -54,8 +54,8 @@ OTHER_THETA = "  unused: [rope_parameters.rope_theta, rope_theta, llama.rope.fre
     ("line", "instead"),
     [
         ("  theta: [rope_parameters.rope_theta, rope_theta, llama.rope.freq_base]\n", OTHER_THETA),
-        ("(where(t <= s, ", "(where(t < s, "),
-        ("(where(t <= s, ", "(where(t <= s + 1, "),
+        ("(where(t <= at[b]+s, ", "(where(t < at[b]+s, "),
+        ("(where(t <= at[b]+s, ", "(where(t <= at[b]+s+1, "),
         ("mean[m](x[b,s,m]**2) + eps) * norm1[m]", "mean[m](x[b,s,m]**2) + 1.1*eps) * norm1[m]"),
         ('{name: "blk.{l}.attn_q.weight", axes: (k g e z) m}', '{name: "blk.{l}.attn_q.weight", axes: (g k e z) m}'),
         ('{name: "blk.{l}.attn_q.weight", axes: (k g e z) m}', '"blk.{l}.attn_q.weight"'),

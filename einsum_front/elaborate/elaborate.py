@@ -156,8 +156,7 @@ class _Elaborator:
         letters = tuple(i.letter for i in assignment.target if isinstance(i, Axis))
         shape = tuple(self._extents[letter] for letter in letters)
         is_all = write is None or (write.is_whole and write.letter is not None)
-        stands = self._standing_value(assignment, to_carry=is_all)
-        written = stands if stands is not None else self._define(statement, shape, assignment, loop)
+        written = self._copied_value(assignment, to_carry=is_all) or self._define(statement, shape, assignment, loop)
         if write is None or is_all:
             unique = written
         else:
@@ -170,7 +169,7 @@ class _Elaborator:
         self._symbols[word] = replace(state, unique=unique)
         self._states.written(word, 0 if write is None else write.least, unique)
 
-    def _standing_value(self, assignment: Part, *, to_carry: bool) -> str | None:
+    def _copied_value(self, assignment: Part, *, to_carry: bool) -> str | None:
         """The value that `assignment` would copy, where there need be no copy.
 
         What carries a state is a value of its own: no input, no weight, and nothing that carries another one.

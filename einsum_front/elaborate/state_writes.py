@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
-from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Num, Unary, free_letters, substitute, text
+from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Num, Unary, free_letters, loads, substitute, text
 from einpage.einsum_front.algebra.intervals import interval
 from einpage.einsum_front.base.errors import Span, SpecError, listing
 from einpage.einsum_front.elaborate.resolve import Symbol, SymbolTable
@@ -75,9 +75,7 @@ class States:
                 expected = "its rows are written first; a condition hides those that are not to be seen"
                 cure = f"move `{word}[…] = …` before this line"
                 if word == statement.name:
-                    cure = (
-                        "what a state's rows were is not for the statement that first writes it; a state without `along:` may be read there"
-                    )
+                    cure = "a statement that first writes rows cannot read them; a state without `along:` may be read before it is set"
                 raise self._source.error(span, f"the state `{word}` is read before it is written", expected=expected, cure=cure)
         self._read |= place_by_name.keys() & self._started.keys()
 
@@ -168,7 +166,9 @@ def _rows(statement: Statement, target: Sequence[Expr], dim: int, state: Symbol,
     if len(counting) > 1 or (letter is not None and letter in free_letters(start)) or free_letters(start) - others:
         message = f"`{text(index)}` does not say which rows of the state `{statement.name}` are written"
         expected = "where the first of them stands, plus a letter that counts them: `at[b] + s`"
-        raise source.error(span, message, expected=expected)
+        loose = sorted(free_letters(start) - others - {letter})
+        cure = f"`{loose[0]}` is no other index of this target: use one that is" if loose and letter is not None else None
+        raise source.error(span, message, expected=expected, cure=cure)
     rows = 1 if letter is None else table.extents[letter]
     known = interval(start, {x: (0, n) for x, n in table.extents.items()}, table.integers)
     if known is None or known.low < 0 or known.high + rows > extent:
@@ -187,16 +187,16 @@ def _outside(
     values = "any values" if known is None or known.high - known.low > 2**62 else f"values {known.low:g} … {known.high + rows - 1:g}"
     place = f"outside dimension {dim + 1} (`{state.dims[dim]}`) of the state `{statement.name}`, which has extent {extent}"
     message = f"`{text(index)}` takes {values}, {place}"
-    inputs = [name for name, symbol in table.symbols.items() if symbol.integers is not None and name in text(start)]
-    cure = f"declare the range of {listing(f'`{n}`' for n in inputs)}: `range: 0 .. {last}`" if inputs else "a longer axis, or fewer rows"
+    inputs = listing(dict.fromkeys(f"`{load.name}`" for load in loads(start)))
+    cure = f"a `range:` of {inputs} that keeps `{text(start)}` within 0 … {last}" if inputs and last >= 0 else "fewer rows"
     return source.error(statement.indices[dim].span, message, expected=f"0 … {extent - 1}", cure=cure)
 
 
 def after_write(write: RowWrite, indices: Sequence[Expr], letters: Sequence[Letter], rows: str, before: Load) -> Expr:
     """The state after `write`, over `letters`, those of its dimensions.
 
-    `rows` is the value that holds what is written, over the letters of `indices`, the statement's own on its target, which may be others than
-    the state's or stand in another order; `before` is the state until then.
+    `rows` is the value that holds what is written, over the letters of `indices`: the statement's target, whose letters may be others than
+    the state's, or in another order. `before` is the state until then.
     """
     span, t = before.span, Axis(letters[write.dim], before.span)
     others = [(i, letter) for dim, (i, letter) in enumerate(zip(indices, letters, strict=True)) if dim != write.dim]
@@ -220,4 +220,7 @@ def _terms(e: Expr) -> Iterator[Expr]:
 
 
 def _sum(terms: Sequence[Expr]) -> Expr:
-    return reduce(lambda x, y: Binary("+", x, y, y.span), terms) if terms else Num(0)
+    def add(x: Expr, y: Expr) -> Expr:
+        return Binary("-", x, y.x, y.span) if isinstance(y, Unary) else Binary("+", x, y, y.span)
+
+    return reduce(add, terms) if terms else Num(0)
