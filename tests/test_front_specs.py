@@ -166,11 +166,11 @@ def test_gpt2_is_gpt2(prefix: str) -> None:
 @pytest.mark.parametrize(
     "edit",
     [
-        ("t <= s", "t < s"),
+        ("t <= at[b]+s", "t < at[b]+s"),
         ("u[b,s,m]**2) + eps)", "u[b,s,m]**2) + 1.1*eps)"),
-        ("wpe[s + 0, m]", "wpe[s + 1, m]"),
-        ("- transformer.h.{l}.attn.c_attn.weight", '- {name: "transformer.h.{l}.attn.c_attn.weight", axes: m (c d h)}'),
-        ("- transformer.h.{l}.attn.c_attn.weight", '- {name: "transformer.h.{l}.attn.c_attn.weight", axes: m (h c d)}'),
+        ("wpe[at[b]+s, m]", "wpe[at[b]+s+1, m]"),
+        ('"transformer.h.{l}.attn.c_attn.weight"', '{name: "transformer.h.{l}.attn.c_attn.weight", axes: m (c d h)}'),
+        ('"transformer.h.{l}.attn.c_attn.weight"', '{name: "transformer.h.{l}.attn.c_attn.weight", axes: m (h c d)}'),
         ("gelu_tanh(", "gelu("),
         ("* scale1[m] + shift1[m]", "* scale1[m]"),
         ("- mean[m](x[b,s,m])", "- 0"),
