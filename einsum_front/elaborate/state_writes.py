@@ -166,8 +166,8 @@ def _rows(statement: Statement, target: Sequence[Expr], dim: int, state: Symbol,
     if len(counting) > 1 or (letter is not None and letter in free_letters(start)) or free_letters(start) - others:
         message = f"`{text(index)}` does not say which rows of the state `{statement.name}` are written"
         expected = "where the first of them stands, plus a letter that counts them: `at[b] + s`"
-        loose = sorted(free_letters(start) - others - {letter})
-        cure = f"`{loose[0]}` is no other index of this target: use one that is" if loose and letter is not None else None
+        unnamed = sorted(free_letters(start) - others - {letter})
+        cure = f"`{unnamed[0]}` is no other index of this target: use one that is" if unnamed and letter is not None else None
         raise source.error(span, message, expected=expected, cure=cure)
     rows = 1 if letter is None else table.extents[letter]
     known = interval(start, {x: (0, n) for x, n in table.extents.items()}, table.integers)

@@ -24,17 +24,18 @@ from einpage.einsum_front.graph.taskgraph import Kind, TensorId
 from einpage.exec.device.arena import HostArena, host_copies, host_results
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.progress import SILENT, Hooks
-from einpage.exec.load.fill import fill
+from einpage.exec.load.fill import NotFiniteWeight, fill
 from einpage.exec.load.inputs import LENGTHS, TOKENS, TokenLists
 from einpage.exec.planning.judged_plan import Planned, plan_program
 from einpage.exec.planning.model import Model
 from einpage.exec.run.choose import DeviceKind, RunOptions, dispatcher, make_device
 from einpage.exec.run.outputs import logits_axes
 from einpage.exec.run.prepared import compacted, refuse_above_device, refuse_above_host
+from einpage.exec.run.report import weight_warnings
 from einpage.exec.run.sampling import Sampler, Sampling
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.machine.machine import Machine
-from einpage.memplan.machine.places import Queue
+from einpage.memplan.machine.places import PlaceKind, Queue
 
 AT = "at"
 """The input that says where the first token of a run stands, by sequence."""
@@ -102,11 +103,10 @@ class Generation:
         self.figures.host_bytes = nbytes
         if planned_hook is not None:
             planned_hook(prompt.planned)
-        model = prompt.model
-        self.warnings = model.warnings
-        assert model.resolved is not None, "a model without weights can be planned, not run"
-        fill(prompt.planned.graph, model.resolved, host_copies(prompt.planned.memgraph, self._host), loading)
         self._prompt = prompt
+        self._weights_at: Mapping[str, int] = {}
+        """By tile, the host offset of those that are loaded."""
+        self.warnings = (*prompt.model.warnings, *weight_warnings(self._load(prompt, loading), options.plan.dtype))
 
     def tokens(self, sampling: Sampling) -> Generator[list[int], None, None]:
         """The next id of every sequence, until there are as many as were asked for. Raises the errors of the engines."""
@@ -135,6 +135,19 @@ class Generation:
         finally:
             phase.close()
 
+    def _load(self, phase: _Phase, loading: Callable[[str, int], None] | None = None) -> tuple[NotFiniteWeight, ...]:
+        """Weights to where the phase has them: as a rule they are there, since plans of one split cut and place them alike."""
+        memgraph, model = phase.planned.memgraph, phase.model
+        tensors = memgraph.graph.tensors
+        residencies = [memgraph.residencies[r] for r in memgraph.start]
+        on_host = [r for r in residencies if r.place.kind is PlaceKind.HOST and tensors[r.tensor].kind is Kind.WEIGHT]
+        weights_at = {tensors[r.tensor].name: int(r.extents[0].offset) for r in on_host}
+        if weights_at == self._weights_at:
+            return ()
+        assert model.resolved is not None, "a model without weights can be planned, not run"
+        self._weights_at = weights_at
+        return fill(phase.planned.graph, model.resolved, host_copies(memgraph, self._host), loading)
+
     def _step(self, phase: _Ready) -> tuple[_Ready, torch.Tensor]:
         """One pass with the last id of every sequence."""
         at = [len(ids) - 1 for ids in self._ids]
@@ -148,6 +161,7 @@ class Generation:
                 planned = self._planned(min(at), max(at) - min(at) + self._extra(min(at), left), 1, planned.split)
                 self._bucket = planned
                 self._grow(planned.planned.memgraph.host_bytes)
+            self._load(planned)
             phase = _Ready(planned, self._host, self._machine, self._options)
             phase.put_states(states)
         measured = phase.run(
