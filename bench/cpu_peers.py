@@ -29,8 +29,7 @@ from einpage.exec.load.inputs import TokenLists
 from einpage.exec.measure.cpu import cores, measured_cpu
 from einpage.exec.planning.model import open_model
 from einpage.exec.planning.request import PlanRequest
-from einpage.exec.run.choose import Dispatch, dispatcher
-from einpage.exec.run.options import RunOptions
+from einpage.exec.run.choose import Dispatch, RunOptions, dispatcher
 from einpage.exec.run.prepared import Prepared, prepare_run
 from einpage.memplan.machine.machine import Machine
 
