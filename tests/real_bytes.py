@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from einpage.einsum_front.graph.job import Box
-from einpage.einsum_front.graph.taskgraph import TaskGraph, TensorId
+from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, TensorId
 from einpage.exec.device.arena import HostArena, host_copies, outputs
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.device.device import Device
@@ -46,7 +46,7 @@ def direct(graph: TaskGraph, values: Data, backend: Backend = Backend.TORCH) -> 
         prepare(task.job, backend)(tuple(tuple(tiles[t] for t in operand) for operand in task.operands), tiles[task.result], workspace)
     found: dict[str, Tensor] = {}
     for name, value in graph.outputs:
-        parts = [t for t in graph.tensors if t.value == value]
+        parts = [t for t in graph.tensors if t.value == value or (t.value == name and t.kind is Kind.CONSTANT)]
         shape = next(v.shape for v in graph.values if v.name == value)
         found[name] = torch.empty(shape, dtype=tiles[parts[0].id].dtype)
         for part in parts:

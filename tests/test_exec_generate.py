@@ -71,6 +71,17 @@ def test_tokens_are_the_references(budget: int, dispatch: Dispatch) -> None:
     assert opening.figures.plans >= 4
 
 
+def test_weights_are_loaded_anew_where_a_plan_has_them_elsewhere() -> None:
+    """Plans that choose their own pieces, as where a spec cuts a weight by the rows of a run."""
+    with patch.object(generation, "_weight_split", lambda model, planned: {}):
+        opening = opened(RAGGED, 4, 36 << 10)
+        assert opening._bucket is not None
+        splits = {phase.planned.graph.split for phase in (opening._prompt, opening._bucket)}
+        assert len(splits) == 2, "the pieces of these plans differ, or nothing is tested"
+        found = generated(opening)
+    assert [tuple(ids) for ids in found] == [expected(prompt, 4) for prompt in RAGGED]
+
+
 def test_one_token_needs_one_plan() -> None:
     opening = opened(RAGGED[:1], 1)
     assert generated(opening) == [list(expected(RAGGED[0], 1))]

@@ -10,7 +10,7 @@ spill slot that is never used costs nothing.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import accumulate
 from math import prod
 from operator import mul
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import Nbytes, format_bytes
-from einpage.einsum_front.graph.taskgraph import TensorId
+from einpage.einsum_front.graph.taskgraph import Kind, TensorId
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.memplan.graph.memgraph import Extent, MemGraph, Offset, Residency, ResidencyId
 from einpage.memplan.graph.packed import Residencies
@@ -129,14 +129,17 @@ def bytes_before_outputs(memgraph: MemGraph) -> Extent:
     return Extent(Offset(0), Nbytes(min(offsets, default=0)))
 
 
-def outputs(memgraph: MemGraph, arena: HostArena) -> dict[str, torch.Tensor]:
-    """Every output, put together from its tiles in the host arena after a run: new tensors by output name, in the values' shapes."""
+def outputs(memgraph: MemGraph, arena: HostArena, names: Collection[str] | None = None) -> dict[str, torch.Tensor]:
+    """Every output (those of `names`), put together from its tiles in the host arena after a run: new tensors by output name, in the
+    values' shapes. Of a state, rows that no task writes are those of the input of its name."""
     graph = memgraph.graph
-    tile_by_tensor = _HostViews(memgraph, arena, memgraph.end)
+    tile_by_tensor = _HostViews(memgraph, arena, (*memgraph.start, *memgraph.end))
     shape_by_value = {v.name: v.shape for v in graph.values}
     found: dict[str, torch.Tensor] = {}
     for name, value in graph.outputs:
-        tiles = [t for t in graph.tensors if t.value == value]
+        if names is not None and name not in names:
+            continue
+        tiles = [t for t in graph.tensors if t.value == value or (t.value == name and t.kind is Kind.CONSTANT)]
         whole = torch.empty(shape_by_value[value], dtype=TORCH_DTYPE[tiles[0].dtype])
         for tile in tiles:
             assert tile.id in tile_by_tensor, f"output {tile.name} is not on the host at the end"

@@ -10,7 +10,7 @@ weight may. All plans have their weights at the same host offsets: they are load
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.graph.taskgraph import Kind, TensorId
-from einpage.exec.device.arena import HostArena, host_copies, host_results
+from einpage.einsum_front.graph.taskgraph import Kind, Tensor
+from einpage.exec.device.arena import HostArena, host_copies, host_results, outputs
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.exec.load.fill import NotFiniteWeight, fill
@@ -118,7 +118,7 @@ class Generation:
         for row, ids in zip(padded, self._ids, strict=True):
             row[: len(ids)] = ids
         phase.run({TOKENS: padded, LENGTHS: np.array(self._lengths), AT: np.zeros(len(self._ids), np.int64)}, self._hooks)
-        logits = phase.logits(self._lengths)
+        logits = phase.logits()
         try:
             for n in range(self._max_new):
                 if n:
@@ -171,7 +171,7 @@ class Generation:
         figures.steps += 1
         figures.moved_bytes += sum(nbytes for queue, nbytes in measured.moved_bytes.items() if queue in (Queue.H2D, Queue.D2H))
         figures.predicted_s += phase.planned.planned.report.predicted_s
-        return phase, phase.logits([1] * len(at))
+        return phase, phase.logits()
 
     def _extra(self, past: int, wanted: int) -> int:
         return max(0, min(max(LEAST_EXTRA, past // EXTRA_SHARE), wanted - 1))
@@ -252,26 +252,23 @@ class _Ready:
     def __init__(self, phase: _Phase, host: HostArena, machine: Machine, options: RunOptions) -> None:
         self.planned, self._options = phase, options
         memgraph = phase.planned.memgraph
-        self._memgraph, self._at_start, self._at_end = memgraph, host_copies(memgraph, host), host_results(memgraph, host)
+        self._memgraph, self._host, self._at_start = memgraph, host, host_copies(memgraph, host)
         self._device = make_device(options.device, memgraph, host, machine, options.kernels, poison=options.poison)
         tensors = memgraph.graph.tensors
-        value_by_output = dict(memgraph.graph.outputs)
-        states = phase.model.program.states
-        by_value: dict[str, list[TensorId]] = {}
+        states, value_by_output = phase.model.program.states, dict(memgraph.graph.outputs)
+        by_value: dict[str, list[Tensor]] = {}
         for tensor in tensors:
-            by_value.setdefault(tensor.value, []).append(tensor.id)
+            by_value.setdefault(tensor.value, []).append(tensor)
         self._first = {state.name: by_value.get(state.name, []) for state in states}
-        self._last = {state.name: by_value.get(value_by_output[state.name], []) for state in states}
-        self._logits = by_value[value_by_output[phase.output]]
-        box = {tensor.id: tensor.box for tensor in tensors}
-        self._box = box
+        at_end = host_results(memgraph, host)
         self._carried = [
-            (self._at_start[first], self._at_end[last])
+            (self._at_start[first.id], at_end[last.id])
             for state in states
             for first in self._first[state.name]
-            for last in self._last[state.name]
-            if box[first] == box[last] and tensors[first].kind is Kind.INPUT
+            for last in by_value.get(value_by_output[state.name], [])
+            if first.box == last.box and first.kind is Kind.INPUT
         ]
+        """Tiles of states at the start and, as a run leaves them, at the end."""
         self._is_loaded = False
 
     def close(self) -> None:
@@ -280,28 +277,21 @@ class _Ready:
     def clear_states(self) -> None:
         for tiles in self._first.values():
             for t in tiles:
-                self._at_start[t].zero_()
+                self._at_start[t.id].zero_()
 
     def put_states(self, whole_by_name: Mapping[str, torch.Tensor]) -> None:
         """What runs of another phase left, as far as it goes; 0 beyond."""
         for name, tiles in self._first.items():
             found = whole_by_name[name]
             for t in tiles:
-                target, box = self._at_start[t], self._box[t]
-                part = found[tuple(slice(a, b) for a, b in zip(box.start, box.end, strict=True))]
+                target = self._at_start[t.id]
+                part = found[tuple(slice(a, b) for a, b in zip(t.box.start, t.box.end, strict=True))]
                 target.zero_()
                 target[tuple(slice(0, n) for n in part.shape)] = part
 
     def states(self) -> dict[str, torch.Tensor]:
         """As they are after the last run."""
-        found = {}
-        for state in self.planned.model.program.states:
-            tiles = {**{t: self._at_start[t] for t in self._first[state.name]}, **{t: self._at_end[t] for t in self._last[state.name]}}
-            whole = torch.zeros(state.shape, dtype=next(iter(tiles.values())).dtype)
-            for t, tile in tiles.items():
-                whole[tuple(slice(a, b) for a, b in zip(self._box[t].start, self._box[t].end, strict=True))] = tile
-            found[state.name] = whole
-        return found
+        return outputs(self._memgraph, self._host, {state.name for state in self.planned.model.program.states})
 
     def run(self, arrays: Mapping[str, NDArray[np.generic]], hooks: Hooks) -> Measured:
         """One pass; the states that it leaves are those that the next begins with."""
@@ -317,10 +307,6 @@ class _Ready:
             first.copy_(last)
         return measured
 
-    def logits(self, lengths: Sequence[int]) -> torch.Tensor:
+    def logits(self) -> torch.Tensor:
         """[b, v] after each sequence."""
-        shape = next(o.shape for o in self.planned.model.program.outputs if o.name == self.planned.output)
-        whole = torch.empty(shape, dtype=self._at_end[self._logits[0]].dtype)
-        for t in self._logits:
-            whole[tuple(slice(a, b) for a, b in zip(self._box[t].start, self._box[t].end, strict=True))] = self._at_end[t]
-        return whole
+        return outputs(self._memgraph, self._host, (self.planned.output,))[self.planned.output]
