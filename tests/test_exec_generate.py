@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.elaborate.reference import evaluate
 from einpage.exec.cli import main
@@ -26,7 +27,7 @@ from einpage.memplan.machine.profile import load_machine
 from smollm2 import smollm2_path
 from specs_small import SPECS
 
-SIZES = {"vocab": 97, "model": 48, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 64}
+SIZES = {"vocab": 160, "model": 48, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 64}
 GREEDY = Sampling()
 RAGGED = ((5, 17, 3), (1,), (90, 2, 2, 7, 61, 33, 8))
 
@@ -73,11 +74,15 @@ def test_tokens_are_the_references(budget: int, dispatch: Dispatch) -> None:
 
 def test_weights_are_loaded_anew_where_a_plan_has_them_elsewhere() -> None:
     """Plans that choose their own pieces, as where a spec cuts a weight by the rows of a run."""
-    with patch.object(generation, "_weight_split", lambda model, planned: {}):
-        opening = opened(RAGGED, 4, 36 << 10)
+    planned = Generation._planned
+
+    def in_other_pieces(it: Generation, past: int, extra: int, seq: int, split: object = None) -> generation._Phase:
+        return planned(it, past, extra, seq, {Letter("v"): 2 if seq > 1 else 1})
+
+    with patch.object(Generation, "_planned", in_other_pieces):
+        opening = opened(RAGGED, 4)
         assert opening._bucket is not None
-        splits = {phase.planned.graph.split for phase in (opening._prompt, opening._bucket)}
-        assert len(splits) == 2, "the pieces of these plans differ, or nothing is tested"
+        assert opening._prompt.planned.graph.split != opening._bucket.planned.graph.split == ()
         found = generated(opening)
     assert [tuple(ids) for ids in found] == [expected(prompt, 4) for prompt in RAGGED]
 
