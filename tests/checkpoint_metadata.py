@@ -49,12 +49,12 @@ def assuming(name: str, assume: str) -> Document:
     return read_document(re.sub(r"(?ms)^assume:.*?\n(?=\S)", f"assume: {assume}\n", (SPECS / f"{name}.yaml").read_text()), name)
 
 
-def saved(folder: Path, model_type: str, **overrides: object) -> Any:
+def saved(folder: Path, model_type: str, /, auto: str = "AutoModelForCausalLM", **overrides: object) -> Any:
     """A model of transformers with random weights, written to `folder`."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    import transformers
 
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **overrides)).eval().float()
+    model = getattr(transformers, auto).from_config(transformers.AutoConfig.for_model(model_type, **overrides)).eval().float()
     for parameter in model.parameters():
         mean = 0.0 if parameter.dim() > 1 else float(parameter.detach().mean())
         torch.nn.init.normal_(parameter, mean=mean, std=0.15 if parameter.dim() > 1 else 0.1)

@@ -31,7 +31,7 @@ def test_a_file_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("lama", r"no file 'lama'.*did you mean `llama`\? \(shipped: attention, gpt2, llama"),
+        ("lama", r"no file 'lama'.*did you mean `llama`\? \(shipped: attention, bert, gemma3, gpt2, llama"),
         ("zzzz", r"no file 'zzzz', and no spec of that name ships \(shipped: attention"),
         ("specs/llama.yaml", r"cannot read the spec specs/llama.yaml: there is no such file; the spec that ships is called `llama`"),
     ],

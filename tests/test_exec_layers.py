@@ -27,7 +27,7 @@ from einpage.exec.planning.metadata import spec_settings
 from specs_small import SPECS
 from test_exec_metadata import TINY, TOKENS, logits_of, saved
 
-GEMMA3 = Path(__file__).parent / "data" / "gemma3.yaml"
+GEMMA3 = SPECS / "gemma3.yaml"
 KINDS = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
 ROPES = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e2}, "full_attention": {"rope_type": "default", "rope_theta": 1e6}}
 GEMMA3_CONFIG = {**TINY, "head_dim": 16, "sliding_window": 4, "query_pre_attn_scalar": 32, "layer_types": KINDS, "rope_parameters": ROPES}

@@ -196,7 +196,7 @@ def test_comments_tabs_and_windows_lines_change_nothing() -> None:
 def test_the_schema_is_a_schema_and_holds_for_every_shipped_spec() -> None:
     Draft202012Validator.check_schema(json.loads((SPECS / "schema.json").read_text()))
     names = sorted(p.stem for p in SPECS.glob("*.yaml"))
-    assert {"attention", "gpt2", "llama", "matmul_chain", "mlp"} <= set(names)
+    assert {"attention", "gpt2", "llama", "matmul_chain", "mlp", "bert", "t5", "qwen3"} <= set(names)
     for name in names:
         assert load_document(SPECS / f"{name}.yaml").body
 
@@ -208,7 +208,7 @@ def test_the_small_spec_of_these_tests_is_a_spec() -> None:
 def test_every_example_of_the_grammar_page_is_right() -> None:
     """The whole spec on the page elaborates; so does each fragment, in a spec that declares what it uses."""
     blocks = [block.split("```")[0] for block in (SPECS / "README.md").read_text().split("```yaml\n")[1:]]
-    whole, fragments = blocks[0], blocks[1:]
+    whole, fragments = blocks[0], [block for block in blocks[1:] if "state:" not in block]
     assert elaborate(read_document(whole, "README.md")).outputs[0].shape == (64, 512)
     head = """\
 einpage: 1
@@ -241,6 +241,14 @@ body:
             declared = declared.replace("body:\n", f"{fragment}body:\n")
             fragment = "  - total = 0\n  - {repeat: layers, as: l, body: ['total = total + local[l]']}\n"
         assert elaborate(read_document(declared + first + fragment + last, "README.md"))
+    cache, recurrent = (block for block in blocks if "state:" in block)
+    cache = "einpage: 1\nname: cache\n" + cache.replace("inputs:\n", "inputs:\n  q: {axes: b s d}\n  k: {axes: b s d}\n")
+    prefill = elaborate(read_document(cache + "outputs: {a: {axes: b s t}}\n", "README.md"))
+    assert [s.last for s in prefill.states] == ["ck.0"] and len(prefill.definitions) == 2
+    declared = "einpage: 1\nname: recurrent\nsizes: {n: 2}\naxes: {b: n, d: n, e: n}\ninputs: {x: {axes: b e}}\n"
+    declared += "weights: {w: {axes: d e, from: w}, u: {axes: d e, from: u}}\n"
+    last = "  - y[b,d] = h[b,d]\noutputs: {y: {axes: b d}}\n"
+    assert [s.last for s in elaborate(read_document(declared + recurrent + last, "README.md")).states] == ["h.0"]
 
 
 @pytest.mark.parametrize(

@@ -41,12 +41,12 @@ def error(found: Tensor, expected: Tensor) -> float:
 
 
 def weights_from(program: Program, checkpoint: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A checkpoint's tensors as the program's weights, by each source's groups."""
+    """A checkpoint's tensors as the program's weights, by each source's groups, and more by what it says."""
     found: dict[str, Tensor] = {}
     for weight in program.weights:
         source = next(s for s in weight.sources if s.name in checkpoint)
         order = [dim for group in source.groups for dim in group]
-        tensor = checkpoint[source.name].reshape([weight.shape[dim] for dim in order])
+        tensor = (checkpoint[source.name] + source.plus).reshape([weight.shape[dim] for dim in order])
         found[weight.name] = tensor.permute([order.index(dim) for dim in range(len(order))])
     return found
 
