@@ -96,7 +96,7 @@ def smollm3() -> str:
     """llama.yaml with a list of the layers that rotate."""
     text = (SPECS / "llama.yaml").read_text()
     text = text.replace("(at[b]+s)*theta", "(at[b]+s)*turns[l]*theta").replace("[llama, mistral]", "smollm3")
-    text = text.replace("  no_rope_layers: 1\n", "").replace("  past: 0 ", "  every: 4\n  past: 0 ")
+    text = text.replace(", no_rope_layers: 1", "").replace("past: 0,", "past: 0, every: 4,")
     text = text.replace(
         "\nconfig:", "\nlists:\n  turns: {over: layers, as: i, default: (i + 1) % every != 0}\n\nconfig:\n  turns: no_rope_layers", 1
     )

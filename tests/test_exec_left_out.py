@@ -59,7 +59,7 @@ def test_a_window_shorter_than_the_text_is_refused(window: int | None, said: str
         assert warnings_about(document, metadata, seq=limit) == ()
         with pytest.raises(WeightError, match=f"`sliding_window` {said}[;,]"):
             warnings_about(document, metadata, seq=limit + 1)
-    with pytest.raises(WeightError, match=r"the spec is right for >= seq \(4097\)"):
+    with pytest.raises(WeightError, match=r"the spec is right for >= reach \(4097\)"):
         warnings_about(llama, {**metadata, "sliding_window": 4096}, seq=4097)
 
 

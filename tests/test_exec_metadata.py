@@ -149,7 +149,7 @@ def test_gpt2_configurations() -> None:
         ("llama.rope.scaling.type", "yarn", "`llama.rope.scaling.type` is 'yarn'; the spec is right for none"),
         ("llama.rope.scaling.factor", 2.0, "`llama.rope.scaling.factor` is 2.0, and changes how positions are scaled"),
         ("llama.rope.scale_linear", 4.0, "`llama.rope.scale_linear` is 4.0, and changes how positions are scaled"),
-        ("llama.attention.sliding_window", 127, "`llama.attention.sliding_window` is 127; the spec is right for 0 or >= seq (128)"),
+        ("llama.attention.sliding_window", 127, "`llama.attention.sliding_window` is 127; the spec is right for 0 or >= reach (128)"),
         ("llama.attention.scale", 0.1, "`llama.attention.scale` is 0.1, and changes the scale of the scores"),
         ("llama.logit_scale", 0.1, "`llama.logit_scale` is 0.1, and changes a scale"),
         ("general.architecture", "granite", "`general.architecture` is 'granite'; the spec is right for llama"),
@@ -203,7 +203,7 @@ def test_a_window_is_refused_by_its_width_alone(tmp_path: Path, kinds: list[str]
     (tmp_path / "config.json").write_text(json.dumps({**said, "layer_types": kinds}))
     assert (logits_of("llama", tmp_path) - wanted).abs().max() < 2e-4 * wanted.abs().max()
     (tmp_path / "config.json").write_text(json.dumps({**said, "layer_types": kinds, "sliding_window": len(TOKENS[0]) - 1}))
-    with pytest.raises(WeightError, match=r"`sliding_window` is 11; the spec is right for >= seq"):
+    with pytest.raises(WeightError, match=r"`sliding_window` is 11; the spec is right for >= reach"):
         logits_of("llama", tmp_path)
     with pytest.raises(WeightError, match=r"`layer_types` is .*; the spec is right for full_attention or sliding_attention"):
         warnings_about(load_document(SPECS / "llama.yaml"), {**SILENT["Mistral"], "layer_types": ["chunked_attention"]})
@@ -291,7 +291,7 @@ def test_an_assumed_value_is_a_number_over_sizes_and_scalars(tmp_path: Path) -> 
     wrong = read_document(text.replace("partial_rotary_factor: 1", "partial_rotary_factor: half / haed"), "llama")
     with pytest.raises(SpecError, match=r"unknown name `haed`") as caught:
         warnings_about(wrong, {**llama, "partial_rotary_factor": 0.5})
-    assert caught.value.source_line == "  partial_rotary_factor: half / haed"
+    assert caught.value.source_line.startswith("  partial_rotary_factor: half / haed")
 
 
 def test_a_mixed_list_is_allowed_element_by_element() -> None:

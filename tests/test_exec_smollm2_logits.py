@@ -66,6 +66,6 @@ def test_a_mutant_is_not_the_model(line: str, instead: str, tmp_path: Path) -> N
     text = LLAMA.read_text(encoding="utf-8")
     assert text.count(line) == 1, f"specs/llama.yaml no longer holds {line!r} once"
     mutant = tmp_path / "llama.yaml"
-    mutant.write_text(text.replace(line, instead).replace("  theta: 10000.0", "  theta: 10000.0\n  unused: 1.0"), encoding="utf-8")
+    mutant.write_text(text.replace(line, instead).replace("theta: 10000.0}", "theta: 10000.0, unused: 1.0}"), encoding="utf-8")
     found = deviation(mutant)
     assert found > 3 * TOLERANCE, f"{found:.2e}"

@@ -41,7 +41,7 @@ def test_a_division_of_sizes_rounds_down_only_where_that_is_written() -> None:
 
 def test_heads_that_do_not_share_key_heads_evenly_are_refused() -> None:
     document = load_document(Path(__file__).parents[1] / "specs" / "llama.yaml")
-    with pytest.raises(SpecError, match=r"llama.yaml:18:10: 32 // 5 leaves 2") as caught:
+    with pytest.raises(SpecError, match=r"llama.yaml:6:60: 32 // 5 leaves 2") as caught:
         elaborate(document, {"kv_heads": 5})
     assert "group: heads // kv_heads" in str(caught.value)
     assert elaborate(document, {"kv_heads": 4}).sizes["group"] == 8
