@@ -52,7 +52,7 @@ def test_random_states_are_what_rows_written_one_by_one_are(spec: StateSpec, dat
 
 @pytest.mark.slow
 @given(state_specs(), st.data())
-@settings(max_examples=3000)
+@settings(max_examples=1000)
 def test_many_random_states_are_what_rows_written_one_by_one_are(spec: StateSpec, data: st.DataObject) -> None:
     check_random(spec, data)
 
