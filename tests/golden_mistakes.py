@@ -52,7 +52,7 @@ IN_SPEC: dict[str, tuple[str, str]] = {
         "- repeat: 2\n    as: l\n    body:\n      - y[l,h] = gelu(x[l,m] * w[h,m])",
     ),
     "a list that is too short": ("body:\n", "lists: {k: {over: 2, as: i, default: i + 1}}\nbody:\n  - k2[b] = k[2] * sum[m](x[b,m])\n"),
-    "a state read too early": ("body:\n", "state: {k: {axes: b h, along: h}}\nbody:\n  - z[b] = k[b,0]\n  - k[b,0] = z[b]\n"),
+    "a state that nothing sets": ("body:\n", "state: {k: {axes: b h}}\nbody:\n"),
     "YAML that is not a mapping": (SPEC, "- 1\n- 2\n"),
     "YAML that would make an object": ("name: small", "name: !!python/object:os.system {}"),
 }

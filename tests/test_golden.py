@@ -26,7 +26,7 @@ from golden_mistakes import command, mistakes_text, statements_text
 from specs_small import SMALL, SPECS, small_program
 
 FOLDER = Path(__file__).parent / "golden"
-MOST_LINES = 250
+MOST_LINES = 260
 
 SIZES: dict[str, dict[str, int]] = {
     "matmul_chain": {"width": 96, "depth": 2},
