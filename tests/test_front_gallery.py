@@ -15,6 +15,7 @@ from torch import Tensor
 
 import einpage
 from checkpoint_metadata import GPT2, TINY, TOKENS, logits_of, saved
+from einpage.einsum_front.base.errors import EinpageError
 from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.elaborate.reference import evaluate
 from einpage.einsum_front.fuse.tied_weights import with_tied_weights
@@ -243,6 +244,20 @@ def test_a_mutant_of_an_encoder_is_not_its_model(name: str, edit: Edit, encoder_
     assert edit[0] in text, f"specs/{name}.yaml no longer holds {edit[0]!r}"
     (tmp_path / "mutant.yaml").write_text(text.replace(*edit))
     assert encoder_error(name, folder, tmp_path / "mutant.yaml", wanted) > 3 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", [*MODELS, *ENCODERS])
+def test_a_checkpoint_meets_what_one_spec_assumes(name: str, model_of: Saver, encoder_of: Any) -> None:
+    """(A Mistral without a window meets two: it is a LLaMA.)"""
+    folder = encoder_of(name)[0] if name in ENCODERS else model_of(name).folder
+
+    def is_met(spec: Path) -> bool:
+        try:
+            return einpage.load_spec(spec, weights=folder, tokens=TOKENS) is not None
+        except EinpageError:
+            return False
+
+    assert [spec.stem for spec in sorted(SPECS.glob("*.yaml")) if is_met(spec)] == [name]
 
 
 @pytest.mark.slow
