@@ -27,7 +27,7 @@ from einpage.memplan.machine.profile import load_machine
 from smollm2 import smollm2_path
 from specs_small import SPECS
 
-SIZES = {"vocab": 160, "model": 48, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 64}
+SIZES = {"vocab": 160, "model": 48, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 128}
 GREEDY = Sampling()
 RAGGED = ((5, 17, 3), (1,), (90, 2, 2, 7, 61, 33, 8))
 
@@ -77,7 +77,7 @@ def test_weights_are_loaded_anew_where_a_plan_has_them_elsewhere() -> None:
     planned = Generation._planned
 
     def in_other_pieces(it: Generation, past: int, extra: int, seq: int, split: object = None) -> generation._Phase:
-        return planned(it, past, extra, seq, {Letter("v"): 2 if seq > 1 else 1})
+        return planned(it, past, extra, seq, {Letter("f"): 2 if seq > 1 else 1})
 
     with patch.object(Generation, "_planned", in_other_pieces):
         opening = opened(RAGGED, 4)

@@ -88,15 +88,15 @@ inputs:
   at: {axes: "", dtype: int32, default: past, range: past .. past + room}
 state: {k: {axes: t n, along: t}}
 body:
-  - k[at,n] = x[n]
   - k[at - 3,n] = 2 * x[n]
+  - k[at,n] = x[n]
   - y[n] = k[at,n] + k[at-3,n] + k[0,n]
 outputs: {y: {axes: n}}
 """
 
 
 def test_rows_before_every_write_are_shared() -> None:
-    """Of two writes the second begins three rows earlier: what no write touches are the first three rows."""
+    """Of two writes the first begins three rows earlier: what no write touches are the first three rows."""
     program = elaborate(read_document(TWICE, "twice.yaml")).with_states_as_outputs()
     graph = split(fuse(program, ["y", "k"]), {}, DType.FP32)
     constant = [t for t in graph.tensors if t.kind is Kind.CONSTANT]
