@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -138,6 +138,20 @@ class Document:
     def path(self) -> str:
         """The file, for messages."""
         return self.source.path
+
+
+def states_of(document: Document) -> Iterator[StateEntry]:
+    """Every state that is declared anywhere, repeats included."""
+    yield from document.states
+    for item in document.body:
+        yield from _states_below(item)
+
+
+def _states_below(item: BodyItem) -> Iterator[StateEntry]:
+    if isinstance(item, Repeat):
+        yield from item.states
+        for below in item.body:
+            yield from _states_below(below)
 
 
 def _has_weights(item: BodyItem) -> bool:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from math import isclose, isfinite
 from operator import ge, gt, le, lt
 
+from einpage.einsum_front.algebra import arithmetic
 from einpage.einsum_front.algebra.expr import Name
 from einpage.einsum_front.base.errors import SpecError, listing
 from einpage.einsum_front.graph.program import Program
-from einpage.einsum_front.spec.document import ConfigKey, Document
+from einpage.einsum_front.spec.document import ConfigKey, Document, states_of
 from einpage.einsum_front.spec.parse import parse_expression
 from einpage.einsum_front.spec.sizes import Evaluator, Setting, override, without_lists
 from einpage.einsum_front.spec.source import Snippet
@@ -22,6 +23,8 @@ from einpage.exec.load.checkpoint import Checkpoint, WeightError, some_of_each
 from einpage.exec.load.random import RandomWeights
 from einpage.exec.planning.metadata_keys import AbsentKey, Harmless, MathKey, MetadataScalar, general_key, left_out, row_of, same_word
 
+POSITIONS = "positions"
+"""What the table of keys calls the number of positions that a query may see."""
 _CLOSE = 1e-6
 """Relative: metadata are float32 in GGUF, and 1 / sqrt(head) is written with as many digits as someone liked."""
 
@@ -96,7 +99,8 @@ def check_metadata(document: Document, checkpoint: Checkpoint, settings: Mapping
     if not document.reads_weights:
         return ()
     metadata = checkpoint.config()
-    evaluator = Evaluator(override((*document.sizes, *document.scalars), without_lists(document.lists, settings)))
+    entries = override((*document.sizes, *document.scalars), without_lists(document.lists, settings))
+    evaluator = Evaluator(entries, _positions(document, Evaluator(entries)))
     accounted = {key.key for keys in document.config.values() for key in keys if _is_of(key.key, metadata)}
     absent = {_named_by(document, accounted, entry): entry for entry in left_out(metadata)}
     given = {**metadata, **{key: entry.value for key, entry in absent.items() if entry.model is not None or key in accounted}}
@@ -196,6 +200,14 @@ def _about_own_values(
             own.append(f"`{name}`{value} ({' or '.join(key.key for key in keys)})")
     if own:
         yield f"the checkpoint does not say, so the spec's own is taken: {listing(own)}; where that is wrong, say --set NAME=VALUE"
+
+
+def _positions(document: Document, evaluator: Evaluator) -> dict[str, arithmetic.Number]:
+    """How many positions a query may see, for the table of keys: those of a run, or of the axes along which states are written."""
+    along = {state.along[0] for state in states_of(document) if state.along is not None}
+    sizes = [evaluator.number(axis.expr, axis.source) for axis in document.axes if axis.name in along]
+    sizes += [evaluator.value("seq")] if evaluator.knows("seq") else []
+    return {POSITIONS: max(sizes)} if sizes and not evaluator.knows(POSITIONS) else {}
 
 
 def _named_by(document: Document, accounted: Collection[str], absent: AbsentKey) -> str:
