@@ -18,9 +18,11 @@ SOURCE := __init__.py einpage einsum_front memplan kernels exec tests bench
 help:           ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-run: $(VENV)/.base $(MODEL)  ## install, fetch SmolLM2-135M, prefill a prompt under 64 MiB, write timeline.html
+run: $(VENV)/.base $(MODEL)  ## install, fetch SmolLM2-135M, prefill a prompt under 64 MiB, write timeline.html, go on for 24 tokens
 	$(BIN)/einpage run specs/llama.yaml --weights $(MODEL) --budget 64MiB --prompt "The capital of France is" \
 		--dtype fp32 --device cpu --timeline timeline.html
+	$(BIN)/einpage generate specs/llama.yaml --weights $(MODEL) --budget 64MiB --prompt "The capital of France is" \
+		--dtype fp32 --device cpu --max-new 24 --greedy
 
 test: $(VENV)/.test $(MODEL)  ## every test but the long sweeps; no GPU, under 8 minutes on 2 cores
 	$(PYTEST) -q $(ALONG)
