@@ -1,0 +1,45 @@
+"""Every decoder that ships generates what transformers does: ragged prompts, several buckets, windows shorter than the text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from checkpoint_metadata import SPECS, saved
+from einpage.exec.load.inputs import TokenLists
+from einpage.exec.planning.model import Model, open_model
+from einpage.exec.planning.request import PlanRequest
+from einpage.exec.run import generation
+from einpage.exec.run.choose import RunOptions
+from einpage.exec.run.generation import Generation
+from einpage.exec.run.sampling import Sampling
+from einpage.memplan.machine.profile import load_machine
+from test_front_gallery import MODELS
+
+PROMPTS = ((5, 17, 3, 40, 2, 9), (1, 88))
+NEW = 7
+CLOSE = 1e-3
+"""Two logits that are no further apart may change places."""
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    network = saved(tmp_path, MODELS[name].model_type or name, **MODELS[name].config)
+
+    def model_at(sizes: Mapping[str, int]) -> Model:
+        return open_model(SPECS / f"{name}.yaml", sizes, str(tmp_path))
+
+    with patch.object(generation, "LEAST_EXTRA", 2):
+        options = RunOptions(PlanRequest(1 << 20), poison=True)
+        opened = Generation(model_at, load_machine("cpu"), options, TokenLists(PROMPTS, "the prompts"), NEW)
+        found = list(zip(*opened.tokens(Sampling()), strict=True))
+    assert opened.figures.plans >= 3
+    for prompt, ids in zip(PROMPTS, found, strict=True):
+        with torch.no_grad():
+            logits = network(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
+        for row, token in zip(logits, ids, strict=True):
+            assert row[token] > row.max() - CLOSE, f"{ids} after {prompt}, expected {logits.argmax(1).tolist()}"
