@@ -129,7 +129,8 @@ def wrong_with(case: Case, folder: Path, status: int, stdout: str, stderr: str) 
         return f"writes {', '.join(changed + written)}, status {status}"
     if status == 0 and "--json" in case.argv and not stdout.startswith("usage: "):
         try:
-            json.loads(stdout, parse_constant=_no_constant)
+            for text in stdout.splitlines() if case.argv[:1] == ("generate",) else [stdout]:  # an object a prompt
+                json.loads(text, parse_constant=_no_constant)
         except ValueError as error:
             return f"stdout is not JSON: {error}"
     if status != 0 and not stderr and "--json" in case.argv and _says_why(stdout):

@@ -384,21 +384,3 @@ def test_keys_of_many_language_models_are_known() -> None:
         for key in (key for key, value in config.items() if not isinstance(value, dict)):  # what is nested has rows of its own
             count[key] = count.get(key, 0) + 1
     assert sorted(key for key, n in count.items() if n >= 5 and row_of(key) is None) == ["model_type"]
-
-
-@pytest.mark.parametrize(("past", "window", "passes"), [(0, 4, True), (60, 64, True), (60, 63, False)])
-def test_a_window_is_as_long_as_what_a_query_sees(tmp_path: Path, past: int, window: int, passes: bool) -> None:
-    """A spec that says nothing of windows, and has states: beside `past` positions that stand, 4 tokens see 64, not 4."""
-    text = (SPECS / "llama.yaml").read_text(encoding="utf-8")
-    lines = [line for line in text.splitlines() if "sliding" not in line]
-    spec = tmp_path / "windowless.yaml"
-    spec.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    saved(tmp_path, "llama", **TINY)
-    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
-    (tmp_path / "config.json").write_text(json.dumps({**config, "sliding_window": window}), encoding="utf-8")
-    settings = {"seq": 4, "past": past}
-    if passes:
-        einpage.load_spec(spec, set=settings, weights=tmp_path)
-    else:
-        with pytest.raises(WeightError, match="`sliding_window` is 63, and changes a window of attention"):
-            einpage.load_spec(spec, set=settings, weights=tmp_path)

@@ -32,10 +32,10 @@ def test_every_weight_comes_in_once_and_only_the_logits_go_out(budget: int, dtyp
 
 def test_a_table_that_is_only_gathered_from_stays_on_the_host(tmp_path: Path) -> None:
     """Without the head, which is tied to the table and does stream it, five rows are all of the table that crosses."""
-    text, outputs = LLAMA.read_text(encoding="utf-8"), "outputs:\n"
+    text, outputs = LLAMA.read_text(encoding="utf-8"), "outputs: {"
     assert text.count(outputs) == 1
     spec = tmp_path / "llama.yaml"
-    spec.write_text(text.replace(outputs, "outputs:\n  all_final: {axes: b s m}\n"), encoding="utf-8")
+    spec.write_text(text.replace(outputs, f"{outputs}all_final: {{axes: b s m}}, "), encoding="utf-8")
     model = open_smollm2([FRANCE], spec)
     memgraph = planned(model, 64 * MIB, ["all_final"]).memgraph
     measured, _ = arena().run(memgraph, arena().device(model, memgraph))

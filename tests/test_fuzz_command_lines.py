@@ -19,7 +19,7 @@ import pytest
 from einpage.exec.command.parser import parser
 from fuzzing import Case, Fuzzer, assert_right_or_refused
 from test_fuzz_files import TRACE, planned, tokenizer
-from tiny_specs import LANGUAGE, SPEC
+from tiny_specs import GENERATING, LANGUAGE, SPEC
 
 SMALL = ("--budget", "64KiB", "--machine", "cpu", "--json")
 CASES = (
@@ -32,6 +32,21 @@ CASES = (
     ("run", "spec.yaml", *SMALL, "--device", "cpu", "--weights", "random:1", "--input", "x=x.json"),
     ("run", "language.yaml", *SMALL, "--device", "cpu", "--weights", "random:1", "--tokens", "t.json"),
     ("run", "language.yaml", *SMALL, "--device", "cpu", "--weights", "m", "--prompt", "hell"),
+    (
+        "generate",
+        "generating.yaml",
+        *SMALL,
+        "--device",
+        "cpu",
+        "--weights",
+        "m",
+        "--prompt",
+        "hell",
+        "--max-new",
+        "3",
+        "--plan-seconds",
+        "0",
+    ),
     ("verify", "plan.json", "--graph", "trace.json"),
     ("pack", "buffers.csv", "--capacity", "1KiB", "--seconds", "1"),
     ("machine", "cpu", "--json"),
@@ -137,6 +152,13 @@ VALUES: Mapping[str, Sequence[str]] = {
     "--seed": ("0", "1", "-1", "9" * 30, "x"),
     "--plan-seconds": ("0", "0.1", "1e-9", "-1", "nan", "inf", "x"),
     "--plan-steps": ("0", "1", "50", "-1", "1e3", "x"),
+    "--max-new": ("1", "2", "5", "0", "-1", "9" * 30, "x", "1.5"),
+    "--temperature": ("0", "0.5", "1", "-1", "nan", "inf", "1e-300", "1e300", "x"),
+    "--top-k": ("0", "1", "40", "-1", "9" * 30, "x"),
+    "--top-p": ("0.9", "1", "0", "1e-9", "1.1", "nan", "x"),
+    "--min-p": ("0", "0.1", "1", "2", "nan", "x"),
+    "--repetition-penalty": ("1", "1.3", "0.5", "0", "-1", "inf", "x"),
+    "--stop": ("e", "", "é", "\n", "hell" * 100),
 }
 FILES = (
     "spec.yaml",
@@ -181,6 +203,7 @@ def files() -> Mapping[str, bytes]:
     return {
         "spec.yaml": SPEC,
         "language.yaml": LANGUAGE,
+        "generating.yaml": GENERATING,
         "trace.json": json.dumps(TRACE).encode(),
         "plan.json": planned(),
         "x.json": json.dumps([[1.0] * 4] * 3).encode(),

@@ -31,3 +31,24 @@ body:
 outputs:
   logits: {axes: b v}
 """
+GENERATING = b"""einpage: 1
+name: generating
+sizes: {batch: 1, seq: 4, past: 0, room: 0, reach: past + room + seq, vocab: 300, width: 8}
+axes: {b: batch, s: seq, t: reach, v: vocab, i: width}
+inputs:
+  tokens: {axes: b s, dtype: int32, range: 0 .. vocab - 1}
+  lengths: {axes: b, dtype: int32, default: seq, range: 1 .. seq}
+  at: {axes: b, dtype: int32, default: past, range: past .. past + room}
+weights:
+  embed: {axes: v i, from: embed.weight}
+state:
+  k: {axes: b t i, along: t}
+body:
+  - x[b,s,i] = embed[tokens[b,s], i]
+  - k[b,at[b]+s,i] = x[b,s,i]
+  - a[b,s,t] = softmax[t](where(t <= at[b]+s, x[b,s,i] * k[b,t,i], -inf))
+  - y[b,s,i] = a[b,s,t] * k[b,t,i]
+  - logits[b,v] = y[b,lengths[b]-1,i] * embed[v,i]
+outputs:
+  logits: {axes: b v}
+"""

@@ -19,7 +19,7 @@ from bench.gpu.formulas import FORMULAS, attention_error, error_of, heads
 from bench.results import ROOT
 from einpage.einsum_front.algebra.expr import Acc, Axis, Letter, Load
 from einpage.einsum_front.base.dtype import DType
-from einpage.einsum_front.graph.job import Box, Contraction, ContractJob, Job, Range, View
+from einpage.einsum_front.graph.job import AttentionJob, Box, Contraction, ContractJob, Job, Range, View
 from einpage.exec.planning.model import open_model
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import build_graph
@@ -97,8 +97,8 @@ def _case(name: str, word: str, job: Job, flops: int, device: torch.device) -> C
     result = torch.empty(job.result.boxes[0].shape, dtype=TORCH_DTYPE[dtype], device=device)
     nbytes = sum(t.nbytes for t in tensors.values()) + result.nbytes
     rivals: Calls
-    if word == "o":
-        q, k, v = (heads(tensors[name]) for name in ("qr", "pr", "val"))
+    if isinstance(job, AttentionJob):
+        q, k, v = (heads(tensors[load.name]) for load in (job.q, job.k, job.v))
         kind, error, rivals = "attention", attention_error(q, k, v), _attention(q, k, v)
     elif word in FACTORS:
         source, *weights = (tensors[name] for name in FACTORS[word])
