@@ -157,8 +157,9 @@ def _no_constant(word: str) -> object:
 
 
 def _wrong_message(stderr: str) -> str | None:
-    """A refusal is one line, and rows under it that are indented; before it may stand warnings and argparse's usage."""
-    lines = [line for line in stderr.splitlines() if not line.startswith("warning: ")]
+    """A refusal is one line, and rows under it that are indented; before it may stand warnings, argparse's usage, and that the machine is
+    measured."""
+    lines = [line for line in stderr.splitlines() if not line.startswith(("warning: ", "measuring this machine", "profile kept in "))]
     if lines and lines[0].startswith("usage: "):
         lines = lines[next((i for i, line in enumerate(lines) if ": error: " in line), 0) :]
     if not lines:

@@ -45,6 +45,13 @@ def test_a_text_ends_before_its_stop_string(text: str, stop: str) -> None:
     assert answer.ended
 
 
+def test_the_first_of_several_stop_strings_ends_a_text() -> None:
+    tokenizer = load_tokenizer_once()
+    answer = Answer("p", [], tokenizer, frozenset(), ["prom", "com"])
+    said = "".join(answer.add(token) for token in tokenizer.encode("in a compromise"))
+    assert said == answer.text == "in a " and answer.finish == "stop"
+
+
 def test_an_end_token_is_not_said() -> None:
     tokenizer = load_tokenizer_once()
     (end,) = end_tokens(str(smollm2_path()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -145,7 +146,64 @@ def test_a_spec_without_states_is_refused(spec: str) -> None:
         Generation(without, load_machine("cpu"), RunOptions(PlanRequest(1 << 20)), TokenLists(((1,),), "the prompt"), 3)
 
 
+LINE = """\
+einpage: 1
+name: line
+sizes: {batch: 1, seq: 1, past: 0, room: 0, reach: past + room + seq, vocab: 50}
+axes: {b: batch, s: seq, t: reach, v: vocab}
+inputs:
+  tokens: {axes: b s, dtype: int32, range: 0 .. 40}
+  lengths: {axes: b, dtype: int32, default: seq, range: 1 .. seq}
+  at: {axes: b, dtype: int32, default: past, range: past .. past + room}
+  hot: {axes: b, dtype: int32, default: 7, range: 0 .. 49}
+weights: {w: {axes: v, from: w}}
+state: {k: {axes: b t, along: t}}
+body:
+  - k[b,at[b]+s] = tokens[b,s]
+  - sum_of_all[b] = sum[t](k[b,t])
+  - logits[b,v] = w[v] * 0 + 9 * (v == hot[b]) + 0 * sum_of_all[b]
+outputs: {logits: {axes: b v}}
+"""
+
+
+def of_text(path: Path, text: str, prompts: Sequence[Sequence[int]] = ((1, 2),)) -> Generation:
+    path.write_text(text, encoding="utf-8")
+    options = RunOptions(PlanRequest(1 << 20), dispatch=Dispatch.SERIAL, poison=True)
+    lists = TokenLists(tuple(map(tuple, prompts)), "the prompts")
+    return Generation(lambda sizes: open_model(path, sizes, "random:0"), load_machine("cpu"), options, lists, 4)
+
+
+def test_an_input_has_its_default_in_every_pass(tmp_path: Path) -> None:
+    assert generated(of_text(tmp_path / "line.yaml", LINE)) == [[7, 7, 7, 7]]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "prompts", "message"),
+    [
+        ("default: 7, range: 0 .. 49", "range: 0 .. 49", ((1, 2),), "it lacks a default for the input `hot`"),
+        ("", "", ((1, 41),), r"input tokens\[0, 1\] is 41, outside its range"),
+        ("v == hot[b])", "v == 45)", ((1, 2),), r"input tokens\[0, 0\] is 45, outside its range"),
+        ("outputs: {logits", "outputs: {other: {axes: b v}, logits", ((1, 2),), "other and logits could each be the logits"),
+        ("k: {axes: b t, along: t}", "h: {axes: b}", ((1, 2), (3,)), "the state `h` would take the padding in"),
+        ("9 * (v", "sqrt(0 * sum_of_all[b] - 1) * (v", ((1, 2),), "hold NaN or inf, so there is no next token"),
+    ],
+)
+def test_what_would_give_wrong_tokens_is_refused(
+    tmp_path: Path, old: str, new: str, prompts: tuple[tuple[int, ...], ...], message: str
+) -> None:
+    text = LINE.replace(old, new)
+    if "other:" in new:
+        text = text.replace("  - logits", "  - other[b,v] = w[v] + sum_of_all[b]\n  - logits")
+    if "h: {" in new:
+        text = text.replace("k[b,at[b]+s] = tokens[b,s]", "h[b] = h[b] + sum[s](tokens[b,s])").replace("sum[t](k[b,t])", "h[b]")
+    with pytest.raises(UsageError, match=message):
+        generated(of_text(tmp_path / "line.yaml", text, prompts))
+
+
 MISTAKES = {
+    "--greedy --top-k 3": "--greedy takes the best token",
+    "--greedy --seed 9": "--greedy takes the best token",
+    "--stop=": "--stop is empty",
     "--max-new -1": "--max-new -1 is not at least 1",
     "--max-new 0": "--max-new 0 is not at least 1",
     "--temperature -1": "--temperature -1 is not between 0",

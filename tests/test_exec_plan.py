@@ -104,14 +104,17 @@ def test_a_trace_is_searched_for_and_may_be_reordered(capsys: pytest.CaptureFixt
 
 def test_a_plan_file_says_in_how_many_steps_it_is_found_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ["plan", LLAMA, *SMALL_LLAMA, "--machine", "cpu", "--budget", "400KiB"]
-    found = facts(capsys, *words, "--plan-seconds", "0.5", "--out", str(tmp_path / "found.json"))
+    found = facts(capsys, *words, "--plan-seconds", "2", "--out", str(tmp_path / "found.json"))
     steps = json.loads((tmp_path / "found.json").read_text())["recipe"]["plan_steps"]
     assert steps == found["plan_steps"] > 0
     again = facts(capsys, *words, "--plan-steps", str(steps), "--out", str(tmp_path / "again.json"))
     quick = facts(capsys, *words, "--plan-seconds", "0", "--out", str(tmp_path / "quick.json"))
     texts = [(tmp_path / f"{name}.json").read_text() for name in ("found", "again", "quick")]
     assert texts[0] == texts[1] != texts[2]
-    assert again["makespan_s"] == found["makespan_s"] < quick["makespan_s"]
+    assert again["makespan_s"] == found["makespan_s"] <= quick["makespan_s"]
+    assert facts(capsys, *words, "--plan-steps", "20000")["makespan_s"] < quick["makespan_s"], (
+        "what so many seconds find depends on the load"
+    )
     assert f"search        {steps:,} steps; it ended: " in ran(capsys, *words, "--plan-steps", str(steps))[0]
     assert "search  " not in ran(capsys, *words, "--plan-seconds", "0")[0]
 

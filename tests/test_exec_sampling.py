@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.run.sampling import Sampler, Sampling
 
 LOGITS = st.lists(st.floats(-8, 8, width=32), min_size=1, max_size=12)
@@ -55,6 +56,17 @@ def test_a_token_that_occurred_is_less_probable(penalty: float, ids: list[int], 
 
 def test_a_penalty_makes_negative_logits_smaller() -> None:
     assert Sampler(Sampling(repetition_penalty=2.0)).next(torch.tensor([-1.0, -1.5]), [0]) == 1
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers_give_no_token(bad: float, temperature: float) -> None:
+    with pytest.raises(UsageError, match="after 2 tokens hold NaN or inf"):
+        Sampler(Sampling(temperature)).next(torch.tensor([0.0, bad, 1.0]), (4, 5))
+
+
+def test_a_temperature_however_low_draws_the_best() -> None:
+    assert Sampler(Sampling(temperature=1e-310)).next(torch.tensor([0.0, 2.0, float("-inf")]), ()) == 1
 
 
 def test_greedy_takes_the_lowest_of_equals() -> None:

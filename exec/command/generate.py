@@ -17,7 +17,7 @@ from einpage.exec.command.options import files_read, prompt_texts, request_of, s
 from einpage.exec.command.run import machine_of, progress_bars, stuck, thread_warnings
 from einpage.exec.dispatch.progress import Hooks
 from einpage.exec.load.inputs import TokenLists, encode_prompts
-from einpage.exec.load.tokenizer import TextPieces, Tokenizer, end_tokens, load_tokenizer
+from einpage.exec.load.tokenizer import CURE, TextPieces, Tokenizer, TokenizerError, end_tokens, load_tokenizer
 from einpage.exec.planning.model import Model, open_model
 from einpage.exec.run.choose import DeviceKind, RunOptions, device_for, dispatch_of, kernels_for
 from einpage.exec.run.generation import Generation, GenerationFigures
@@ -38,6 +38,10 @@ def generate_command(a: argparse.Namespace) -> int:
         raise UsageError("generate needs a --prompt: a text, @FILE, or - for stdin")
     if a.greedy and a.temperature is not None:
         raise UsageError("--greedy and --temperature exclude each other")
+    if a.greedy and (a.top_k or a.top_p != 1.0 or a.min_p or a.seed):
+        raise UsageError("--greedy takes the best token: --top-k, --top-p, --min-p and --seed have no effect beside it; leave them out")
+    if "" in a.stop:
+        raise UsageError("--stop is empty: every text would end before it begins; write a text, or leave it out")
     chosen = device_for(a.device)
     if a.threads is not None and chosen.kind is not DeviceKind.CPU:
         raise UsageError("--threads is a figure of the CPU device; leave it out, or say --device cpu")
@@ -48,7 +52,10 @@ def generate_command(a: argparse.Namespace) -> int:
     )
     settings = settings_of(a.set)
     texts = prompt_texts(a.prompt)
-    tokenizer = load_tokenizer(a.weights)
+    try:
+        tokenizer = load_tokenizer(a.weights)
+    except TokenizerError as error:
+        raise UsageError(str(error).replace(CURE, "generate needs a checkpoint that has one")) from error
     prompts = encode_prompts(tokenizer, texts)
     prompts = TokenLists(tuple(row[: len(row) - len(tokenizer.suffix)] for row in prompts.lists), prompts.origin)
 
@@ -73,9 +80,11 @@ def generate_command(a: argparse.Namespace) -> int:
                 sys.stdout.flush()
     except KeyboardInterrupt:
         status = INTERRUPTED
+        for answer in answers:
+            answer.finish = "interrupted" if answer.finish == "length" else answer.finish
     if a.json:
         for answer in answers:
-            print(json.dumps({**answer.facts(), **figures_of(generation.figures, answer), "warnings": warnings}))
+            print(json.dumps({**answer.facts(), **figures_of(generation.figures, len(answers)), "warnings": warnings}))
         return status
     print("" if len(answers) == 1 else "\n\n".join(f"{answer.prompt!r}\n{answer.text}" for answer in answers))
     print(rendered(generation.figures, options.plan.budget_bytes, answers), file=sys.stderr)
@@ -88,6 +97,8 @@ class Answer:
     def __init__(self, prompt: str, ids: Sequence[int], tokenizer: Tokenizer, ends: frozenset[int], stops: Sequence[str]) -> None:
         self.prompt, self.tokens, self.text, self.ended = prompt, list[int](), "", False
         self._pieces, self._ends, self._stops = TextPieces(tokenizer), ends, stops
+        self.finish = "length"
+        """Why it ends: an `end` token, a `stop` string, its `length`, or `interrupted`."""
         self._held = ""
         """The end of the text, which may be the beginning of a stop string."""
 
@@ -96,14 +107,13 @@ class Answer:
         if self.ended:
             return ""
         if token in self._ends:
-            self.ended = True
+            self.ended, self.finish = True, "end"
             return self._said(self._held + self._pieces.rest())
         self.tokens.append(token)
         new = self._held + self._pieces.add(token)
-        for stop in self._stops:
-            if stop in new:
-                self.ended = True
-                return self._said(new[: new.index(stop)])
+        if any(stop in new for stop in self._stops):
+            self.ended, self.finish = True, "stop"
+            return self._said(new[: min(new.index(stop) for stop in self._stops if stop in new)])
         held = max((n for stop in self._stops for n in range(1, len(stop)) if new.endswith(stop[:n])), default=0)
         self._held = new[len(new) - held :]
         return self._said(new[: len(new) - held])
@@ -121,7 +131,7 @@ class Answer:
 
     def facts(self) -> dict[str, object]:
         """Of the JSON object."""
-        return {"prompt": self.prompt, "text": self.text, "tokens": self.tokens}
+        return {"prompt": self.prompt, "text": self.text, "tokens": self.tokens, "finish": self.finish}
 
 
 def spoken(generation: Generation, sampling: Sampling, answers: Sequence[Answer]) -> Iterator[str]:
@@ -138,13 +148,13 @@ def spoken(generation: Generation, sampling: Sampling, answers: Sequence[Answer]
     yield rest[0]
 
 
-def figures_of(figures: GenerationFigures, answer: Answer) -> dict[str, object]:
-    """What `--json` says of a prompt's time; null for what was not measured."""
-    steps = figures.steps
+def figures_of(figures: GenerationFigures, prompts: int) -> dict[str, object]:
+    """What `--json` says of the time of each of so many prompts; null for what was not measured."""
+    steps = figures.steps if figures.decode_s else 0
     return {
         "time_to_first_token_s": figures.time_to_first_token_s,
         "tokens_per_s": steps / figures.decode_s if steps else None,
-        "bytes_per_token": figures.moved_bytes // steps if steps else None,
+        "bytes_per_token": figures.moved_bytes // (steps * prompts) if steps else None,
         "predicted_tokens_per_s": steps / figures.predicted_s if steps else None,
         "plan_s": figures.plan_s,
         "plans": figures.plans,
@@ -156,7 +166,7 @@ def rendered(figures: GenerationFigures, budget_bytes: int, answers: Sequence[An
     """What it took, for a person."""
     count = sum(len(answer.tokens) for answer in answers)
     lines = [f"tokens      {count}" + (f" of {len(answers)} prompts, in batches of as many" if len(answers) > 1 else "")]
-    if figures.steps:
+    if figures.steps and figures.decode_s:
         rate, predicted = figures.steps / figures.decode_s, figures.steps / figures.predicted_s
         each = format_bytes(figures.moved_bytes // figures.steps)
         lines[0] += f"; {rate * len(answers):.1f} a second (predicted {predicted * len(answers):.1f}), {each} moved a pass"

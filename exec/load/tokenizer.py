@@ -34,7 +34,7 @@ REPLACEMENT = "\ufffd"
 MOST_CONFIG = 16 << 20
 """Bytes of a JSON file beside a checkpoint."""
 _GGUF_ENDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-_CURE = "give token ids with --tokens FILE instead"
+CURE = "give token ids with --tokens FILE instead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def load_tokenizer(where: str) -> Tokenizer:
     Raises TokenizerError where there is none or it is of an unknown kind, WeightError where the file is broken.
     """
     if where.startswith("random:"):
-        raise TokenizerError(f"--weights {where} has no tokenizer: {_CURE}")
+        raise TokenizerError(f"--weights {where} has no tokenizer: {CURE}")
     path = Path(where)
     if not path.exists():
         raise WeightError(f"{path}: does not exist")
@@ -134,7 +134,7 @@ def load_tokenizer(where: str) -> Tokenizer:
     ggufs = sorted(path.glob("*.gguf")) if path.is_dir() and not any(path.glob("*.safetensors")) else []
     if len(ggufs) == 1:
         return _from_gguf(ggufs[0])
-    raise TokenizerError(f"{where} has no tokenizer: there is no {beside}; {_CURE}")
+    raise TokenizerError(f"{where} has no tokenizer: there is no {beside}; {CURE}")
 
 
 def _from_json(path: Path) -> Tokenizer:
@@ -149,7 +149,7 @@ def _from_gguf(path: Path) -> Tokenizer:
     try:
         found = _called(lambda: gguf_tokenizer(file), f"{path}: corrupt tokenizer")
     except UnsupportedTokenizer as error:
-        raise TokenizerError(f"{path}: {error}; {_CURE}") from error
+        raise TokenizerError(f"{path}: {error}; {CURE}") from error
     return Tokenizer(found.backend, found.prefix, found.suffix)
 
 
@@ -160,4 +160,4 @@ def _called(call: Callable[[], Result], failed: str) -> Result:
     except (EinpageError, UnsupportedTokenizer, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of the library is no Exception
-        raise TokenizerError(f"{failed}: {error}; {_CURE}") from error
+        raise TokenizerError(f"{failed}: {error}; {CURE}") from error

@@ -25,7 +25,7 @@ from einpage.exec.device.arena import HostArena, host_copies, host_results, outp
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.exec.load.fill import NotFiniteWeight, fill
-from einpage.exec.load.inputs import LENGTHS, TOKENS, TokenLists
+from einpage.exec.load.inputs import LENGTHS, TOKENS, TokenLists, bind_inputs
 from einpage.exec.planning.judged_plan import Planned, plan_program
 from einpage.exec.planning.model import Model
 from einpage.exec.run.choose import DeviceKind, RunOptions, dispatcher, make_device
@@ -99,7 +99,7 @@ class Generation:
         phases = [phase for phase in (prompt, bucket) if phase is not None]
         nbytes = max(phase.planned.memgraph.host_bytes for phase in phases)
         refuse_above_host(nbytes, options.plan.budget_bytes if options.device is DeviceKind.CPU else 0)
-        self._host = HostArena(nbytes)
+        self._host = HostArena(nbytes if options.device is DeviceKind.CUDA else nbytes + self._reserve(phases[-1], nbytes))
         self.figures.host_bytes = nbytes
         if planned_hook is not None:
             planned_hook(prompt.planned)
@@ -176,13 +176,20 @@ class Generation:
     def _extra(self, past: int, wanted: int) -> int:
         return max(0, min(max(LEAST_EXTRA, past // EXTRA_SHARE), wanted - 1))
 
+    def _reserve(self, phase: _Phase, nbytes: int) -> int:
+        """Address space for buckets to come, so that no weight is copied for them: pages are backed when they are touched."""
+        weights = sum(t.nbytes for t in phase.planned.graph.tensors if t.kind is Kind.WEIGHT)
+        positions = max(self._lengths) + self._max_new
+        return 2 * max(0, nbytes - weights) * positions // (phase.past + phase.extra + 1)
+
     def _grow(self, nbytes: int) -> None:
+        self.figures.host_bytes = max(self.figures.host_bytes, nbytes)
         if nbytes <= self._host.nbytes:
             return
+        refuse_above_host(nbytes, 0)
         larger = HostArena(nbytes)
         larger.whole()[: self._host.nbytes] = self._host.whole()
         self._host = larger
-        self.figures.host_bytes = nbytes
 
     def _planned_alike(self, bucket: _Phase | None, seq: int) -> _Phase:
         """The prompts' plan in the pieces of the bucket's, where it fits in these."""
@@ -197,6 +204,10 @@ class Generation:
         began = perf_counter()
         model = self._model_at({"batch": len(self._ids), "seq": seq, "past": past, "room": extra})
         _refuse_no_generation(model)
+        if len(set(self._lengths)) > 1 and (whole := [state.base for state in model.program.states if state.along is None]):
+            what = f"prompts of {len(set(self._lengths))} lengths are padded"
+            cure = "give prompts of one length, or one at a time"
+            raise UsageError(f"{what}, and the state `{whole[0]}` would take the padding in; {cure}")
         program = model.program.with_states_as_outputs()
         output = _logits_output(model)
         wanted = (output, *(state.name for state in program.states))
@@ -221,6 +232,10 @@ def _refuse_no_generation(model: Model) -> None:
     names = [i.name for i in program.inputs]
     missing = [f"the size `{size}`" for size in SIZES if size not in program.sizes]
     missing += [f"the input `{name}`" for name in (TOKENS, AT, LENGTHS) if name not in names]
+    states = {state.name for state in program.states}
+    missing += [
+        f"a default for the input `{i.name}`" for i in program.inputs if i.default is None and i.name != TOKENS and i.name not in states
+    ]
     if missing:
         raise UsageError(f"{program.path} does not generate: it lacks {', '.join(missing)}")
 
@@ -228,6 +243,8 @@ def _refuse_no_generation(model: Model) -> None:
 def _logits_output(model: Model) -> str:
     axes = logits_axes(model)
     found = [output.name for output in model.program.outputs if axes.get(output.name) == 2]
+    if len(found) > 1:
+        raise UsageError(f"{model.program.path}: {' and '.join(found)} could each be the logits of the next token; leave one of them out")
     if not found:
         raise UsageError(f"{model.program.path} declares no output of two axes (batch, vocabulary), the next token after each sequence")
     return found[0]
@@ -255,7 +272,8 @@ class _Ready:
         self._memgraph, self._host, self._at_start = memgraph, host, host_copies(memgraph, host)
         self._device = make_device(options.device, memgraph, host, machine, options.kernels, poison=options.poison)
         tensors = memgraph.graph.tensors
-        states, value_by_output = phase.model.program.states, dict(memgraph.graph.outputs)
+        program = phase.model.program
+        states, value_by_output = program.states, dict(memgraph.graph.outputs)
         by_value: dict[str, list[Tensor]] = {}
         for tensor in tensors:
             by_value.setdefault(tensor.value, []).append(tensor)
@@ -269,6 +287,9 @@ class _Ready:
             if first.box == last.box and first.kind is Kind.INPUT
         ]
         """Tiles of states at the start and, as a run leaves them, at the end."""
+        self._own_inputs = replace(program, inputs=tuple(i for i in program.inputs if i.name not in self._first))
+        names = {i.name for i in self._own_inputs.inputs}
+        self._given = [tensor for tensor in tensors if tensor.value in names]
         self._is_loaded = False
 
     def close(self) -> None:
@@ -295,10 +316,10 @@ class _Ready:
 
     def run(self, arrays: Mapping[str, NDArray[np.generic]], hooks: Hooks) -> Measured:
         """One pass; the states that it leaves are those that the next begins with."""
-        for tensor in self._memgraph.graph.tensors:
-            if tensor.kind is Kind.INPUT and tensor.value in arrays:
-                box = tuple(slice(a, b) for a, b in zip(tensor.box.start, tensor.box.end, strict=True))
-                self._at_start[tensor.id].copy_(torch.from_numpy(np.ascontiguousarray(arrays[tensor.value][box])))
+        bound = bind_inputs(self._own_inputs, None, arrays)
+        for tensor in self._given:
+            box = tuple(slice(a, b) for a, b in zip(tensor.box.start, tensor.box.end, strict=True))
+            self._at_start[tensor.id].copy_(torch.from_numpy(np.ascontiguousarray(bound[tensor.value][box])))
         if not self._is_loaded:
             self._device.preload()
             self._is_loaded = True

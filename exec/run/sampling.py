@@ -41,7 +41,8 @@ class Sampling:
 
 def _within(option: str, value: float, low: float, high: float) -> None:
     if not isfinite(value) or not low <= value <= high:
-        raise UsageError(f"{option} {value:g} is not between {low:g} and {high:g}")
+        told = [f"{n:,}" if isinstance(n, int) else f"{n:g}" for n in (value, low, high)]
+        raise UsageError(f"{option} {told[0]} is not between {told[1]} and {told[2]}")
 
 
 class Sampler:
@@ -53,8 +54,11 @@ class Sampler:
         self._generator = torch.Generator().manual_seed((sampling.seed + number) % 2**63)
 
     def next(self, logits: torch.Tensor, ids: Sequence[int]) -> int:
-        """An id, after `ids`. Of equal logits the lowest id is best."""
+        """An id, after `ids`. Of equal logits the lowest id is best. Raises UsageError for logits that are no numbers."""
         s, x = self.sampling, logits.double().cpu()
+        if x.isnan().any() or x.max().isinf():
+            cure = "`einpage run … --find-nan` names the task that they come from"
+            raise UsageError(f"the logits after {len(ids)} tokens hold NaN or inf, so there is no next token; {cure}")
         if s.repetition_penalty != 1.0 and ids:
             seen = torch.tensor(sorted(set(ids)))
             x = x.clone()
@@ -66,7 +70,7 @@ class Sampler:
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
         """[v] of each token, 0 for those that are left out; sums to 1."""
         s = self.sampling
-        p, order = torch.sort(torch.softmax(logits / s.temperature, 0), descending=True, stable=True)
+        p, order = torch.sort(torch.softmax((logits - logits.max()) / s.temperature, 0), descending=True, stable=True)
         drawn_from = torch.ones_like(p, dtype=torch.bool)
         if s.top_k:
             drawn_from[s.top_k :] = False
