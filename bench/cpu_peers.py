@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from bench import results
+from bench.gpu.rivals import transformer
 from bench.results import ROOT
 from einpage.einsum_front.base.onednn import NO_ONEDNN
 from einpage.einsum_front.base.units import format_bytes, parse_bytes
@@ -77,34 +78,13 @@ def token_ids(count: int) -> tuple[int, ...]:
 
 def peer(path: Path) -> Any:
     """transformers' LLaMA over the weights that ours reads from the file, dequantised to fp32."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     model = open_model(ROOT / "specs/llama.yaml", {}, str(path))
     assert model.resolved is not None
-    sizes, scalars = model.program.sizes, model.program.scalars
-    config = cast(Any, LlamaConfig)(
-        hidden_size=sizes["model"],
-        intermediate_size=sizes["ffn"],
-        num_hidden_layers=sizes["layers"],
-        num_attention_heads=sizes["heads"],
-        num_key_value_heads=sizes["kv_heads"],
-        vocab_size=sizes["vocab"],
-        rms_norm_eps=scalars["eps"],
-        rope_parameters={"rope_type": "default", "rope_theta": scalars["theta"]},
-        max_position_embeddings=1 << 13,
-        tie_word_embeddings=True,
-        attn_implementation="sdpa",
-        dtype=torch.float32,
-    )
-    with torch.device("meta"):
-        network = cast(Any, LlamaForCausalLM)(config)
     weights = {
         NAMES[name.partition("@")[0]].format(l=name.partition("@")[2]): w for name, w in read_weights(model.resolved, model.program).items()
     }
-    weights = {name: w.reshape(network.get_parameter(name).shape) for name, w in weights.items()}
-    network.load_state_dict(weights | {"lm_head.weight": weights["model.embed_tokens.weight"]}, assign=True, strict=True)
-    network.model.rotary_emb = type(network.model.rotary_emb)(config)  # its table is no weight, and was made on no device
-    return network.eval().requires_grad_(False)
+    scalars = model.program.scalars
+    return transformer(model.program.sizes, weights, torch.float32, scalars["eps"], scalars["theta"])
 
 
 def ours(path: Path, tokens: tuple[int, ...], budget: str, machine: Machine, plan_steps: int | None) -> Prepared:

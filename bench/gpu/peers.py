@@ -62,7 +62,7 @@ class Shared:
         return self.report.setting
 
     def transformer(self) -> Any:
-        return rivals.transformer(self.sizes, self.host_weights)
+        return rivals.transformer(self.sizes, self.host_weights.values)
 
     def ring(self, kept: int) -> Prefill:
         model = self.transformer()

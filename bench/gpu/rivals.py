@@ -7,7 +7,7 @@ share one set of host weights; none may take more device memory than its cap (th
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, cast
@@ -15,19 +15,23 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from bench.gpu.host_weights import HostWeights
 from bench.ring import Ring
 
 Prefill = Callable[[Tensor], Tensor]
 """Token ids [1, seq] on the device → logits [vocab]."""
 
 
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
 class Missing(Exception):
     """A peer that cannot be tried here, and why."""
 
 
-def transformer(sizes: dict[str, int], host_weights: HostWeights) -> Any:
-    """LlamaForCausalLM whose parameters are these very tensors, on the host."""
+def transformer(
+    sizes: Mapping[str, int], weights: Mapping[str, torch.Tensor], dtype: torch.dtype = torch.float16, eps: float = 1e-5, theta: float = 1e4
+) -> Any:
+    """LlamaForCausalLM whose parameters are these very tensors, on the host; tied where there is no head among them."""
     if find_spec("transformers") is None:
         raise Missing("transformers is not installed")
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -41,15 +45,16 @@ def transformer(sizes: dict[str, int], host_weights: HostWeights) -> Any:
         num_key_value_heads=sizes["kv_heads"],
         vocab_size=sizes["vocab"],
         max_position_embeddings=1 << 15,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=False,
+        rms_norm_eps=eps,
+        rope_parameters={"rope_type": "default", "rope_theta": theta},
+        tie_word_embeddings=HEAD not in weights,
         attn_implementation="sdpa",
-        dtype=torch.float16,
+        dtype=dtype,
     )
-    assert config.rope_parameters["rope_theta"] == 10000.0
     with torch.device("meta"):
         model = make_model(config)
-    model.load_state_dict(dict(host_weights.values), assign=True, strict=True)
+    shaped = {name: w.reshape(model.get_parameter(name).shape) for name, w in weights.items()}
+    model.load_state_dict({HEAD: shaped[EMBEDDING], **shaped}, assign=True, strict=True)
     rotary = type(model.model.rotary_emb)(config)  # its table is no weight, and was made on no device
     model.model.rotary_emb = rotary
     return model.eval().requires_grad_(False)

@@ -36,6 +36,11 @@ class Box:
         """Elements in the box."""
         return prod(map(sub, self.end, self.start))
 
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """What picks its elements from an array of the whole value."""
+        return tuple(map(slice, self.start, self.end))
+
     def intersects(self, other: Box) -> bool:
         """True where the two boxes share an element (always, for two boxes of no dimensions)."""
         return all(a < d and c < b for a, b, c, d in zip(self.start, self.end, other.start, other.end, strict=True))

@@ -13,13 +13,13 @@ from contextlib import closing
 
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import format_bytes, format_seconds, parse_bytes
-from einpage.exec.command.options import files_read, prompt_texts, request_of, settings_of
-from einpage.exec.command.run import machine_of, progress_bars, stuck, thread_warnings
+from einpage.exec.command.options import prompt_texts, request_of, settings_of
+from einpage.exec.command.run import device_of, machine_of, progress_bars, stuck, thread_warnings
 from einpage.exec.dispatch.progress import Hooks
 from einpage.exec.load.inputs import TokenLists, encode_prompts
 from einpage.exec.load.tokenizer import CURE, TextPieces, Tokenizer, TokenizerError, end_tokens, load_tokenizer
 from einpage.exec.planning.model import Model, open_model
-from einpage.exec.run.choose import DeviceKind, RunOptions, device_for, dispatch_of, kernels_for
+from einpage.exec.run.choose import RunOptions, dispatch_of, kernels_for
 from einpage.exec.run.generation import Generation, GenerationFigures
 from einpage.exec.run.sampling import Sampling
 from einpage.exec.system.interrupt import INTERRUPTED
@@ -42,9 +42,7 @@ def generate_command(a: argparse.Namespace) -> int:
         raise UsageError("--greedy takes the best token: --top-k, --top-p, --min-p and --seed have no effect beside it; leave them out")
     if "" in a.stop:
         raise UsageError("--stop is empty: every text would end before it begins; write a text, or leave it out")
-    chosen = device_for(a.device)
-    if a.threads is not None and chosen.kind is not DeviceKind.CPU:
-        raise UsageError("--threads is a figure of the CPU device; leave it out, or say --device cpu")
+    chosen = device_of(a)
     temperature = 0.0 if a.greedy else DEFAULT_TEMPERATURE if a.temperature is None else a.temperature
     sampling = Sampling(temperature, a.top_k, a.top_p, a.min_p, a.repetition_penalty, a.seed)
     options = RunOptions(
@@ -64,7 +62,6 @@ def generate_command(a: argparse.Namespace) -> int:
             raise UsageError(f"--set {name}: generate sets it")
         return open_model(a.spec, {**settings, **sizes}, a.weights, None, tokenizer)
 
-    files_read(a)
     machine = machine_of(a, chosen.kind)
     with progress_bars(chosen.why, lambda: "planning", quiet=a.json) as shown:
         generation = Generation(model_at, machine, options, prompts, a.max_new, shown.loading, Hooks(stuck=stuck), shown.planned)

@@ -34,7 +34,7 @@ from einpage.exec.measure.cpu import cores
 from einpage.exec.picture.chrome_trace import write_trace
 from einpage.exec.planning.judged_plan import Planned
 from einpage.exec.planning.model import open_model
-from einpage.exec.run.choose import DeviceKind, RunOptions, device_for, dispatch_of, kernels_for, measured_machine
+from einpage.exec.run.choose import ChosenDevice, DeviceKind, RunOptions, device_for, dispatch_of, kernels_for, measured_machine
 from einpage.exec.run.prepared import RunResult, run_model
 from einpage.exec.system.spinner import planning_text, spinner
 from einpage.memplan.bounds.limit import limit_name
@@ -49,9 +49,7 @@ def run_command(a: argparse.Namespace) -> int:
     warnings = thread_warnings(a.threads)
     if not a.weights:
         raise UsageError("run needs --weights: a checkpoint's path, or random:SEED")
-    chosen = device_for(a.device)
-    if a.threads is not None and chosen.kind is not DeviceKind.CPU:
-        raise UsageError("--threads is a figure of the CPU device; leave it out, or say --device cpu")
+    chosen = device_of(a)
     options = RunOptions(
         plan=request_of(a, budget),
         perplexity=a.perplexity,
@@ -89,6 +87,14 @@ def run_command(a: argparse.Namespace) -> int:
         print(f"warning: {warning}", file=sys.stderr)
     print(rendered(result, a.timeline))
     return 0
+
+
+def device_of(a: argparse.Namespace) -> ChosenDevice:
+    """The device that --device asks for. Raises UsageError, for --threads beside a GPU too."""
+    chosen = device_for(a.device)
+    if a.threads is not None and chosen.kind is not DeviceKind.CPU:
+        raise UsageError("--threads is a figure of the CPU device; leave it out, or say --device cpu")
+    return chosen
 
 
 def write_outputs(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -143,7 +143,6 @@ def outputs(memgraph: MemGraph, arena: HostArena, names: Collection[str] | None 
         whole = torch.empty(shape_by_value[value], dtype=TORCH_DTYPE[tiles[0].dtype])
         for tile in tiles:
             assert tile.id in tile_by_tensor, f"output {tile.name} is not on the host at the end"
-            box = tuple(slice(a, b) for a, b in zip(tile.box.start, tile.box.end, strict=True))
-            whole[box] = tile_by_tensor[tile.id]
+            whole[tile.box.slices] = tile_by_tensor[tile.id]
         found[name] = whole
     return found

@@ -30,7 +30,7 @@ from einpage.exec.planning.judged_plan import Planned, plan_program
 from einpage.exec.planning.model import Model
 from einpage.exec.run.choose import DeviceKind, RunOptions, dispatcher, make_device
 from einpage.exec.run.outputs import logits_axes
-from einpage.exec.run.prepared import compacted, refuse_above_device, refuse_above_host
+from einpage.exec.run.prepared import compacted, fill_inputs, refuse_above_device, refuse_above_host
 from einpage.exec.run.report import weight_warnings
 from einpage.exec.run.sampling import Sampler, Sampling
 from einpage.memplan.errors import DoesNotFit
@@ -290,10 +290,13 @@ class _Ready:
         self._own_inputs = replace(program, inputs=tuple(i for i in program.inputs if i.name not in self._first))
         names = {i.name for i in self._own_inputs.inputs}
         self._given = [tensor for tensor in tensors if tensor.value in names]
-        self._is_loaded = False
+        self._is_loaded = self._is_closed = False
 
     def close(self) -> None:
-        self._device.close()
+        """Let the device go, once."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._device.close()
 
     def clear_states(self) -> None:
         for tiles in self._first.values():
@@ -306,7 +309,7 @@ class _Ready:
             found = whole_by_name[name]
             for t in tiles:
                 target = self._at_start[t.id]
-                part = found[tuple(slice(a, b) for a, b in zip(t.box.start, t.box.end, strict=True))]
+                part = found[t.box.slices]
                 target.zero_()
                 target[tuple(slice(0, n) for n in part.shape)] = part
 
@@ -316,10 +319,7 @@ class _Ready:
 
     def run(self, arrays: Mapping[str, NDArray[np.generic]], hooks: Hooks) -> Measured:
         """One pass; the states that it leaves are those that the next begins with."""
-        bound = bind_inputs(self._own_inputs, None, arrays)
-        for tensor in self._given:
-            box = tuple(slice(a, b) for a, b in zip(tensor.box.start, tensor.box.end, strict=True))
-            self._at_start[tensor.id].copy_(torch.from_numpy(np.ascontiguousarray(bound[tensor.value][box])))
+        fill_inputs(self._given, bind_inputs(self._own_inputs, None, arrays), self._at_start)
         if not self._is_loaded:
             self._device.preload()
             self._is_loaded = True

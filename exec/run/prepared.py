@@ -6,7 +6,7 @@ here; the command line does that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -19,7 +19,7 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import format_bytes
 from einpage.einsum_front.graph.packed import packed
-from einpage.einsum_front.graph.taskgraph import TaskGraph, TensorId
+from einpage.einsum_front.graph.taskgraph import Tensor, TensorId
 from einpage.exec.device.arena import HostArena, bytes_before_outputs, host_copies, outputs
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.device.device import Device
@@ -121,7 +121,7 @@ def prepare_run(
     host = HostArena(memgraph.host_bytes)
     slots = host_copies(memgraph, host)
     not_finite = fill(planned.graph, model.resolved, slots, loading)
-    fill_inputs(planned.graph, arrays, slots)
+    fill_inputs(planned.graph.tensors, arrays, slots)
     del slots
     give_back_memory(memgraph.host_bytes)
     device = make_device(options.device, memgraph, host, machine, options.kernels, poison=options.poison)
@@ -224,9 +224,8 @@ def refuse_infinite(arrays: Mapping[str, NDArray[np.generic]], dtype: DType) -> 
             refuse_beyond(name, array, infinite, dtype.value, limits.max)
 
 
-def fill_inputs(graph: TaskGraph, arrays: Mapping[str, NDArray[np.generic]], slots: Mapping[TensorId, torch.Tensor]) -> None:
-    """Copy every input tile into its host slot, in the tile's own element type."""
-    for tensor in graph.tensors:
+def fill_inputs(tensors: Iterable[Tensor], arrays: Mapping[str, NDArray[np.generic]], slots: Mapping[TensorId, torch.Tensor]) -> None:
+    """Copy every tile among `tensors` of a value in `arrays` into its host slot, in the tile's own element type."""
+    for tensor in tensors:
         if tensor.value in arrays:
-            box = tuple(slice(a, b) for a, b in zip(tensor.box.start, tensor.box.end, strict=True))
-            slots[tensor.id].copy_(torch.from_numpy(np.asarray(arrays[tensor.value][box], order="C")))
+            slots[tensor.id].copy_(torch.from_numpy(np.asarray(arrays[tensor.value][tensor.box.slices], order="C")))
