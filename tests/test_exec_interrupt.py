@@ -39,7 +39,7 @@ def test_ctrl_c_ends_with_130(tmp_path: Path) -> None:
     """A run large enough to be in the middle of things is interrupted once it says it runs."""
     code = (
         "import sys\n"
-        "from einpage.exec.run import prepared as run\n"
+        "from einpage.exec.run import choose as run\n"
         "from einpage.exec.cli import main\n"
         "dynamic = run.dispatcher(run.DeviceKind.CPU, run.Dispatch.DYNAMIC)\n"
         "def run_slowly(memgraph, device, hooks):\n"

@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 from einpage.einsum_front.algebra.expr import Axis, Binary, Letter, Load
 from einpage.einsum_front.base.dtype import RUN_DTYPES, DType
 from einpage.einsum_front.base.units import Nbytes
-from einpage.einsum_front.graph.job import Box, Job, MapJob, Part, Range, View
+from einpage.einsum_front.graph.job import Job, MapJob, Part, Range
 from einpage.exec.device.arena import MappedArena
 from einpage.exec.measure.copies import CopySamples, measured_copies
 from einpage.exec.measure.fit import fitted, spread
 from einpage.exec.measure.kernels_version import blas, kernels_version
 from einpage.exec.measure.probe_runs import LAYERS_BY_ROWS, ProbeRuns, probe_runs
-from einpage.exec.measure.products import measured_onednn, product_job, strided_factor
+from einpage.exec.measure.products import measured_onednn, product_job, strided_factor, whole_view
 from einpage.exec.measure.profiles import Say, measured, profile_path
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.kernels.on_torch.products import ONLY_MM, Products
@@ -247,8 +247,4 @@ def _pointwise(extent: int) -> MapJob:
     k = Letter("k")
     x = Load("x", (Axis(k),))
     part = Part((Axis(k),), Binary("+", x, Binary("*", x, x)))
-    return MapJob((Range(k, 0, extent),), (_whole("x", (extent,), DType.FP32),), _whole("y", (extent,), DType.FP32), (part,))
-
-
-def _whole(name: str, shape: tuple[int, ...], dtype: DType) -> View:
-    return View(name, dtype, (Box((0,) * len(shape), shape),))
+    return MapJob((Range(k, 0, extent),), (whole_view("x", (extent,), DType.FP32),), whole_view("y", (extent,), DType.FP32), (part,))

@@ -97,9 +97,10 @@ def product_job(rows: int, inner: int, columns: int, dtype: DType) -> ContractJo
     r, k, c = Letter("r"), Letter("k"), Letter("c")
     ranges = (Range(r, 0, rows), Range(k, 0, inner), Range(c, 0, columns))
     x, w = Load("x", (Axis(r), Axis(k))), Load("w", (Axis(c), Axis(k)))
-    reads = (_whole("x", (rows, inner), dtype), _whole("w", (columns, inner), dtype))
-    return ContractJob(ranges, reads, _whole("y", (rows, columns), dtype), (Contraction(x, w, (k,)),), (r, c), Acc(0), None, True)
+    reads = (whole_view("x", (rows, inner), dtype), whole_view("w", (columns, inner), dtype))
+    return ContractJob(ranges, reads, whole_view("y", (rows, columns), dtype), (Contraction(x, w, (k,)),), (r, c), Acc(0), None, True)
 
 
-def _whole(name: str, shape: tuple[int, ...], dtype: DType) -> View:
+def whole_view(name: str, shape: tuple[int, ...], dtype: DType) -> View:
+    """A value of `shape` in one tile."""
     return View(name, dtype, (Box((0,) * len(shape), shape),))

@@ -10,17 +10,20 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.device.arena import HostArena
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.device.cuda import CudaDriver, why_not_cuda
+from einpage.exec.device.device import Device
 from einpage.exec.device.driver import Driver
 from einpage.exec.device.streams import StreamDevice
 from einpage.exec.dispatch.dynamic import run_dynamic
 from einpage.exec.dispatch.engine import Measured
+from einpage.exec.dispatch.progress import Hooks
 from einpage.exec.dispatch.serial import run_serial
-from einpage.exec.dispatch.static import run_static
+from einpage.exec.dispatch.static import run_static, schedule
 from einpage.exec.dispatch.stream_dynamic import run_stream_dynamic
 from einpage.exec.dispatch.stream_static import run_stream_static
 from einpage.exec.measure.cpu import measured_cpu
@@ -137,3 +140,11 @@ def dispatcher(kind: DeviceKind, dispatch: Dispatch) -> Callable[..., Measured]:
             return run_stream_dynamic if on_streams else run_dynamic
         case Dispatch.STATIC:
             return run_stream_static if on_streams else run_static
+
+
+def repeated(kind: DeviceKind, dispatch: Dispatch, memgraph: MemGraph) -> Callable[[Device, Hooks], Measured]:
+    """Runs a pass of `memgraph` whenever it is called: what all passes share is made once."""
+    run = dispatcher(kind, dispatch)
+    if run is run_static:
+        run = partial(run, lists=schedule(memgraph))
+    return partial(run, memgraph)

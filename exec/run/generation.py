@@ -28,7 +28,7 @@ from einpage.exec.load.fill import NotFiniteWeight, fill
 from einpage.exec.load.inputs import LENGTHS, TOKENS, TokenLists, bind_inputs
 from einpage.exec.planning.judged_plan import Planned, plan_program
 from einpage.exec.planning.model import Model
-from einpage.exec.run.choose import DeviceKind, RunOptions, dispatcher, make_device
+from einpage.exec.run.choose import DeviceKind, RunOptions, make_device, repeated
 from einpage.exec.run.outputs import logits_axes
 from einpage.exec.run.prepared import compacted, fill_inputs, refuse_above_device, refuse_above_host
 from einpage.exec.run.report import weight_warnings
@@ -271,6 +271,7 @@ class _Ready:
         memgraph = phase.planned.memgraph
         self._memgraph, self._host, self._at_start = memgraph, host, host_copies(memgraph, host)
         self._device = make_device(options.device, memgraph, host, machine, options.kernels, poison=options.poison)
+        self._pass = repeated(options.device, options.dispatch, memgraph)
         tensors = memgraph.graph.tensors
         program = phase.model.program
         states, value_by_output = program.states, dict(memgraph.graph.outputs)
@@ -323,7 +324,7 @@ class _Ready:
         if not self._is_loaded:
             self._device.preload()
             self._is_loaded = True
-        measured = dispatcher(self._options.device, self._options.dispatch)(self._memgraph, self._device, hooks)
+        measured = self._pass(self._device, hooks)
         for first, last in self._carried:
             first.copy_(last)
         return measured

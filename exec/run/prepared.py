@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -26,12 +25,11 @@ from einpage.exec.device.device import Device
 from einpage.exec.device.streams import StreamDevice
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.progress import SILENT, Hooks
-from einpage.exec.dispatch.static import run_static, schedule
 from einpage.exec.load.fill import NotFiniteWeight, fill
 from einpage.exec.load.inputs import bind_inputs, refuse_beyond
 from einpage.exec.planning.judged_plan import Planned, plan_program
 from einpage.exec.planning.model import Model
-from einpage.exec.run.choose import DeviceKind, Dispatch, RunOptions, dispatcher, make_device
+from einpage.exec.run.choose import DeviceKind, Dispatch, RunOptions, make_device, repeated
 from einpage.exec.run.find_nan import CheckedDevice, FoundNan, find_nan
 from einpage.exec.run.outputs import output_warnings, text_figures, wanted_outputs
 from einpage.exec.run.report import DeviceFigures, RunReport, profile_warnings, weight_warnings
@@ -191,11 +189,9 @@ def compacted(planned: Planned) -> Planned:
 def run_passes(memgraph: MemGraph, device: Device, options: RunOptions, dispatch: Dispatch, hooks: Hooks) -> Iterator[Measured]:
     """Preload the resident tensors; then run every pass, each when the one before is done."""
     device.preload()
-    run = dispatcher(options.device, dispatch)
-    if run is run_static:
-        run = partial(run_static, lists=schedule(memgraph))
+    run = repeated(options.device, dispatch, memgraph)
     for _ in range(options.plan.passes or 1):
-        yield run(memgraph, device, hooks)
+        yield run(device, hooks)
 
 
 def refuse_above_device(machine: Machine, budget_bytes: int) -> None:
