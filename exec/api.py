@@ -164,7 +164,7 @@ def run(
     asked = None if dispatch is None else _choice(Dispatch, dispatch, "dispatch").value
     options = RunOptions(request, perplexity, dispatch_of(asked, find_nan), kind, kernels_for("auto", kind), find_nan=find_nan)
     given = None if inputs is None else arrays(inputs)
-    profile = measured_machine(kind) if machine is None else _machine_named(machine)
+    profile = (lambda: measured_machine(kind)) if machine is None else _machine_named(machine)
     return run_model(model, profile, options, given)
 
 

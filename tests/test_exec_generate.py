@@ -23,6 +23,7 @@ from einpage.exec.run import generation
 from einpage.exec.run.choose import Dispatch, RunOptions
 from einpage.exec.run.generation import Generation
 from einpage.exec.run.sampling import Sampling
+from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.simulate import all_moved_bytes
 from einpage.memplan.machine.profile import load_machine
 from smollm2 import smollm2_path
@@ -198,6 +199,63 @@ def test_what_would_give_wrong_tokens_is_refused(
         text = text.replace("k[b,at[b]+s] = tokens[b,s]", "h[b] = h[b] + sum[s](tokens[b,s])").replace("sum[t](k[b,t])", "h[b]")
     with pytest.raises(UsageError, match=message):
         generated(of_text(tmp_path / "line.yaml", text, prompts))
+
+
+TABLE = LINE.replace("weights: {w: {axes: v, from: w}}", "weights: {w: {axes: v, from: w}, table: {axes: p, from: table}}").replace(
+    "v: vocab}", "v: vocab, p: 9}"
+)
+
+
+def places(path: Path, rows: int, max_new: int, prompts: Sequence[Sequence[int]]) -> Generation:
+    """A spec with a learned table of so many rows, read at every position."""
+    text = TABLE.replace("p: 9", f"p: {rows}").replace("+ 0 * sum", "+ 0 * table[at[b] + lengths[b] - 1] + 0 * sum")
+    path.write_text(text, encoding="utf-8")
+    lists = TokenLists(tuple(map(tuple, prompts)), "the prompts")
+    options = RunOptions(PlanRequest(1 << 20), dispatch=Dispatch.SERIAL, poison=True)
+    return Generation(lambda sizes: open_model(path, sizes, "random:0"), load_machine("cpu"), options, lists, max_new)
+
+
+@pytest.mark.parametrize("rows", [6, 9, 30])
+@pytest.mark.parametrize("prompts", [((1, 2),), ((1,), (1, 2, 3, 4))])
+def test_as_many_tokens_come_as_a_learned_table_has_positions_for(tmp_path: Path, rows: int, prompts: Sequence[Sequence[int]]) -> None:
+    """The last of them is not read, so it needs none; one more is refused before the first, and buckets do not ask for more."""
+    most = rows - max(map(len, prompts)) + 1
+    with patch.object(generation, "LEAST_EXTRA", 3):
+        assert generated(places(tmp_path / "s.yaml", rows, most, prompts)) == [[7] * most] * len(prompts)
+        with pytest.raises(UsageError, match=rf"more than the {rows} positions that line has; say --max-new {most}, or less .*`table`"):
+            places(tmp_path / "s.yaml", rows, most + 1, prompts)
+
+
+def test_a_prompt_longer_than_a_learned_table_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^4 tokens of the prompt are more than the 3 positions that line has; shorten .* to 3"):
+        places(tmp_path / "s.yaml", 3, 5, [(1, 2, 3, 4)])
+
+
+def test_buckets_are_known_beforehand() -> None:
+    with patch.object(generation, "LEAST_EXTRA", 2):
+        opening = opened(RAGGED, 30)
+        expected_last, planned = opening._last_bucket(), Generation._planned
+        met: list[tuple[int, int]] = []
+
+        def noted(it: Generation, past: int, extra: int, seq: int, split: Mapping[Letter, int] | None = None) -> generation._Phase:
+            met.append((past, extra))
+            return planned(it, past, extra, seq, split)
+
+        with patch.object(Generation, "_planned", noted):
+            generated(opening)
+    assert len(met) > 3 and met[-1] == expected_last
+
+
+@pytest.mark.parametrize("max_new", [8, 400])
+def test_a_later_bucket_that_no_plan_fits_is_refused_before_the_first_token(max_new: int) -> None:
+    """Each position adds to what attention has on the device at once."""
+    if max_new > 8:
+        with pytest.raises(DoesNotFit, match=r"at position 401 \(a smaller --max-new ends before it\) wants .* smallest budget that works"):
+            opened(RAGGED[:1], max_new, 27 << 10)
+        return
+    opening = opened(RAGGED[:1], max_new, 27 << 10)
+    last = opening._last_bucket()
+    assert last is not None and opening._planned_alike(None, *last, 1).planned.memgraph.graph.tasks
 
 
 MISTAKES = {

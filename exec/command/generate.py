@@ -10,13 +10,14 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import format_bytes, format_seconds, parse_bytes
 from einpage.exec.command.options import prompt_texts, request_of, settings_of
 from einpage.exec.command.run import device_of, machine_of, progress_bars, stuck, thread_warnings
 from einpage.exec.dispatch.progress import Hooks
-from einpage.exec.load.inputs import TokenLists, encode_prompts
+from einpage.exec.load.inputs import encode_prompts
 from einpage.exec.load.tokenizer import CURE, TextPieces, Tokenizer, TokenizerError, end_tokens, load_tokenizer
 from einpage.exec.planning.model import Model, open_model
 from einpage.exec.run.choose import RunOptions, dispatch_of, kernels_for
@@ -55,20 +56,22 @@ def generate_command(a: argparse.Namespace) -> int:
     except TokenizerError as error:
         raise UsageError(str(error).replace(CURE, "generate needs a checkpoint that has one")) from error
     prompts = encode_prompts(tokenizer, texts)
-    prompts = TokenLists(tuple(row[: len(row) - len(tokenizer.suffix)] for row in prompts.lists), prompts.origin)
+    prompts = replace(prompts, lists=tuple(row[: len(row) - len(tokenizer.suffix)] for row in prompts.lists))
 
     def model_at(sizes: Mapping[str, int]) -> Model:
         for name in sizes.keys() & settings.keys():
             raise UsageError(f"--set {name}: generate sets it")
         return open_model(a.spec, {**settings, **sizes}, a.weights, None, tokenizer)
 
+    ends = end_tokens(a.weights)
+    answers = [Answer(text, ids, tokenizer, ends, a.stop) for text, ids in zip(texts, prompts.lists, strict=True)]
     machine = machine_of(a, chosen.kind)
     with progress_bars(chosen.why, lambda: "planning", quiet=a.json) as shown:
+        machine = shown.without_spinner(machine)
         generation = Generation(model_at, machine, options, prompts, a.max_new, shown.loading, Hooks(stuck=stuck), shown.planned)
         warnings = [*generation.warnings, *warnings]
     for warning in warnings if not a.json else ():
         print(f"warning: {warning}", file=sys.stderr)
-    answers = [Answer(text, ids, tokenizer, end_tokens(a.weights), a.stop) for text, ids in zip(texts, prompts.lists, strict=True)]
     status = 0
     try:
         for said in spoken(generation, sampling, answers):
@@ -79,11 +82,16 @@ def generate_command(a: argparse.Namespace) -> int:
         status = INTERRUPTED
         for answer in answers:
             answer.finish = "interrupted" if answer.finish == "length" else answer.finish
+    unknown = [token for answer in answers for token in answer.unknown]
+    without_text = [f"{len(unknown)} tokens have no text, id {unknown[0]} first: the tokenizer does not know them"] if unknown else []
     if a.json:
         for answer in answers:
-            print(json.dumps({**answer.facts(), **figures_of(generation.figures, len(answers)), "warnings": warnings}))
+            facts = {**answer.facts(), **figures_of(generation.figures, len(answers)), "warnings": [*warnings, *without_text]}
+            print(json.dumps(facts))
         return status
     print("" if len(answers) == 1 else "\n\n".join(f"{answer.prompt!r}\n{answer.text}" for answer in answers))
+    for warning in without_text:
+        print(f"warning: {warning}", file=sys.stderr)
     print(rendered(generation.figures, options.plan.budget_bytes, answers), file=sys.stderr)
     return status
 
@@ -93,6 +101,7 @@ class Answer:
 
     def __init__(self, prompt: str, ids: Sequence[int], tokenizer: Tokenizer, ends: frozenset[int], stops: Sequence[str]) -> None:
         self.prompt, self.tokens, self.text, self.ended = prompt, list[int](), "", False
+        self._tokenizer = tokenizer
         self._pieces, self._ends, self._stops = TextPieces(tokenizer), ends, stops
         self.finish = "length"
         """Why it ends: an `end` token, a `stop` string, its `length`, or `interrupted`."""
@@ -121,6 +130,11 @@ class Answer:
             return ""
         self.ended = True
         return self._said(self._held + self._pieces.rest())
+
+    @property
+    def unknown(self) -> list[int]:
+        """Ids that the tokenizer has no token for: the model has more rows than the tokenizer tokens."""
+        return [token for token in self.tokens if not self._tokenizer.knows(token)]
 
     def _said(self, text: str) -> str:
         self.text += text

@@ -32,7 +32,7 @@ from einpage.exec.load.inputs import TokenLists, encode_prompts, read_input, rea
 from einpage.exec.load.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 from einpage.exec.measure.cpu import cores
 from einpage.exec.picture.chrome_trace import write_trace
-from einpage.exec.planning.judged_plan import Planned
+from einpage.exec.planning.judged_plan import MachineSource, Planned
 from einpage.exec.planning.model import open_model
 from einpage.exec.run.choose import ChosenDevice, DeviceKind, RunOptions, device_for, dispatch_of, kernels_for, measured_machine
 from einpage.exec.run.prepared import RunResult, run_model
@@ -71,7 +71,9 @@ def run_command(a: argparse.Namespace) -> int:
             refuse_full(a.logits, sum(t.nbytes for t in found.graph.tensors if t.kind is Kind.OUTPUT))
             shown.planned(found)
 
-        result = run_model(model, machine, options, named, hooks=shown.hooks, loading=shown.loading, planned_hook=planned, pace=pace)
+        result = run_model(
+            model, shown.without_spinner(machine), options, named, hooks=shown.hooks, loading=shown.loading, planned_hook=planned, pace=pace
+        )
     report = replace(result.report, warnings=(*warnings, *result.report.warnings))
     write_each(
         (
@@ -142,26 +144,29 @@ def inputs_of(assignments: list[str]) -> Mapping[str, NDArray[np.generic]]:
     return out
 
 
-def machine_of(a: argparse.Namespace, kind: DeviceKind) -> Machine:
-    """The profile named by --machine, or that of this machine's own device, measured now where it never was."""
+def machine_of(a: argparse.Namespace, kind: DeviceKind) -> Machine | MachineSource:
+    """The profile named by --machine; else a function for that of this machine's own device, which it measures where it never was."""
     if a.machine:
         return load_machine(a.machine, h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes, threads=a.threads)
-    machine = measured_machine(kind, a.threads, say=lambda text: print(text, file=sys.stderr))
-    if a.h2d:
-        machine = machine.with_rate(Queue.H2D, parse_rate(a.h2d, "--h2d"))
-    if a.d2h:
-        machine = machine.with_rate(Queue.D2H, parse_rate(a.d2h, "--d2h"))
-    if a.device_bytes:
-        machine = replace(machine, device_bytes=parse_bytes(a.device_bytes, "--device-bytes"))
+    rates = [(Queue.H2D, parse_rate(a.h2d, "--h2d"))] if a.h2d else []
+    rates += [(Queue.D2H, parse_rate(a.d2h, "--d2h"))] if a.d2h else []
+    device_bytes = parse_bytes(a.device_bytes, "--device-bytes") if a.device_bytes else None
+
+    def machine() -> Machine:
+        found = measured_machine(kind, a.threads, say=lambda text: print(text, file=sys.stderr))
+        for queue, bytes_per_s in rates:
+            found = found.with_rate(queue, bytes_per_s)
+        return found if device_bytes is None else replace(found, device_bytes=device_bytes)
+
     return machine
 
 
 class ProgressBars:
     """Two progress bars on stderr: weights loaded, then bytes moved by the engines. Silent where `quiet` or not a terminal."""
 
-    def __init__(self, bars: Progress, start: Callable[[], None], device: str, quiet: bool) -> None:
-        """`start` is called when there is a plan: the bars may be drawn."""
-        self._bars, self._start, self._device, self._quiet = bars, start, device, quiet
+    def __init__(self, bars: Progress, spin: Callable[[bool], None], start: Callable[[], None], device: str, quiet: bool) -> None:
+        """`spin` stops the spinner and starts it again; `start` is called when there is a plan: the bars may be drawn."""
+        self._bars, self._spin, self._start, self._device, self._quiet = bars, spin, start, device, quiet
         self._load: TaskID | None = None
         self._run: TaskID | None = None
 
@@ -169,6 +174,20 @@ class ProgressBars:
     def hooks(self) -> Hooks:
         """Callbacks for the run: its progress moves the second bar, a stuck run prints its queue heads."""
         return Hooks(progress=self.running, stuck=stuck)
+
+    def without_spinner(self, machine: Machine | MachineSource) -> Machine | MachineSource:
+        """`machine`; one that is yet to be measured, without a thread that draws meanwhile."""
+        if isinstance(machine, Machine):
+            return machine
+
+        def measured() -> Machine:
+            self._spin(False)
+            try:
+                return machine()
+            finally:
+                self._spin(True)
+
+        return measured
 
     def planned(self, planned: Planned) -> None:
         """Nothing can be refused any more: say where it runs, and start with the weights."""
@@ -199,13 +218,18 @@ def progress_bars(device: str, planning: Callable[[], str], quiet: bool) -> Iter
     bars = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
     with ExitStack() as drawn:
         before = drawn.enter_context(ExitStack())
-        before.enter_context(spinner(planning, quiet))
+
+        def spin(on: bool) -> None:
+            before.close()
+            if on:
+                before.enter_context(spinner(planning, quiet))
 
         def start() -> None:
-            before.close()
+            spin(False)
             drawn.enter_context(bars)
 
-        yield ProgressBars(bars, start, device, quiet)
+        spin(True)
+        yield ProgressBars(bars, spin, start, device, quiet)
 
 
 def stuck(heads: tuple[QueueHead, ...]) -> None:

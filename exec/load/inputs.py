@@ -53,6 +53,8 @@ class TokenLists:
     lists: tuple[tuple[int, ...], ...]
     origin: str
     """For messages: `--tokens FILE` or `the prompt`."""
+    encoded: bool = False
+    """Whether a tokenizer made them of text."""
 
     @property
     def longest(self) -> int:
@@ -88,7 +90,7 @@ def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[str]) -> TokenLists:
     lists = tuple(tuple(tokenizer.encode(prompt)) for prompt in prompts)
     if not lists or not all(lists):
         raise InputError(f"{origin}: empty; a model needs at least one token")
-    return TokenLists(lists, origin)
+    return TokenLists(lists, origin, encoded=True)
 
 
 def _refuse_surrogates(text: str, origin: str) -> None:
@@ -154,6 +156,19 @@ def bind_inputs(program: Program, tokens: TokenLists | None, named: Mapping[str,
     return {i.name: _checked(i, given[i.name]) if i.name in given else _defaulted(i) for i in program.inputs}
 
 
+def refuse_ids_outside(target: Input, tokens: TokenLists) -> None:
+    """Raises InputError where a tokenizer gave ids outside the range of the input that they go to: it is another model's."""
+    if target.range is None or not tokens.encoded:
+        return
+    low, high = target.range
+    places = [(n, at) for n, row in enumerate(tokens.lists) for at, token in enumerate(row) if not low <= token <= high]
+    if places:
+        (n, at), more = places[0], f", and {len(places) - 1} more are" if len(places) > 1 else ""
+        where = f"{tokens.origin}: token {at}" + (f" of prompt {n}" if len(tokens.lists) > 1 else "")
+        cure = "the tokenizer is not this model's: put the model's own beside its weights"
+        raise InputError(f"{where} is {tokens.lists[n][at]}, outside {low} .. {high}, what `{target.name}` may be{more}; {cure}")
+
+
 def _bind_tokens(program: Program, tokens: TokenLists, named: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     input_by_name = {i.name: i for i in program.inputs}
     target = input_by_name.get(TOKENS)
@@ -167,6 +182,7 @@ def _bind_tokens(program: Program, tokens: TokenLists, named: Mapping[str, NDArr
         raise InputError(
             f"{tokens.origin}: {len(tokens.lists)} sequences of up to {tokens.longest} tokens do not fit `{TOKENS}` {list(target.shape)}"
         )
+    refuse_ids_outside(target, tokens)
     lengths = np.array([len(row) for row in tokens.lists], np.int64)
     padded = np.zeros(target.shape, np.int64)
     for i, row in enumerate(tokens.lists):

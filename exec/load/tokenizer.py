@@ -57,6 +57,10 @@ class Tokenizer:
         """The text of ids, special tokens shown; bytes that are no whole character become U+FFFD."""
         return _called(lambda: str(self.backend.decode(list(ids), skip_special_tokens=False)), "the tokenizer cannot decode token ids")
 
+    def knows(self, token: int) -> bool:
+        """Whether the vocabulary has a token of that id."""
+        return self.backend.id_to_token(token) is not None
+
     def token_text(self, token: int) -> str:
         """What one id adds to a text, its space included; the empty string for an id beyond the vocabulary."""
         alone, twice = self.decode([token]), self.decode([token, token])

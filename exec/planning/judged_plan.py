@@ -8,10 +8,11 @@ Nothing is run, and torch is not imported.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from time import perf_counter
+from typing import TypeAlias
 
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.graph.program import Program, needed
@@ -30,6 +31,9 @@ from einpage.memplan.machine.places import Queue
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.pace import Pace
 from einpage.memplan.report import Report, passes_report, report, tasks_in_order
+
+MachineSource: TypeAlias = "Callable[[], Machine]"
+"""Gives a machine that is not at hand yet: to measure it takes seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,44 +70,62 @@ class RejectedPlan(AssertionError):
         super().__init__(f"the judge rejects this plan: {violation.reason.name}: {violation.message} (nodes {violation.nodes})")
 
 
-def plan_program(program: Program, machine: Machine, request: PlanRequest, since: float | None = None, pace: Pace | None = None) -> Planned:
+def plan_program(
+    program: Program, machine: Machine | MachineSource, request: PlanRequest, since: float | None = None, pace: Pace | None = None
+) -> Planned:
     """Split `program` for the budget and plan it. `since` is when the caller began (perf_counter), for `plan_s`; `pace` that of the
-    request, where somebody watches it.
+    request, where somebody watches it. A function for a machine is called when all is refused that needs none.
 
     Raises as build_graph and plan_graph.
     """
     since = perf_counter() if since is None else since
-    refuse_full_host(program, machine, request)
+    if isinstance(machine, Machine):
+        refuse_full_host(program, machine, request)
+    graph = build_graph(program, request).graph
+    if not isinstance(machine, Machine):
+        asked_s = perf_counter()
+        machine = machine()
+        waited_s = perf_counter() - asked_s
+        since += waited_s
+        if pace is not None:
+            pace.paused(waited_s)
+        refuse_full_host(program, machine, request)
     pace = pace or request.pace()
     if request.passes is not None:
-        planned = _plan_loop(program, machine, request, request.passes, since, pace)
+        planned = _plan_loop(program, graph, machine, request, request.passes, since, pace)
     else:
-        planned = plan_tasks(build_graph(program, request).graph, machine, request, since, pace)
+        planned = plan_tasks(graph, machine, request, since, pace)
     return replace(planned, sizes=dict(program.sizes))
 
 
 def refuse_full_host(program: Program, machine: Machine, request: PlanRequest) -> None:
     """Raises DoesNotFit where weights and inputs alone are more than the host holds: known at once, before any graph is made."""
+    total, free = least_host_bytes(program, request), machine.host_bytes
+    if total > free:
+        raise DoesNotFit(Misfit("(before the first)", "host", total, free, free, free, (), None))
+
+
+def least_host_bytes(program: Program, request: PlanRequest) -> int:
+    """Bytes of the weights and inputs that the outputs asked for are computed from: every plan has them on the host."""
     value_by_output = {output.name: output.value for output in program.outputs}
     wanted = request.outputs or tuple(value_by_output)[:1]
     read = needed(program, [value_by_output[name] for name in wanted if name in value_by_output])
     weights = sum(prod(weight.shape) * request.dtype.nbytes for weight in program.weights if weight.name in read)
     inputs = sum(prod(i.shape) * (i.dtype or request.dtype).nbytes for i in program.inputs if i.name in read)
-    if weights + inputs > machine.host_bytes:
-        total, free = weights + inputs, machine.host_bytes
-        raise DoesNotFit(Misfit("(before the first)", "host", total, free, free, free, (), None))
+    return weights + inputs
 
 
-def _plan_loop(program: Program, machine: Machine, request: PlanRequest, passes: int, since: float, pace: Pace | None) -> Planned:
-    """Plan a pass that ends as it began, with the best of a few splits: what is streamed wants small pieces."""
+def _plan_loop(
+    program: Program, coarsest: TaskGraph, machine: Machine, request: PlanRequest, passes: int, since: float, pace: Pace | None
+) -> Planned:
+    """Plan a pass that ends as it began, with the best of a few splits, of which the first is `coarsest`: what is streamed wants small
+    pieces."""
     best: Planned | None = None
     budget_bytes, options = request.budget_bytes, request.planner
     for share in LOOP_SPLITS:
         try:
-            graph = build_graph(program, replace(request, budget_bytes=budget_bytes // share)).graph
+            graph = coarsest if share == 1 else build_graph(program, replace(request, budget_bytes=budget_bytes // share)).graph
         except DoesNotFit:
-            if best is None:
-                raise
             break
         if best is not None:
             if graph.split == best.graph.split:
@@ -116,7 +138,7 @@ def _plan_loop(program: Program, machine: Machine, request: PlanRequest, passes:
         best = found
         if best.timeline.makespan_s <= GOOD_ENOUGH * best.bounds.bound_s:
             break
-    assert best is not None, "the first split fits or raises"
+    assert best is not None, "the first split fits"
     if pace is not None:
         best = plan_graph(best.graph, machine, budget_bytes, options, since, pace=pace)
     return _with_passes(best, passes, since)

@@ -6,11 +6,13 @@ checkpoint's own metadata, else from the spec. Only headers of the checkpoint ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from einpage.einsum_front.algebra.expr import Letter, Name
+from einpage.einsum_front.base.errors import EinpageError, UsageError
 from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.fuse.tied_weights import with_tied_weights
 from einpage.einsum_front.graph.program import Program
@@ -39,6 +41,10 @@ class Model:
     """What may be wrong with the checkpoint for this spec, and cannot be known here."""
     vocabulary: frozenset[Letter] = frozenset()
     """The letters over the vocabulary: an output over one of them is logits."""
+
+
+ModelAt: TypeAlias = Callable[[Mapping[str, int]], Model]
+"""The model at other sizes."""
 
 
 def open_model(
@@ -72,6 +78,36 @@ def open_model(
     program = with_tied_weights(program, present)
     size_by_letter = {Letter(entry.name): entry.expr.word for entry in document.axes if isinstance(entry.expr, Name)}
     return Model(program, resolve(program, checkpoint, size_by_letter), tokens, tokenizer, warnings, vocabulary)
+
+
+def refuse_positions(model_at: ModelAt, batch: int, longest: int, max_new: int) -> None:
+    """Raises UsageError where the spec has too few positions for so many tokens after `longest`, as of a table that was learned.
+
+    The last token that is asked for is not read again. A spec that fails at every position raises its own error.
+    """
+    last = longest + max_new - 2
+
+    def refusal(position: int) -> EinpageError | None:
+        try:
+            model_at({"batch": batch, "seq": 1, "past": position, "room": 0})
+        except EinpageError as error:
+            return error
+        return None
+
+    found = refusal(last)
+    if found is None:
+        return
+    program = model_at({"batch": batch, "seq": 1, "past": 0, "room": 0}).program
+    there, beyond = 0, last
+    while beyond - there > 1:
+        middle = (there + beyond) // 2
+        wrong = refusal(middle)
+        there, beyond, found = (middle, beyond, found) if wrong is None else (there, middle, wrong)
+    most = there + 2 - longest
+    cure = f"say --max-new {most}, or less" if most > 0 else f"shorten the text to {there + 1} tokens"
+    asked = f"{longest} tokens of the prompt" + (f" and --max-new {max_new}" if most > 0 else "")
+    why = str(found).splitlines()[0]
+    raise UsageError(f"{asked} are more than the {there + 1} positions that {program.name} has; {cure} ({why})") from found
 
 
 def _whole_numbers(settings: Mapping[str, str | int | float]) -> dict[str, int]:

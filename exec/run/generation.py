@@ -20,14 +20,17 @@ from numpy.typing import NDArray
 
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.graph.taskgraph import Kind, Tensor
 from einpage.exec.device.arena import HostArena, host_copies, host_results, outputs
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.exec.load.fill import NotFiniteWeight, fill
-from einpage.exec.load.inputs import LENGTHS, TOKENS, TokenLists, bind_inputs
-from einpage.exec.planning.judged_plan import Planned, plan_program
-from einpage.exec.planning.model import Model
+from einpage.exec.load.inputs import LENGTHS, TOKENS, TokenLists, bind_inputs, refuse_ids_outside
+from einpage.exec.planning.judged_plan import MachineSource, Planned, least_host_bytes, plan_program
+from einpage.exec.planning.model import Model, ModelAt, refuse_positions
+from einpage.exec.planning.request import PlanRequest
+from einpage.exec.planning.task_graph import build_graph
 from einpage.exec.run.choose import DeviceKind, RunOptions, make_device, repeated
 from einpage.exec.run.outputs import logits_axes
 from einpage.exec.run.prepared import compacted, fill_inputs, refuse_above_device, refuse_above_host
@@ -43,9 +46,6 @@ SIZES = ("batch", "seq", "past", "room")
 """What a spec that generates is sized by: sequences, tokens of a run, positions before it, and for how many more runs a plan serves."""
 LEAST_EXTRA, EXTRA_SHARE = 63, 4
 """Of a bucket: extra for so many tokens at least, and for a share of those before it."""
-
-ModelAt = Callable[[Mapping[str, int]], Model]
-"""The model at other sizes."""
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class Generation:
     def __init__(
         self,
         model_at: ModelAt,
-        machine: Machine,
+        machine: Machine | MachineSource,
         options: RunOptions,
         prompts: TokenLists,
         max_new: int,
@@ -80,19 +80,23 @@ class Generation:
         hooks: Hooks = SILENT,
         planned_hook: Callable[[Planned], None] | None = None,
     ) -> None:
-        """Plans the prompts and the first bucket, and loads the weights. Raises UsageError for a spec that does not generate, and the
-        errors of every stage of a run."""
+        """Refuses what can be known before the first token, plans the prompts and the first bucket, and loads the weights. Raises
+        UsageError for a spec that does not generate, or not as far as that, and the errors of every stage of a run. A function for a
+        machine is called when all is refused that needs none."""
         if max_new < 1:
             raise UsageError(f"--max-new {max_new} is not at least 1")
-        self._model_at, self._machine, self._options, self._hooks = model_at, machine, options, hooks
+        self._model_at, self._options, self._hooks = model_at, options, hooks
         self._lengths = [len(row) for row in prompts.lists]
         self._ids = [list(row) for row in prompts.lists]
         self._max_new = max_new
         self.figures = GenerationFigures()
-        refuse_above_device(machine, options.plan.budget_bytes)
-        spread = max(self._lengths) - min(self._lengths)
-        bucket = self._planned(min(self._lengths), spread + self._extra(min(self._lengths), max_new - 1), 1) if max_new > 1 else None
-        prompt = self._planned_alike(bucket, max(self._lengths))
+        refuse_positions(model_at, len(self._ids), max(self._lengths), max_new)
+        self._refuse_prompts(prompts)
+        self._refuse_budget()
+        self._machine = machine if isinstance(machine, Machine) else machine()
+        refuse_above_device(self._machine, options.plan.budget_bytes)
+        bucket = self._planned(*self._bucket_from(min(self._lengths)), 1) if max_new > 1 else None
+        prompt = self._planned_alike(bucket, 0, 0, max(self._lengths))
         if bucket is not None and bucket.split != prompt.split:
             bucket = self._planned(bucket.past, bucket.extra, 1, prompt.split)
         self._bucket = bucket
@@ -114,10 +118,7 @@ class Generation:
         began = perf_counter()
         phase = _Ready(self._prompt, self._host, self._machine, self._options)
         phase.clear_states()
-        padded = np.zeros((len(self._ids), max(self._lengths)), np.int64)
-        for row, ids in zip(padded, self._ids, strict=True):
-            row[: len(ids)] = ids
-        phase.run({TOKENS: padded, LENGTHS: np.array(self._lengths), AT: np.zeros(len(self._ids), np.int64)}, self._hooks)
+        phase.run(self._first_inputs(), self._hooks)
         logits = phase.logits()
         try:
             for n in range(self._max_new):
@@ -157,8 +158,7 @@ class Generation:
             states = phase.states()
             phase.close()
             if max(at) > planned.past + planned.extra:
-                left = self._max_new - (max(at) - max(self._lengths)) - 1
-                planned = self._planned(min(at), max(at) - min(at) + self._extra(min(at), left), 1, planned.split)
+                planned = self._planned_alike(planned, *self._bucket_from(min(at)), 1)
                 self._bucket = planned
                 self._grow(planned.planned.memgraph.host_bytes)
             self._load(planned)
@@ -173,8 +173,49 @@ class Generation:
         figures.predicted_s += phase.planned.planned.report.predicted_s
         return phase, phase.logits()
 
-    def _extra(self, past: int, wanted: int) -> int:
-        return max(0, min(max(LEAST_EXTRA, past // EXTRA_SHARE), wanted - 1))
+    def _bucket_from(self, past: int) -> tuple[int, int]:
+        """The positions before a bucket, of the shortest sequence, and for how many more it serves."""
+        left = self._max_new - 1 - (past - min(self._lengths))
+        return past, max(self._lengths) - min(self._lengths) + max(0, min(max(LEAST_EXTRA, past // EXTRA_SHARE), left - 1))
+
+    def _last_bucket(self) -> tuple[int, int] | None:
+        """Where the last token that was asked for needs one."""
+        bucket = self._bucket_from(min(self._lengths)) if self._max_new > 1 else None
+        while bucket is not None and sum(bucket) < self._last:
+            bucket = self._bucket_from(sum(bucket) + 1 - (max(self._lengths) - min(self._lengths)))
+        return bucket
+
+    @property
+    def _last(self) -> int:
+        """The last position of the longest sequence: the last token that was asked for is not read again."""
+        return max(self._lengths) + self._max_new - 2
+
+    def _refuse_prompts(self, prompts: TokenLists) -> None:
+        """Raises InputError for ids that the model does not have."""
+        program = self._model(0, 0, max(self._lengths)).program
+        refuse_ids_outside(next(i for i in program.inputs if i.name == TOKENS), prompts)
+        bind_inputs(_without_states(program), None, self._first_inputs())
+
+    def _refuse_budget(self) -> None:
+        """Raises DoesNotFit where the prompts or the last bucket cannot be planned, whatever the machine."""
+        phases = [(0, 0, max(self._lengths))]
+        if (bucket := self._last_bucket()) is not None:
+            phases.append((*bucket, 1))
+        for phase in phases:
+            program, request, _ = self._request(self._model(*phase), *phase)
+            what = f"weights, inputs and states of {sum(phase)} positions (fewer with a smaller --max-new)"
+            refuse_above_host(least_host_bytes(program, request), 0, what)
+            try:
+                build_graph(program, request)
+            except DoesNotFit as error:
+                where = f" at position {self._last} (a smaller --max-new ends before it)" if phase[0] else ""
+                raise DoesNotFit(replace(error.misfit, task=error.misfit.task + where)) from error
+
+    def _first_inputs(self) -> dict[str, NDArray[np.int64]]:
+        padded = np.zeros((len(self._ids), max(self._lengths)), np.int64)
+        for row, ids in zip(padded, self._ids, strict=True):
+            row[: len(ids)] = ids
+        return {TOKENS: padded, LENGTHS: np.array(self._lengths), AT: np.zeros(len(self._ids), np.int64)}
 
     def _reserve(self, phase: _Phase, nbytes: int) -> int:
         """Address space for buckets to come, so that no weight is copied for them: pages are backed when they are touched."""
@@ -191,32 +232,48 @@ class Generation:
         larger.whole()[: self._host.nbytes] = self._host.whole()
         self._host = larger
 
-    def _planned_alike(self, bucket: _Phase | None, seq: int) -> _Phase:
-        """The prompts' plan in the pieces of the bucket's, where it fits in these."""
-        if bucket is not None:
+    def _planned_alike(self, other: _Phase | None, past: int, extra: int, seq: int) -> _Phase:
+        """A plan in the pieces of another, where it fits in these."""
+        if other is not None:
             try:
-                return self._planned(0, 0, seq, bucket.split)
+                return self._planned(past, extra, seq, other.split)
             except DoesNotFit:
                 pass
-        return self._planned(0, 0, seq)
+        return self._planned(past, extra, seq)
 
     def _planned(self, past: int, extra: int, seq: int, split: Mapping[Letter, int] | None = None) -> _Phase:
         began = perf_counter()
-        model = self._model_at({"batch": len(self._ids), "seq": seq, "past": past, "room": extra})
-        _refuse_no_generation(model)
-        if len(set(self._lengths)) > 1 and (whole := [state.base for state in model.program.states if state.along is None]):
-            what = f"prompts of {len(set(self._lengths))} lengths are padded"
-            cure = "give prompts of one length, or one at a time"
-            raise UsageError(f"{what}, and the state `{whole[0]}` would take the padding in; {cure}")
-        program = model.program.with_states_as_outputs()
-        output = _logits_output(model)
-        wanted = (output, *(state.name for state in program.states))
-        pieces = {**self._options.plan.pieces, **(split or {})}
-        request = replace(self._options.plan, outputs=wanted, pieces=pieces, passes=None if seq > 1 else extra + 1)
+        model = self._model(past, extra, seq)
+        program, request, output = self._request(model, past, extra, seq, split)
         planned = compacted(plan_program(program, self._machine, request))
         self.figures.plan_s += perf_counter() - began
         self.figures.plans += 1
         return _Phase(model, planned, past, extra, output, _weight_split(model, planned))
+
+    def _model(self, past: int, extra: int, seq: int) -> Model:
+        model = self._model_at({"batch": len(self._ids), "seq": seq, "past": past, "room": extra})
+        _refuse_no_generation(model.program)
+        if len(set(self._lengths)) > 1 and (whole := [state.base for state in model.program.states if state.along is None]):
+            what = f"prompts of {len(set(self._lengths))} lengths are padded"
+            cure = "give prompts of one length, or one at a time"
+            raise UsageError(f"{what}, and the state `{whole[0]}` would take the padding in; {cure}")
+        return model
+
+    def _request(
+        self, model: Model, past: int, extra: int, seq: int, split: Mapping[Letter, int] | None = None
+    ) -> tuple[Program, PlanRequest, str]:
+        """What is planned, how, and the output that is the logits."""
+        program = model.program.with_states_as_outputs()
+        output = _logits_output(model)
+        wanted = (output, *(state.name for state in program.states))
+        pieces = {**self._options.plan.pieces, **(split or {})}
+        return program, replace(self._options.plan, outputs=wanted, pieces=pieces, passes=None if seq > 1 else extra + 1), output
+
+
+def _without_states(program: Program) -> Program:
+    """Its inputs less the states."""
+    states = {state.name for state in program.states}
+    return replace(program, inputs=tuple(i for i in program.inputs if i.name not in states))
 
 
 def _weight_split(model: Model, planned: Planned) -> dict[Letter, int]:
@@ -224,8 +281,8 @@ def _weight_split(model: Model, planned: Planned) -> dict[Letter, int]:
     return {letter: n for letter, n in planned.graph.split if letter in letters}
 
 
-def _refuse_no_generation(model: Model) -> None:
-    program = model.program
+def _refuse_no_generation(program: Program) -> None:
+    """Raises UsageError for a spec without states, or that lacks a size or an input."""
     if not program.states:
         cure = "specs/README.md says how to write one"
         raise UsageError(f"{program.path} has no `state:`, so nothing is left of one token for the next; {cure}")
@@ -288,7 +345,7 @@ class _Ready:
             if first.box == last.box and first.kind is Kind.INPUT
         ]
         """Tiles of states at the start and, as a run leaves them, at the end."""
-        self._own_inputs = replace(program, inputs=tuple(i for i in program.inputs if i.name not in self._first))
+        self._own_inputs = _without_states(program)
         names = {i.name for i in self._own_inputs.inputs}
         self._given = [tensor for tensor in tensors if tensor.value in names]
         self._is_loaded = self._is_closed = False

@@ -27,7 +27,7 @@ from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.exec.load.fill import NotFiniteWeight, fill
 from einpage.exec.load.inputs import bind_inputs, refuse_beyond
-from einpage.exec.planning.judged_plan import Planned, plan_program
+from einpage.exec.planning.judged_plan import MachineSource, Planned, least_host_bytes, plan_program
 from einpage.exec.planning.model import Model
 from einpage.exec.run.choose import DeviceKind, Dispatch, RunOptions, make_device, repeated
 from einpage.exec.run.find_nan import CheckedDevice, FoundNan, find_nan
@@ -95,7 +95,7 @@ class Prepared:
 
 def prepare_run(
     model: Model,
-    machine: Machine,
+    machine: Machine | MachineSource,
     options: RunOptions,
     named: Mapping[str, NDArray[np.generic]] | None = None,
     loading: Callable[[str, int], None] | None = None,
@@ -109,8 +109,9 @@ def prepare_run(
     arrays = bind_inputs(program, model.tokens, named or {})
     refuse_infinite(arrays, options.plan.dtype)
     wanted = wanted_outputs(model, options)
-    refuse_above_device(machine, options.plan.budget_bytes)
     request = replace(options.plan, outputs=wanted)
+    refuse_above_host(least_host_bytes(program, request), 0)
+    machine = within_device(machine, options.plan.budget_bytes)
     planned = rebuilt(lambda: compacted(plan_program(program, machine, request, began, pace)))
     memgraph = planned.memgraph
     refuse_above_host(memgraph.host_bytes, options.plan.budget_bytes if options.device is DeviceKind.CPU else 0)
@@ -122,13 +123,13 @@ def prepare_run(
     fill_inputs(planned.graph.tensors, arrays, slots)
     del slots
     give_back_memory(memgraph.host_bytes)
-    device = make_device(options.device, memgraph, host, machine, options.kernels, poison=options.poison)
+    device = make_device(options.device, memgraph, host, planned.machine, options.kernels, poison=options.poison)
     return Prepared(model, options, planned, host, device, not_finite)
 
 
 def run_model(
     model: Model,
-    machine: Machine,
+    machine: Machine | MachineSource,
     options: RunOptions,
     named: Mapping[str, NDArray[np.generic]] | None = None,
     hooks: Hooks = SILENT,
@@ -136,7 +137,8 @@ def run_model(
     planned_hook: Callable[[Planned], None] | None = None,
     pace: Pace | None = None,
 ) -> RunResult:
-    """Plan and run `model` on the device that `options` names; `named` holds inputs other than its tokens.
+    """Plan and run `model` on the device that `options` names; `named` holds inputs other than its tokens. A function for a machine is
+    called when all is refused that needs none.
 
     `loading(weight, nbytes)` is told of every block of weights loaded, `planned_hook` of the plan before anything is loaded;
     `pace` is that of the search for the plan, where somebody watches it. Raises
@@ -175,7 +177,7 @@ def run_model(
         *model.warnings,
         *weight_warnings(not_finite, options.plan.dtype),
         *output_warnings(found, report.text, searched is not None),
-        *profile_warnings(machine, options.device, report.wall_s, planned, passes),
+        *profile_warnings(planned.machine, options.device, report.wall_s, planned, passes),
     )
     return RunResult(planned, found, replace(report, warnings=warnings))
 
@@ -194,6 +196,17 @@ def run_passes(memgraph: MemGraph, device: Device, options: RunOptions, dispatch
         yield run(device, hooks)
 
 
+def within_device(machine: Machine | MachineSource, budget_bytes: int) -> Machine | MachineSource:
+    """`machine`, which is refused where the budget is more than it has: now, or when a function for it is called."""
+
+    def checked() -> Machine:
+        found = machine if isinstance(machine, Machine) else machine()
+        refuse_above_device(found, budget_bytes)
+        return found
+
+    return checked() if isinstance(machine, Machine) else checked
+
+
 def refuse_above_device(machine: Machine, budget_bytes: int) -> None:
     """Raises UsageError for an arena larger than the device's memory."""
     if budget_bytes > machine.device_bytes:
@@ -203,11 +216,11 @@ def refuse_above_device(machine: Machine, budget_bytes: int) -> None:
         )
 
 
-def refuse_above_host(host_bytes: int, budget_bytes: int) -> None:
+def refuse_above_host(host_bytes: int, budget_bytes: int, what: str = "weights, inputs, spills and outputs") -> None:
     """Raises DoesNotFit where this machine has too little free memory for the arenas: better now than swapping later."""
     available = available_bytes()
     if available is not None and host_bytes + budget_bytes > available:
-        what, free = "weights, inputs, spills and outputs", max(0, available - budget_bytes)
+        free = max(0, available - budget_bytes)
         raise DoesNotFit(Misfit(what, "host", host_bytes, free, free, available, (), None))
 
 

@@ -58,6 +58,11 @@ class Pace:
         """For whoever has a clock of its own."""
         return max(0.0, self.until_s - perf_counter())
 
+    def paused(self, seconds: float) -> None:
+        """Its clock stood still for so long."""
+        self.began_s += seconds
+        self.until_s += seconds
+
     def pays(self, gap_s: float) -> bool:
         """Whether a plan that takes `gap_s` longer than its bound may still be worth the search."""
         return self.passes == inf or perf_counter() - self.began_s < self.passes * gap_s
