@@ -39,12 +39,13 @@ class PieceLengths:
 class LowerBounds:
     """Bytes by pattern and range of splits, remembered."""
 
-    def __init__(self, working_sets: WorkingSets) -> None:
+    def __init__(self, working_sets: WorkingSets, most: Mapping[Letter, int] | None = None) -> None:
+        """`most` is into how many pieces each letter may be cut, where it is more than the ops of `working_sets` say."""
         self.working_sets, self.extents = working_sets, working_sets.opgraph.program.extents
         self.measured = 0
         """How many bounds were computed: what the time of a search is in proportion to."""
         self._known: dict[tuple[object, ...], int] = {}
-        self._longest_and_shortest = {x: longest_and_shortest(self.extents[x], top) for x, top in working_sets.most.items()}
+        self._longest_and_shortest = {x: longest_and_shortest(self.extents[x], top) for x, top in (most or working_sets.most).items()}
         self._shortest_known: dict[tuple[Letter, int, int], int] = {}
 
     def of(self, pattern: Pattern, splits: SplitRange) -> int:

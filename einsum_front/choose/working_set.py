@@ -238,6 +238,8 @@ class _TaskBytes:
         alike = [grid.cuts == result_grid.cuts and operand.dtype is dtype for grid, operand in zip(grids, pattern.operands, strict=True)]
         self.in_place = [all(conditions) for conditions in zip(pattern.last_uses, pattern.in_place, alike, strict=True)]
         self.known: dict[tuple[int, Box], int] = {}
+        self.widths_known: dict[tuple[int, int, int, int], Counter[int]] = {}
+        """By operand, dimension, first and last cut point of a run of tiles: how many are how wide."""
 
         plain = not isinstance(self.op, AttentionOp) and all(isinstance(i, Axis) for load in op_loads(self.op) for i in load.indices)
         one_place = all(len(set(loads)) == 1 for loads in pattern.template.loads)  # two of one operand may or may not meet in a tile
@@ -280,9 +282,16 @@ class _TaskBytes:
         (box,) = boxes
         if (n, box) not in self.known:
             count_by_size = {1: 1}  # tiles by their elements, one dimension after another
-            for points, a, b in zip(grid.cuts, box.start, box.end, strict=True):
-                inside = points[bisect_right(points, a) - 1 : bisect_left(points, b) + 1]
-                widths = Counter(map(sub, inside[1:], inside))
+            for d, (points, a, b) in enumerate(zip(grid.cuts, box.start, box.end, strict=True)):
+                first, after = bisect_right(points, a) - 1, bisect_left(points, b)
+                if after - first == 1:  # as a rule
+                    width = points[after] - points[first]
+                    count_by_size = {size * width: c for size, c in count_by_size.items()}
+                    continue
+                if (n, d, first, after) not in self.widths_known:
+                    inside = points[first : after + 1]
+                    self.widths_known[n, d, first, after] = Counter(map(sub, inside[1:], inside))
+                widths = self.widths_known[n, d, first, after]
                 pairs = [(size * width, c * k) for size, c in count_by_size.items() for width, k in widths.items()]
                 count_by_size = {size: sum(c for s, c in pairs if s == size) for size, _ in pairs}
             self.known[n, box] = sum(c * aligned(size * nbytes) for size, c in count_by_size.items())

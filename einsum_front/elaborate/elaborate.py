@@ -35,16 +35,19 @@ MOST_STATEMENTS = 50_000
 
 
 @garbage_collection_paused()
-def elaborate(document: Document, settings: Mapping[str, Setting] = {}) -> Program:
-    """The program of a spec at its own sizes, or at those of `settings`. Raises SpecError, UsageError for an unknown setting."""
-    return _Elaborator(document, settings).program()
+def elaborate(document: Document, settings: Mapping[str, Setting] = {}, most_iterations: int | None = None) -> Program:
+    """The program of a spec at its own sizes, or at those of `settings`. Raises SpecError, UsageError for an unknown setting.
+
+    With `most_iterations`, repeats that stand in no other end after so many; what follows them reads what these leave.
+    """
+    return _Elaborator(document, settings, most_iterations).program()
 
 
 class _Elaborator:
     """The symbol table and the values defined so far, while statements are elaborated in order."""
 
-    def __init__(self, document: Document, settings: Mapping[str, Setting]) -> None:
-        self._document = document
+    def __init__(self, document: Document, settings: Mapping[str, Setting], most_iterations: int | None) -> None:
+        self._document, self._most_iterations = document, most_iterations
         self._source = document.source
         entry_by_name = override((*document.sizes, *document.scalars), without_lists(document.lists, settings))
         evaluator = Evaluator(entry_by_name)
@@ -103,6 +106,8 @@ class _Elaborator:
 
     def _repeat(self, repeat: Repeat, loop: tuple[int, ...]) -> Iterator[Weight]:
         count = self._count_of(repeat)
+        if self._most_iterations is not None and not loop:
+            count = min(count, self._most_iterations)
         let = {e.name: e for e in repeat.let}
         own = _own_names(repeat)
         for word in own:

@@ -38,6 +38,8 @@ class States:
         self._read: set[str] = set()
         self._carriers: dict[str, str] = {}
         """By state, the value that carries it so far."""
+        self._carrying: set[str] = set()
+        """The values of `_carriers`; each carries one state."""
         self._first_row: dict[str, int] = {}
         """The first row that any write so far may have written; no entry before one."""
 
@@ -51,7 +53,7 @@ class States:
 
     def carries(self, value: str) -> bool:
         """Whether `value` carries a state already: none carries two."""
-        return value in self._carriers.values()
+        return value in self._carrying
 
     def rows_written(self, word: str, value: str, unchanged: UnchangedRows) -> None:
         """A statement made `value`, the state with other rows."""
@@ -66,7 +68,10 @@ class States:
     def written(self, word: str, first_row: int, value: str) -> None:
         """A statement wrote rows from `first_row` on, or all of it; `value` carries it since."""
         self._first_row[word] = min(first_row, self._first_row.get(word, first_row))
-        self._carriers[self._started[word].name] = value
+        state = self._started[word].name
+        self._carrying.discard(self._carriers.get(state, ""))
+        self._carrying.add(value)
+        self._carriers[state] = value
 
     def read(self, statement: Statement, place_by_name: Mapping[str, Span]) -> None:
         """A statement uses these names, there. Raises SpecError where one is a state whose rows no statement before it writes."""

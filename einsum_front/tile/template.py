@@ -9,8 +9,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from itertools import product
 from math import prod
+from operator import sub
 from typing import TypeAlias
 
 from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Load, Reduce, Region, loads, substitute, walk
@@ -221,7 +222,7 @@ def _pieces(letter: Letter | None, points: Cuts, sample: bool, alike: Alike | No
 
 def _longest(points: Cuts) -> int:
     """The first of the longest pieces."""
-    lengths = [b - a for a, b in pairwise(points)]
+    lengths = list(map(sub, points[1:], points))
     return lengths.index(max(lengths))
 
 

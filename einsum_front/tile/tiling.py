@@ -11,11 +11,12 @@ piece would be too short merges several.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from math import ceil, prod
+from operator import sub
 from typing import TypeAlias
 
 import numpy as np
@@ -141,7 +142,7 @@ def own_cuts(tiling: Tiling, cuts_by_letter: Mapping[Letter, Cuts]) -> dict[Lett
 @lru_cache(maxsize=4096)
 def merged(points: Cuts, least: int) -> Cuts:
     """Some of `points`, so that no piece is under `least` (the extent itself is not) and the longest is as short as can be."""
-    if min(b - a for a, b in pairwise(points)) >= least:
+    if min(map(sub, points[1:], points)) >= least:
         return points
     short, enough = least - 1, points[-1]
     while enough - short > 1:
@@ -152,7 +153,9 @@ def merged(points: Cuts, least: int) -> Cuts:
             short = middle
     mergeable, own = _mergeable(points, least, enough), [0]
     while own[-1] < len(points) - 1:
-        own.append(max(j for j in range(own[-1] + 1, len(points)) if mergeable[j] and least <= points[j] - points[own[-1]] <= enough))
+        near = bisect_left(points, points[own[-1]] + least)
+        far = bisect_right(points, points[own[-1]] + enough)
+        own.append(next(j for j in range(far - 1, near - 1, -1) if mergeable[j]))
     return tuple(points[i] for i in own)
 
 

@@ -102,8 +102,9 @@ def planned_spec(a: argparse.Namespace, budget: int, began: float, pace: Pace | 
     if a.spec is None:
         raise UsageError("nothing to plan: give a SPEC, as specs/llama.yaml, or --graph FILE.json, an access trace")
     machine = load_machine(a.machine or "cpu", h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes)
-    model = open_model(a.spec, settings_of(a.set), a.weights)
-    return replace(plan_program(model.program, machine, request_of(a, budget), began, pace), warnings=model.warnings)
+    request = request_of(a, budget)
+    model = open_model(a.spec, settings_of(a.set), a.weights, request=request)
+    return replace(plan_program(model.program, machine, request, began, pace), warnings=model.warnings)
 
 
 def planned_trace(a: argparse.Namespace, budget: int, began: float, pace: Pace | None) -> Planned:

@@ -23,6 +23,8 @@ from einpage.exec.load.resolve import Resolved, open_weights, present_names, res
 from einpage.exec.load.tokenizer import Tokenizer
 from einpage.exec.planning.find_spec import spec_path
 from einpage.exec.planning.metadata import check_metadata, spec_settings, tied_weights_warnings
+from einpage.exec.planning.request import PlanRequest
+from einpage.exec.planning.task_graph import refuse_by_first_iterations
 from einpage.exec.planning.vocabulary import vocabulary_letters
 
 
@@ -53,10 +55,12 @@ def open_model(
     weights: str | None = None,
     tokens: TokenLists | None = None,
     tokenizer: Tokenizer | None = None,
+    request: PlanRequest | None = None,
 ) -> Model:
     """Read a spec, a file or the name of one that ships, and give every size its value. `weights` as in `--weights`.
 
-    Raises SpecError, UsageError, WeightError, InputError: each before anything runs.
+    Raises SpecError, UsageError, WeightError, InputError: each before anything runs; DoesNotFit where a plan as in `request` is seen not to
+    be, before all layers are elaborated.
     """
     document = load_document(spec_path(spec))
     settings = dict(settings or {})
@@ -67,6 +71,8 @@ def open_model(
     implied = {name: n for name, n in implied.items() if name in sizes}
     settings_by_name: dict[str, Setting] = {**found, **implied, **settings}
     warnings = check_metadata(document, checkpoint, settings_by_name) if checkpoint is not None else ()
+    if request is not None and checkpoint is None:  # tied weights may change what is read
+        refuse_by_first_iterations(document, settings_by_name, request)
     program = elaborate(document, settings_by_name)
     if tokens is not None:  # again, for settings that are expressions
         token_sizes(tokens, {name: program.sizes[name] for name in ("batch", "seq") if name in settings and name in sizes})

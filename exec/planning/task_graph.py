@@ -18,12 +18,15 @@ from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import format_bytes
 from einpage.einsum_front.choose.best_first import coarsened, least_of_all, smallest_first
 from einpage.einsum_front.choose.coarsest_first import candidates
+from einpage.einsum_front.choose.first_iterations import least_of_first_iterations
 from einpage.einsum_front.choose.working_set import Choice, Counted, WorkingSets
 from einpage.einsum_front.fuse.fuse import fuse, without_fusions
 from einpage.einsum_front.fuse.show import render, summary
 from einpage.einsum_front.graph.opgraph import OpGraph
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.graph.taskgraph import TaskGraph
+from einpage.einsum_front.spec.document import Document
+from einpage.einsum_front.spec.sizes import Setting
 from einpage.einsum_front.tile.split import split
 from einpage.exec.planning.request import PlanRequest
 from einpage.memplan.errors import DoesNotFit, Misfit
@@ -73,6 +76,15 @@ def build_graph(program: Program, request: PlanRequest) -> Built:
     if least.counted.nbytes > budget_bytes:
         raise DoesNotFit(_too_small(least, budget_bytes))
     return _built(working_sets, least.choice.by_letter)
+
+
+def refuse_by_first_iterations(document: Document, settings: Mapping[str, Setting], request: PlanRequest) -> None:
+    """Raises DoesNotFit where a few iterations of a long repeat need more than the budget already: known before all are elaborated."""
+    fusions = without_fusions(request.no_fuse)
+    least = None if request.pieces else least_of_first_iterations(document, settings, request.dtype, request.outputs, fusions)
+    if least is not None and least[0] > request.budget_bytes:
+        (nbytes, task), budget = least, request.budget_bytes
+        raise DoesNotFit(Misfit(task, "device", nbytes, budget, budget, budget, (), None, nbytes))
 
 
 def split_as_told(

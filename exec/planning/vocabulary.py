@@ -27,7 +27,8 @@ def _indexed_by_tokens(program: Program) -> frozenset[Letter]:
     """Letters of the weights' axes at which an index reads token ids."""
     letters_by_weight = {weight.name: weight.letters for weight in program.weights}
     found: set[Letter] = set()
-    for definition in program.definitions:
+    one_by_statement = {(definition.base, definition.span): definition for definition in program.definitions}
+    for definition in one_by_statement.values():  # iterations of a repeat differ in names alone
         for part in definition.parts:
             for node in walk(part.expr):
                 if isinstance(node, Load) and node.name in letters_by_weight:
