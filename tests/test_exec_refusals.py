@@ -83,6 +83,7 @@ REFUSALS = {
     "run --budget 1MiB --tokens HERE/near.json --h2d fast": (2, "--h2d"),
     "generate --budget 1MiB --prompt there --d2h fast": (2, "--d2h"),
     "generate --budget 1MiB --prompt there --max-new 0": (2, "--max-new 0"),
+    "generate --budget 1MiB --prompt there --stop \udcff": (2, "--stop: not UTF-8: byte 0xff after 0 characters"),
     "generate --budget 1MiB --prompt @HERE/none.txt": (2, "cannot be read"),
 }
 
@@ -92,6 +93,16 @@ def test_it_is_refused_before_the_machine_is_measured(folder: Path, words: str, 
     status, message = REFUSALS[words]
     found, said = refused(folder, words, capsys)
     assert (found, message in said) == (status, True), said
+
+
+@pytest.mark.parametrize("spec", ["mlp", "bert", "t5"])
+def test_a_spec_that_is_not_sized_for_generation_is_refused_in_its_own_words(
+    folder: Path, spec: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not in those of a --set that nobody gave."""
+    assert main(["generate", spec, "--weights", str(folder / "model.safetensors"), "--budget", "1MiB", "--prompt", "there"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"einpage: {spec} does not generate: it lacks the sizes `") and len(said.splitlines()) == 1
 
 
 @pytest.mark.parametrize("words", ["run --budget 1MiB --tokens HERE/near.json", "run --budget 1MiB --passes 2 --tokens HERE/near.json"])

@@ -17,11 +17,11 @@ from einpage.einsum_front.base.units import format_bytes, format_seconds, parse_
 from einpage.exec.command.options import prompt_texts, request_of, settings_of
 from einpage.exec.command.run import device_of, machine_of, progress_bars, stuck, thread_warnings
 from einpage.exec.dispatch.progress import Hooks
-from einpage.exec.load.inputs import encode_prompts
+from einpage.exec.load.inputs import encode_prompts, refuse_surrogates
 from einpage.exec.load.tokenizer import CURE, TextPieces, Tokenizer, TokenizerError, end_tokens, load_tokenizer
-from einpage.exec.planning.model import Model, open_model
+from einpage.exec.planning.model import Model, open_model, refuse_lacking_sizes
 from einpage.exec.run.choose import RunOptions, dispatch_of, kernels_for
-from einpage.exec.run.generation import Generation, GenerationFigures
+from einpage.exec.run.generation import SIZES, Generation, GenerationFigures
 from einpage.exec.run.sampling import Sampling
 from einpage.exec.system.interrupt import INTERRUPTED
 
@@ -43,6 +43,9 @@ def generate_command(a: argparse.Namespace) -> int:
         raise UsageError("--greedy takes the best token: --top-k, --top-p, --min-p and --seed have no effect beside it; leave them out")
     if "" in a.stop:
         raise UsageError("--stop is empty: every text would end before it begins; write a text, or leave it out")
+    for stop in a.stop:
+        refuse_surrogates(stop, "--stop")
+    refuse_lacking_sizes(a.spec, SIZES)
     chosen = device_of(a)
     temperature = 0.0 if a.greedy else DEFAULT_TEMPERATURE if a.temperature is None else a.temperature
     sampling = Sampling(temperature, a.top_k, a.top_p, a.min_p, a.repetition_penalty, a.seed)

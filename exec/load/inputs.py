@@ -86,14 +86,14 @@ def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[str]) -> TokenLists:
     """The ids of one or several prompts. Raises InputError for a prompt without a token, and for one that is no Unicode text."""
     origin = "the prompt" if len(prompts) == 1 else "the prompts"
     for prompt in prompts:
-        _refuse_surrogates(prompt, origin)
+        refuse_surrogates(prompt, origin)
     lists = tuple(tuple(tokenizer.encode(prompt)) for prompt in prompts)
     if not lists or not all(lists):
         raise InputError(f"{origin}: empty; a model needs at least one token")
     return TokenLists(lists, origin, encoded=True)
 
 
-def _refuse_surrogates(text: str, origin: str) -> None:
+def refuse_surrogates(text: str, origin: str) -> None:
     """Raises InputError for lone surrogates: those that stand for bytes of the command line that are no UTF-8, and any other."""
     try:
         text.encode("utf-8")

@@ -6,7 +6,7 @@ checkpoint's own metadata, else from the spec. Only headers of the checkpoint ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -84,6 +84,14 @@ def open_model(
     program = with_tied_weights(program, present)
     size_by_letter = {Letter(entry.name): entry.expr.word for entry in document.axes if isinstance(entry.expr, Name)}
     return Model(program, resolve(program, checkpoint, size_by_letter), tokens, tokenizer, warnings, vocabulary)
+
+
+def refuse_lacking_sizes(spec: str | Path, names: Sequence[str]) -> None:
+    """Raises UsageError for a spec without sizes of these names, by which one that generates is sized: an encoder's, or without states."""
+    sizes = {entry.name for entry in load_document(spec_path(spec)).sizes}
+    if missing := ", ".join(f"`{name}`" for name in names if name not in sizes):
+        cure = "specs/README.md says how to write one"
+        raise UsageError(f"{spec} does not generate: it lacks the sizes {missing} of a spec with `state:`; {cure}")
 
 
 def refuse_positions(model_at: ModelAt, batch: int, longest: int, max_new: int) -> None:
