@@ -258,6 +258,14 @@ def test_a_later_bucket_that_no_plan_fits_is_refused_before_the_first_token(max_
     assert last is not None and opening._planned_alike(None, *last, 1).planned.memgraph.graph.tasks
 
 
+def test_no_more_address_space_is_taken_than_there_is_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buckets to come may never be needed: a text can end before them."""
+    needed = opened(RAGGED[:1], 2).figures.host_bytes
+    available = needed + (1 << 20) + 4096
+    monkeypatch.setattr(generation, "available_bytes", lambda: available, raising=False)
+    assert needed < opened(RAGGED[:1], 3000)._host.nbytes <= needed + (64 << 10) + 4096
+
+
 MISTAKES = {
     "--greedy --top-k 3": "--greedy takes the best token",
     "--greedy --seed 9": "--greedy takes the best token",

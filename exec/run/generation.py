@@ -36,6 +36,7 @@ from einpage.exec.run.outputs import logits_axes
 from einpage.exec.run.prepared import compacted, fill_inputs, refuse_above_device, refuse_above_host
 from einpage.exec.run.report import weight_warnings
 from einpage.exec.run.sampling import Sampler, Sampling
+from einpage.exec.system.process_memory import available_bytes
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import PlaceKind, Queue
@@ -221,7 +222,9 @@ class Generation:
         """Address space for buckets to come, so that no weight is copied for them: pages are backed when they are touched."""
         weights = sum(t.nbytes for t in phase.planned.graph.tensors if t.kind is Kind.WEIGHT)
         positions = max(self._lengths) + self._max_new
-        return 2 * max(0, nbytes - weights) * positions // (phase.past + phase.extra + 1)
+        wanted = 2 * max(0, nbytes - weights) * positions // (phase.past + phase.extra + 1)
+        available = available_bytes()
+        return wanted if available is None else min(wanted, max(0, available - nbytes - self._options.plan.budget_bytes))
 
     def _grow(self, nbytes: int) -> None:
         self.figures.host_bytes = max(self.figures.host_bytes, nbytes)
