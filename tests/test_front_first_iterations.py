@@ -18,6 +18,9 @@ from einpage.einsum_front.spec.document import Document
 from einpage.einsum_front.spec.reader import load_document, read_document
 from einpage.exec.command.parser import execute
 from einpage.exec.planning import model
+from einpage.exec.planning.request import PlanRequest
+from einpage.exec.planning.task_graph import build_graph
+from einpage.memplan.errors import DoesNotFit
 from spec_strategies import random_spec
 from specs_small import SPECS
 
@@ -107,6 +110,14 @@ def test_of_random_specs_no_more_is_proven_than_is_needed() -> None:
             assert proven is None or proven <= needed, f"seed {seed}: {text}"
             tried += bool(proven)
     assert tried > 2
+
+
+def test_a_table_read_along_two_long_letters_is_not_evaluated_piece_by_piece_to_be_refused() -> None:
+    program = elaborate(load_document(SPECS / "t5.yaml"), {"seq": 100_000, "layers": 2})
+    with patch.object(WorkingSets, "measure", side_effect=AssertionError("a split was measured")), pytest.raises(DoesNotFit) as refused:
+        build_graph(program, PlanRequest(1024))
+    misfit = refused.value.misfit
+    assert misfit.smallest_budget is None and misfit.at_least == misfit.wanted > 1024
 
 
 def test_a_budget_under_what_a_layer_needs_is_refused_before_all_are_elaborated(capsys: pytest.CaptureFixture[str]) -> None:

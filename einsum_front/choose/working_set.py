@@ -200,6 +200,13 @@ class WorkingSets:
                 largest_not_counted = max([largest_not_counted, *map(counter.task, others)])
         return replace(best, exact=exact and largest_not_counted <= best.nbytes)
 
+    def ranges_of_finest(self, fixed: Mapping[Letter, int]) -> int:
+        """In how many ranges an index that is more than a letter is evaluated to measure the finest split (letters in `fixed` have their
+        pieces): more than one by one could be, where a table is read along two letters of thousands of pieces."""
+        cut = cuts_by_letter(self.opgraph, {**self.most, **fixed})
+        readers = {template for pattern in self.patterns for operand in pattern.operands for template, _ in operand.readers}
+        return sum(ranges_evaluated(template, cut) for template in readers)
+
     def tasks_at_most(self, pieces: Mapping[Letter, int]) -> int:
         """How many tasks `pieces` make, those that no output needs included."""
         cut = cuts_by_letter(self.opgraph, pieces)

@@ -34,6 +34,8 @@ from einpage.memplan.problem.footprint import largest_footprint
 
 MOST_COUNTED = 8_000
 """Tasks that are counted one by one when a budget is refused, of layers that are alike those of one; some tenths of a second."""
+MOST_RANGES = 20_000
+"""Ranges of indices that are evaluated to name the smallest budget; of more, seconds and minutes, a refusal says what is proven."""
 MOST_TASKS = 1_000_000
 """Of a graph that is made: some GiB, and minutes of planning."""
 
@@ -72,6 +74,9 @@ def build_graph(program: Program, request: PlanRequest) -> Built:
         found = _built(working_sets, choice.by_letter)
         if largest_footprint(found.graph)[1] <= budget_bytes:
             return found
+    if not may_fit and working_sets.ranges_of_finest(pieces) > MOST_RANGES:
+        at_least = least_of_all(working_sets, pieces)
+        raise DoesNotFit(Misfit("(of every split)", "device", at_least, budget_bytes, budget_bytes, budget_bytes, (), None, at_least))
     least = smallest(working_sets, budget_bytes, pieces)
     if least.counted.nbytes > budget_bytes:
         raise DoesNotFit(_too_small(least, budget_bytes))
