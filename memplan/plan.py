@@ -12,11 +12,12 @@ where some task's footprint exceeds the budget (or the host is full).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import ALIGNMENT, Nbytes
-from einpage.einsum_front.graph.taskgraph import TaskGraph
+from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph
 from einpage.memplan.bounds.bounds import Effort, Reached, bounds
 from einpage.memplan.bounds.steady import steady_bounds
 from einpage.memplan.errors import DoesNotFit
@@ -30,7 +31,7 @@ from einpage.memplan.problem.pace import Ended, Pace
 from einpage.memplan.problem.problem import Problem
 from einpage.memplan.problem.slots import slots_of
 from einpage.memplan.residency.loop import with_residents, without
-from einpage.memplan.residency.resident_sets import Residents, Start, resident_sets
+from einpage.memplan.residency.resident_sets import NO_RESIDENTS, Residents, Start, resident_sets
 from einpage.memplan.schedule.search import Begun, Bound, better_plan, better_plans
 from einpage.memplan.schedule.static_plans import Policy, static_plans
 
@@ -55,6 +56,10 @@ class PlanOptions(HorizonOptions):
     """What is on the device before the first task; with WARM nothing is searched for."""
     free_order: bool = False
     """Instead of `order`: that of FREE_ORDERS whose online plan is fastest."""
+    resident: tuple[str, ...] = ()
+    """Of a loop: the names of weights that are resident whatever others are, from the arena's top downwards."""
+    resident_only: bool = False
+    """No others are."""
 
 
 def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions | None = None, pace: Pace | None = None) -> MemGraph:
@@ -64,6 +69,7 @@ def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOpt
     the bytes and the smallest budget that works; UsageError for options that exclude each other, and where `options.policy` has no plan.
     """
     options = options or PlanOptions()
+    assert not options.resident or options.start is Start.LOOP, "residents are named for loops"
     if pace is not None and options.start is Start.WARM:
         raise UsageError("a plan is searched for from an empty device, and a warm start is not empty")
     order = ORDER_BY_POLICY[options.order](graph, options.seed)
@@ -152,10 +158,13 @@ def _from_residents(problem: Problem, options: PlanOptions, pace: Pace | None) -
     """The best plan that starts with some set of residents: of those hardly slower than the fastest, the one that moves fewest bytes.
 
     Sets are tried until a plan comes near its bound. With a pace, better plans are searched for from the best set and from LARGER more.
+    Those that `options` names are in all of them.
     """
     tried: list[_Tried] = []
-    for residents in resident_sets(problem, options.start):
-        tried.append(_try(problem, options, residents))
+    is_loop = options.start is Start.LOOP
+    steady_s = steady_bounds(problem.graph, problem.machine, problem.budget_bytes).bound_order_s if is_loop else None
+    for residents in _resident_sets(problem, options):
+        tried.append(_try(problem, options, residents, steady_s))
         if tried[-1].is_near_bound:
             break
     if pace is not None:
@@ -167,14 +176,29 @@ def _from_residents(problem: Problem, options: PlanOptions, pace: Pace | None) -
     return min((t.memgraph for t in tried if t.seconds <= enough), key=all_moved_bytes)
 
 
-def _try(problem: Problem, options: PlanOptions, residents: Residents) -> _Tried:
-    """Plan from `residents`; a loop is planned without them, in the arena below."""
+def _resident_sets(problem: Problem, options: PlanOptions) -> Iterator[Residents]:
+    """Raises DoesNotFit where the residents that `options` names leave too little to some task."""
+    if not (options.resident or options.resident_only):
+        yield from resident_sets(problem, options.start)
+        return
+    tensor_by_name = {t.name: t.id for t in problem.graph.tensors if t.kind is Kind.WEIGHT}
+    named = Residents(tuple(tensor_by_name[name] for name in options.resident), True)
+    rest = without(problem, named)
+    refuse_too_small(rest)
+    for others in (NO_RESIDENTS,) if options.resident_only else resident_sets(rest, options.start):
+        yield Residents((*named.tensors, *others.tensors), True)
+
+
+def _try(problem: Problem, options: PlanOptions, residents: Residents, steady_s: float | None) -> _Tried:
+    """Plan from `residents`; a loop, whose bound is `steady_s` whatever they are, is planned without them, in the arena below."""
     if residents.for_good:
         memgraph = with_residents(plan_by_horizons(without(problem, residents), options), problem, residents)
     else:
         memgraph = plan_by_horizons(problem, options, residents)
     seconds = _makespan_s(memgraph, problem)
-    return _Tried(residents, memgraph, seconds, seconds <= NEAR * _bound_s(memgraph, problem))
+    if steady_s is None:
+        steady_s = bounds(problem.graph, problem.machine, None, problem.order, resident=memgraph.resident).bound_order_s
+    return _Tried(residents, memgraph, seconds, seconds <= NEAR * steady_s)
 
 
 def _searched(problem: Problem, options: PlanOptions, tried: list[_Tried], pace: Pace) -> list[_Tried]:
@@ -197,9 +221,3 @@ def _searched(problem: Problem, options: PlanOptions, tried: list[_Tried], pace:
 
 def _makespan_s(memgraph: MemGraph, problem: Problem) -> float:
     return simulate(memgraph, problem.machine).makespan_s
-
-
-def _bound_s(memgraph: MemGraph, problem: Problem) -> float:
-    if memgraph.loops:
-        return steady_bounds(problem.graph, problem.machine, problem.budget_bytes).bound_order_s
-    return bounds(problem.graph, problem.machine, None, problem.order, resident=memgraph.resident).bound_order_s

@@ -11,11 +11,11 @@ import torch
 
 from checkpoint_metadata import SPECS, saved
 from einpage.exec.load.inputs import TokenLists
+from einpage.exec.planning import plan_set
 from einpage.exec.planning.model import Model, open_model
 from einpage.exec.planning.request import PlanRequest
-from einpage.exec.run import generation
 from einpage.exec.run.choose import RunOptions
-from einpage.exec.run.generation import Generation
+from einpage.exec.run.generation import Generation, plan_generation
 from einpage.exec.run.sampling import Sampling
 from einpage.memplan.machine.profile import load_machine
 from test_front_gallery import MODELS
@@ -33,11 +33,11 @@ def test_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     def model_at(sizes: Mapping[str, int]) -> Model:
         return open_model(SPECS / f"{name}.yaml", sizes, str(tmp_path))
 
-    with patch.object(generation, "LEAST_EXTRA", 2):
+    with patch.object(plan_set, "LEAST_POSITIONS", 3):
         options = RunOptions(PlanRequest(1 << 20), poison=True)
-        opened = Generation(model_at, load_machine("cpu"), options, TokenLists(PROMPTS, "the prompts"), NEW)
-        found = list(zip(*opened.tokens(Sampling()), strict=True))
-    assert opened.figures.plans >= 3
+        plans = plan_generation(model_at, load_machine("cpu"), options, TokenLists(PROMPTS, "the prompts"), NEW)
+    found = list(zip(*Generation(plans, options).tokens(PROMPTS, NEW, Sampling()), strict=True))
+    assert len(plans.plan_set.phases) >= 3
     for prompt, ids in zip(PROMPTS, found, strict=True):
         with torch.no_grad():
             logits = network(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from unittest.mock import patch
@@ -14,23 +15,30 @@ import torch
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.elaborate.reference import evaluate
+from einpage.einsum_front.graph.taskgraph import Kind
 from einpage.exec.cli import main
+from einpage.exec.dispatch.progress import Hooks
 from einpage.exec.load.fill import read_weights
 from einpage.exec.load.inputs import TokenLists
-from einpage.exec.planning.model import Model, open_model
+from einpage.exec.planning import plan_set
+from einpage.exec.planning.judged_plan import MachineSource
+from einpage.exec.planning.model import Model, ModelAt, open_model
+from einpage.exec.planning.plan_set import PlannedSet
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.run import generation
 from einpage.exec.run.choose import Dispatch, RunOptions
-from einpage.exec.run.generation import Generation
+from einpage.exec.run.generation import Generation, GenerationFigures, plan_generation
 from einpage.exec.run.sampling import Sampling
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.simulate import all_moved_bytes
+from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.profile import load_machine
 from smollm2 import smollm2_path
 from specs_small import SPECS
 
 SIZES = {"vocab": 160, "model": 48, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 128}
 GREEDY = Sampling()
+CPU = load_machine("cpu")
 RAGGED = ((5, 17, 3), (1,), (90, 2, 2, 7, 61, 33, 8))
 
 
@@ -38,16 +46,40 @@ def model_at(sizes: Mapping[str, int]) -> Model:
     return open_model(SPECS / "llama.yaml", {**SIZES, **sizes}, "random:3")
 
 
+@dataclass(frozen=True)
+class Opened:
+    """A model held open, and what it is asked."""
+
+    generation: Generation
+    prompts: Sequence[Sequence[int]]
+    max_new: int
+
+    @property
+    def plans(self) -> PlannedSet:
+        return self.generation.plans
+
+    @property
+    def figures(self) -> GenerationFigures:
+        return self.generation.figures
+
+
 def opened(
-    prompts: Sequence[Sequence[int]], max_new: int, budget: int = 1 << 20, dispatch: Dispatch = Dispatch.SERIAL, seconds: float = 0.0
-) -> Generation:
-    options = RunOptions(PlanRequest(budget, plan_seconds=seconds), dispatch=dispatch, poison=True)
-    return Generation(model_at, load_machine("cpu"), options, TokenLists(tuple(map(tuple, prompts)), "the prompts"), max_new)
+    prompts: Sequence[Sequence[int]],
+    max_new: int,
+    budget: int = 1 << 20,
+    dispatch: Dispatch = Dispatch.SERIAL,
+    at: ModelAt = model_at,
+    machine: Machine | MachineSource = CPU,
+) -> Opened:
+    options = RunOptions(PlanRequest(budget), dispatch=dispatch, poison=True)
+    plans = plan_generation(at, machine, options, TokenLists(tuple(map(tuple, prompts)), "the prompts"), max_new)
+    return Opened(Generation(plans, options), prompts, max_new)
 
 
-def generated(generation: Generation, sampling: Sampling = GREEDY) -> list[list[int]]:
+def generated(opening: Opened, sampling: Sampling = GREEDY) -> list[list[int]]:
     """[sequence] the new ids."""
-    return [list(ids) for ids in zip(*generation.tokens(sampling), strict=True)]
+    found = opening.generation.tokens(opening.prompts, opening.max_new, sampling)
+    return [list(ids) for ids in zip(*found, strict=True)]
 
 
 @cache
@@ -66,45 +98,60 @@ def expected(prompt: tuple[int, ...], max_new: int) -> tuple[int, ...]:
 @pytest.mark.parametrize("dispatch", Dispatch)
 @pytest.mark.parametrize("budget", [36 << 10, 64 << 10, 1 << 20])
 def test_tokens_are_the_references(budget: int, dispatch: Dispatch) -> None:
-    """Sequences of 1 to 7 tokens in one batch; buckets of 3 positions, so that three are met; memory whose contents ended is poisoned."""
-    with patch.object(generation, "LEAST_EXTRA", 2):
+    """Sequences of 1 to 7 tokens in one batch; buckets of 3 positions, so that three are met; memory whose contents ended is poisoned.
+    Asked twice, it says the same: nothing of the first time is left."""
+    with patch.object(plan_set, "LEAST_POSITIONS", 3):
         opening = opened(RAGGED, 8, budget, dispatch)
-        found = generated(opening)
-    assert [tuple(ids) for ids in found] == [expected(prompt, 8) for prompt in RAGGED]
-    assert opening.figures.plans >= 4
+    for _ in range(2):
+        assert [tuple(ids) for ids in generated(opening)] == [expected(prompt, 8) for prompt in RAGGED]
+        assert len(opening.figures.loaded_bytes) == len(opening.plans.buckets) >= 3
+
+
+@pytest.mark.parametrize("budget", [36 << 10, 64 << 10, 1 << 20])
+def test_where_a_bucket_begins_no_weight_is_loaded(budget: int) -> None:
+    """But for the first: what is resident then leaves, and rows of states come."""
+    with patch.object(plan_set, "LEAST_POSITIONS", 3):
+        opening = opened(RAGGED, 12, budget)
+    generated(opening)
+    figures = opening.figures
+    assert len(figures.loaded_bytes) == len(opening.plans.buckets) >= 4
+    for bucket, loaded in zip(opening.plans.buckets[1:], figures.loaded_bytes[1:], strict=True):
+        memgraph = bucket.planned.memgraph
+        tensors = [memgraph.graph.tensors[t] for t in memgraph.resident]
+        assert loaded == sum(t.nbytes for t in tensors if t.kind is not Kind.WEIGHT)
 
 
 def test_weights_are_loaded_anew_where_a_plan_has_them_elsewhere() -> None:
-    """Plans that choose their own pieces, as where a spec cuts a weight by the rows of a run."""
-    planned = Generation._planned
+    """Phases in their own pieces, as where one of them does not read some weight."""
+    with patch.object(plan_set, "_weight_pieces", lambda phase: {}):
+        chosen = PlanRequest.in_pieces
 
-    def in_other_pieces(it: Generation, past: int, extra: int, seq: int, split: object = None) -> generation._Phase:
-        return planned(it, past, extra, seq, {Letter("f"): 2 if seq > 1 else 1})
+        def in_other_pieces(it: PlanRequest, pieces: Mapping[Letter, int]) -> PlanRequest:
+            return chosen(it, pieces or {Letter("f"): 2})
 
-    with patch.object(Generation, "_planned", in_other_pieces):
-        opening = opened(RAGGED, 4)
-        assert opening._bucket is not None
-        assert opening._prompt.planned.graph.split != opening._bucket.planned.graph.split == ()
-        found = generated(opening)
-    assert [tuple(ids) for ids in found] == [expected(prompt, 4) for prompt in RAGGED]
+        with patch.object(PlanRequest, "in_pieces", in_other_pieces):
+            opening = opened(RAGGED, 4)
+    assert opening.plans.prompts.planned.graph.split != opening.plans.buckets[0].planned.graph.split == ()
+    for _ in range(2):
+        assert [tuple(ids) for ids in generated(opening)] == [expected(prompt, 4) for prompt in RAGGED]
 
 
 def test_one_token_needs_one_plan() -> None:
     opening = opened(RAGGED[:1], 1)
     assert generated(opening) == [list(expected(RAGGED[0], 1))]
-    assert opening.figures.plans == 1 and opening.figures.steps == 0
+    assert len(opening.plans.plan_set.phases) == 1 and opening.figures.steps == 0
 
 
 def test_the_bytes_of_a_pass_are_its_plans() -> None:
     """No weight is read twice for a token, and the rows that are carried are the bucket's own, not all of the past."""
-    opening = opened([tuple(range(1, 41))], 6, 48 << 10)
-    bucket = opening._bucket
-    assert bucket is not None
+    with patch.object(plan_set, "LEAST_POSITIONS", 20):
+        opening = opened([tuple(range(1, 41))], 6, 48 << 10)
+    (bucket,) = opening.plans.buckets
     generated(opening)
     assert opening.figures.moved_bytes == opening.figures.steps * all_moved_bytes(bucket.planned.memgraph)
     graph = bucket.planned.graph
     carried = [t for t in graph.tensors if t.value.startswith(("ck@", "cv@")) and t.kind.value == "input"]
-    assert carried and all(t.box.start[1] == 40 for t in carried), "only rows of the bucket change from pass to pass"
+    assert carried and all(t.box.start[1] == bucket.past == 20 for t in carried), "only rows of the bucket change from pass to pass"
 
 
 def test_states_lie_where_the_reference_has_them() -> None:
@@ -112,14 +159,14 @@ def test_states_lie_where_the_reference_has_them() -> None:
     prompt = RAGGED[2]
     opening = opened([prompt], 5)
     kept: list[dict[str, torch.Tensor]] = []
-    step = opening._step
+    step = opening.generation._step
 
-    def watched(phase: generation._Ready) -> tuple[generation._Ready, torch.Tensor]:
-        after, logits = step(phase)
+    def watched(phase: generation._Ready, ids: Sequence[Sequence[int]], hooks: Hooks) -> tuple[generation._Ready, torch.Tensor]:
+        after, logits = step(phase, ids, hooks)
         kept.append(after.states())
         return after, logits
 
-    with patch.object(opening, "_step", watched):
+    with patch.object(opening.generation, "_step", watched):
         (ids,) = generated(opening)
     text = [*prompt, *ids[:-1]]
     model = model_at({"batch": 1, "seq": len(text), "past": 0, "room": 0})
@@ -144,7 +191,7 @@ def test_a_spec_without_states_is_refused(spec: str) -> None:
         return open_model(SPECS / f"{spec}.yaml", {}, "random:0")
 
     with pytest.raises(UsageError, match="no `state:`"):
-        Generation(without, load_machine("cpu"), RunOptions(PlanRequest(1 << 20)), TokenLists(((1,),), "the prompt"), 3)
+        opened([(1,)], 3, at=without)
 
 
 LINE = """\
@@ -167,11 +214,9 @@ outputs: {logits: {axes: b v}}
 """
 
 
-def of_text(path: Path, text: str, prompts: Sequence[Sequence[int]] = ((1, 2),)) -> Generation:
+def of_text(path: Path, text: str, prompts: Sequence[Sequence[int]] = ((1, 2),), max_new: int = 4) -> Opened:
     path.write_text(text, encoding="utf-8")
-    options = RunOptions(PlanRequest(1 << 20), dispatch=Dispatch.SERIAL, poison=True)
-    lists = TokenLists(tuple(map(tuple, prompts)), "the prompts")
-    return Generation(lambda sizes: open_model(path, sizes, "random:0"), load_machine("cpu"), options, lists, 4)
+    return opened(prompts, max_new, at=lambda sizes: open_model(path, sizes, "random:0"))
 
 
 def test_an_input_has_its_default_in_every_pass(tmp_path: Path) -> None:
@@ -206,13 +251,10 @@ TABLE = LINE.replace("weights: {w: {axes: v, from: w}}", "weights: {w: {axes: v,
 )
 
 
-def places(path: Path, rows: int, max_new: int, prompts: Sequence[Sequence[int]]) -> Generation:
+def places(path: Path, rows: int, max_new: int, prompts: Sequence[Sequence[int]]) -> Opened:
     """A spec with a learned table of so many rows, read at every position."""
     text = TABLE.replace("p: 9", f"p: {rows}").replace("+ 0 * sum", "+ 0 * table[at[b] + lengths[b] - 1] + 0 * sum")
-    path.write_text(text, encoding="utf-8")
-    lists = TokenLists(tuple(map(tuple, prompts)), "the prompts")
-    options = RunOptions(PlanRequest(1 << 20), dispatch=Dispatch.SERIAL, poison=True)
-    return Generation(lambda sizes: open_model(path, sizes, "random:0"), load_machine("cpu"), options, lists, max_new)
+    return of_text(path, text, prompts, max_new)
 
 
 @pytest.mark.parametrize("rows", [6, 9, 30])
@@ -220,7 +262,7 @@ def places(path: Path, rows: int, max_new: int, prompts: Sequence[Sequence[int]]
 def test_as_many_tokens_come_as_a_learned_table_has_positions_for(tmp_path: Path, rows: int, prompts: Sequence[Sequence[int]]) -> None:
     """The last of them is not read, so it needs none; one more is refused before the first, and buckets do not ask for more."""
     most = rows - max(map(len, prompts)) + 1
-    with patch.object(generation, "LEAST_EXTRA", 3):
+    with patch.object(plan_set, "LEAST_POSITIONS", 4):
         assert generated(places(tmp_path / "s.yaml", rows, most, prompts)) == [[7] * most] * len(prompts)
         with pytest.raises(UsageError, match=rf"more than the {rows} positions that line has; say --max-new {most}, or less .*`table`"):
             places(tmp_path / "s.yaml", rows, most + 1, prompts)
@@ -231,39 +273,16 @@ def test_a_prompt_longer_than_a_learned_table_is_refused(tmp_path: Path) -> None
         places(tmp_path / "s.yaml", 3, 5, [(1, 2, 3, 4)])
 
 
-def test_buckets_are_known_beforehand() -> None:
-    with patch.object(generation, "LEAST_EXTRA", 2):
-        opening = opened(RAGGED, 30)
-        expected_last, planned = opening._last_bucket(), Generation._planned
-        met: list[tuple[int, int]] = []
+def test_a_later_bucket_that_no_plan_fits_is_refused_before_the_first_token() -> None:
+    """Each position adds to what attention has on the device at once. It is so before a machine is asked for too."""
 
-        def noted(it: Generation, past: int, extra: int, seq: int, split: Mapping[Letter, int] | None = None) -> generation._Phase:
-            met.append((past, extra))
-            return planned(it, past, extra, seq, split)
+    def none() -> Machine:
+        raise AssertionError("no machine is needed to refuse this")
 
-        with patch.object(Generation, "_planned", noted):
-            generated(opening)
-    assert len(met) > 3 and met[-1] == expected_last
-
-
-@pytest.mark.parametrize("max_new", [8, 400])
-def test_a_later_bucket_that_no_plan_fits_is_refused_before_the_first_token(max_new: int) -> None:
-    """Each position adds to what attention has on the device at once."""
-    if max_new > 8:
+    for machine in (CPU, none):
         with pytest.raises(DoesNotFit, match=r"at position 401 \(a smaller --max-new ends before it\) wants .* smallest budget that works"):
-            opened(RAGGED[:1], max_new, 27 << 10)
-        return
-    opening = opened(RAGGED[:1], max_new, 27 << 10)
-    last = opening._last_bucket()
-    assert last is not None and opening._planned_alike(None, *last, 1).planned.memgraph.graph.tasks
-
-
-def test_no_more_address_space_is_taken_than_there_is_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Buckets to come may never be needed: a text can end before them."""
-    needed = opened(RAGGED[:1], 2).figures.host_bytes
-    available = needed + (1 << 20) + 4096
-    monkeypatch.setattr(generation, "available_bytes", lambda: available, raising=False)
-    assert needed < opened(RAGGED[:1], 3000)._host.nbytes <= needed + (64 << 10) + 4096
+            opened(RAGGED[:1], 400, 27 << 10, machine=machine)
+    assert generated(opened(RAGGED[:1], 8, 27 << 10)) == [list(expected(RAGGED[0], 8))]
 
 
 MISTAKES = {

@@ -13,12 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from random import Random
 
-import numpy as np
 import pytest
 
 from einpage.exec.command.parser import parser
 from fuzzing import Case, Fuzzer, assert_right_or_refused
-from test_fuzz_files import TRACE, planned, tokenizer
+from test_fuzz_files import TRACE, planned, planned_set, small_language
 from tiny_specs import GENERATING, LANGUAGE, SPEC
 
 SMALL = ("--budget", "64KiB", "--machine", "cpu", "--json")
@@ -47,7 +46,10 @@ CASES = (
         "--plan-seconds",
         "0",
     ),
+    ("plan", "generating.yaml", *SMALL, "--generate", "9", "--set", "seq=3", "--out", "out.json"),
+    ("generate", "generating.yaml", "--plan", "set.json", *SMALL[2:], "--weights", "m", "--prompt", "hell", "--max-new", "3"),
     ("verify", "plan.json", "--graph", "trace.json"),
+    ("verify", "set.json", "--spec", "generating.yaml"),
     ("pack", "buffers.csv", "--capacity", "1KiB", "--seconds", "1"),
     ("machine", "cpu", "--json"),
 )
@@ -152,6 +154,8 @@ VALUES: Mapping[str, Sequence[str]] = {
     "--seed": ("0", "1", "-1", "9" * 30, "x"),
     "--plan-seconds": ("0", "0.1", "1e-9", "-1", "nan", "inf", "x"),
     "--plan-steps": ("0", "1", "50", "-1", "1e3", "x"),
+    "--generate": ("9", "5", "4", "1", "0", "-1", "9" * 30, "x", "1e3"),
+    "--plan": ("set.json", "plan.json", "no.json", "", ".", "spec.yaml"),
     "--max-new": ("1", "2", "5", "0", "-1", "9" * 30, "x", "1.5"),
     "--temperature": ("0", "0.5", "1", "-1", "nan", "inf", "1e-300", "1e300", "x"),
     "--top-k": ("0", "1", "40", "-1", "9" * 30, "x"),
@@ -165,6 +169,7 @@ FILES = (
     "language.yaml",
     "trace.json",
     "plan.json",
+    "set.json",
     "x.json",
     "t.json",
     "buffers.csv",
@@ -198,8 +203,6 @@ ODD = (
 
 @cache
 def files() -> Mapping[str, bytes]:
-    from safetensors.numpy import save
-
     return {
         "spec.yaml": SPEC,
         "language.yaml": LANGUAGE,
@@ -209,8 +212,8 @@ def files() -> Mapping[str, bytes]:
         "x.json": json.dumps([[1.0] * 4] * 3).encode(),
         "t.json": b"[1, 2, 3, 299]",
         "buffers.csv": b"id,lower,upper,size\na,0,3,10\nb,1,4,20\nc,3,9,30\n",
-        "m/model.safetensors": save({"embed.weight": np.ones((300, 8), np.float32)}),
-        "m/tokenizer.json": tokenizer(),
+        "set.json": planned_set(),
+        **small_language(),
         "folder/kept": b"",
     }
 

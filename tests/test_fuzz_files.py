@@ -11,7 +11,7 @@ import io
 import json
 import struct
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,7 @@ import pytest
 
 import mutations
 from fuzzing import Case, Fuzzer, fuzz, fuzz_seconds
-from tiny_specs import LANGUAGE, SPEC
+from tiny_specs import GENERATING, LANGUAGE, SPEC
 
 TRACE: dict[str, Any] = {
     "name": "small",
@@ -55,8 +55,53 @@ def planned() -> bytes:
         return out.read_bytes()
 
 
+@cache
+def planned_set() -> bytes:
+    """The plans of a generation: of a prompt of 4 tokens at most, 12 positions."""
+    from einpage.exec.cli import main
+
+    with tempfile.TemporaryDirectory() as folder:
+        spec, out = Path(folder, "spec.yaml"), Path(folder, "set.json")
+        spec.write_bytes(GENERATING)
+        words = ("--generate", "12", "--set", "seq=4", "--budget", "64KiB", "--machine", "cpu")
+        assert main(("plan", str(spec), *words, "--out", str(out))) == 0
+        return out.read_bytes()
+
+
 def plan_files() -> Sequence[Case]:
-    return (Case(("verify", "plan.json", "--json"), {"plan.json": planned()}),)
+    plan_set = {"set.json": planned_set(), "spec.yaml": GENERATING}
+    return (
+        Case(("verify", "plan.json", "--json"), {"plan.json": planned()}),
+        Case(("verify", "set.json", "--json"), plan_set),
+        Case(("verify", "set.json", "--spec", "spec.yaml"), plan_set),
+    )
+
+
+def plan_sets_to_run() -> Sequence[Case]:
+    words = (
+        "generate",
+        "spec.yaml",
+        "--weights",
+        "m",
+        "--prompt",
+        "hell",
+        "--max-new",
+        "2",
+        "--device",
+        "cpu",
+        "--machine",
+        "cpu",
+        "--json",
+    )
+    return (Case((*words, "--plan", "set.json"), {"spec.yaml": GENERATING, "set.json": planned_set(), **small_language()}),)
+
+
+@cache
+def small_language() -> Mapping[str, bytes]:
+    """The weights and the tokenizer of LANGUAGE and GENERATING."""
+    from safetensors.numpy import save
+
+    return {"m/model.safetensors": save({"embed.weight": np.ones((300, 8), np.float32)}), "m/tokenizer.json": tokenizer()}
 
 
 def trace_files() -> Sequence[Case]:
@@ -189,8 +234,9 @@ PROFILES = Fuzzer(profiles, change)
 ARRAYS = Fuzzer(arrays, change)
 TOKEN_LISTS = Fuzzer(token_lists, change)
 CHECKPOINTS = Fuzzer(checkpoints, change)
+PLAN_SETS = Fuzzer(plan_sets_to_run, change)
 PLANNED = Fuzzer(lambda: (*plan_files(), *trace_files(), *profiles()), change)
-RUN_WITH = Fuzzer(lambda: (*arrays(), *token_lists(), *checkpoints()), change)
+RUN_WITH = Fuzzer(lambda: (*arrays(), *token_lists(), *checkpoints(), *plan_sets_to_run()), change)
 """All that needs no torch, and all that does: one worker each, for `make test`."""
 
 
@@ -209,7 +255,8 @@ def test_any_file_is_right_or_refused(name: str, seconds: float) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize(
-    ("name", "seconds"), [("PLAN_FILES", 30), ("TRACES", 15), ("PROFILES", 15), ("ARRAYS", 20), ("TOKEN_LISTS", 10), ("CHECKPOINTS", 30)]
+    ("name", "seconds"),
+    [("PLAN_FILES", 30), ("TRACES", 15), ("PROFILES", 15), ("ARRAYS", 20), ("TOKEN_LISTS", 10), ("CHECKPOINTS", 30), ("PLAN_SETS", 20)],
 )
 def test_any_file_of_a_kind_is_right_or_refused(name: str, seconds: float) -> None:
     searched(name, seconds, seed=1)

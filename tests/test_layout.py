@@ -39,6 +39,7 @@ FACE: dict[str, tuple[str, ...]] = {
             "machine.*",
             "problem.*",
             "graph.*",
+            "judge.plan_set",
             "judge.reason",
             "judge.validate",
             "bounds.bounds",

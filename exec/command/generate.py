@@ -8,22 +8,29 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from time import perf_counter
 
+from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.base.units import format_bytes, format_seconds, parse_bytes
+from einpage.einsum_front.base.units import format_bytes, format_seconds, parse_bytes, shown
 from einpage.exec.command.options import prompt_texts, request_of, settings_of
+from einpage.exec.command.plan import Told
 from einpage.exec.command.run import device_of, machine_of, progress_bars, stuck, thread_warnings
 from einpage.exec.dispatch.progress import Hooks
 from einpage.exec.load.inputs import encode_prompts, refuse_surrogates
 from einpage.exec.load.tokenizer import CURE, TextPieces, Tokenizer, TokenizerError, end_tokens, load_tokenizer
 from einpage.exec.planning.model import Model, open_model, refuse_lacking_sizes
+from einpage.exec.planning.plan_set import SIZES, PlannedSet, TextLengths, replayed
 from einpage.exec.run.choose import RunOptions, dispatch_of, kernels_for
-from einpage.exec.run.generation import SIZES, Generation, GenerationFigures
+from einpage.exec.run.generation import Generation, GenerationFigures, plan_generation
 from einpage.exec.run.sampling import Sampling
 from einpage.exec.system.interrupt import INTERRUPTED
+from einpage.memplan.graph.memgraph import PlanSet
+from einpage.memplan.graph.planfile import load_plan_set, of_recipe
+from einpage.memplan.machine.machine import Machine
 
 DEFAULT_TEMPERATURE = 0.8
 """Where neither --greedy nor --temperature is given."""
@@ -31,6 +38,9 @@ DEFAULT_TEMPERATURE = 0.8
 
 def generate_command(a: argparse.Namespace) -> int:
     """The `generate` command. Raises the errors of every stage; returns 0, or 130 where it was interrupted after its first token."""
+    saved = saved_plans(a) if a.plan else None
+    if a.budget is None:
+        raise UsageError("generate needs --budget SIZE, the device arena, as 64MiB; or --plan FILE, plans that were saved")
     budget = parse_bytes(a.budget, "--budget")
     warnings = thread_warnings(a.threads)
     if not a.weights:
@@ -68,16 +78,25 @@ def generate_command(a: argparse.Namespace) -> int:
 
     ends = end_tokens(a.weights)
     answers = [Answer(text, ids, tokenizer, ends, a.stop) for text, ids in zip(texts, prompts.lists, strict=True)]
-    machine = machine_of(a, chosen.kind)
-    with progress_bars(chosen.why, lambda: "planning", quiet=a.json) as shown:
+    machine, told = machine_of(a, chosen.kind), Told()
+    with progress_bars(chosen.why, told.text, quiet=a.json) as shown:
+        began = perf_counter()
         machine = shown.without_spinner(machine)
-        generation = Generation(model_at, machine, options, prompts, a.max_new, shown.loading, Hooks(stuck=stuck), shown.planned)
+        if saved is None:
+            plans = plan_generation(model_at, machine, options, prompts, a.max_new, told.planning)
+        else:
+            saved.texts.refuse_others(prompts.lists, a.max_new)
+            machine = machine if isinstance(machine, Machine) else machine()
+            plans = replayed(saved.plans, saved.texts, model_at, machine, options.plan)
+        plan_s = perf_counter() - began
+        shown.planned(plans.prompts.planned)
+        generation = Generation(plans, options, shown.loading)
         warnings = [*generation.warnings, *warnings]
     for warning in warnings if not a.json else ():
         print(f"warning: {warning}", file=sys.stderr)
     status = 0
     try:
-        for said in spoken(generation, sampling, answers):
+        for said in spoken(generation.tokens(prompts.lists, a.max_new, sampling, Hooks(stuck=stuck)), answers):
             if not a.json and len(answers) == 1:
                 sys.stdout.write(said)
                 sys.stdout.flush()
@@ -89,14 +108,45 @@ def generate_command(a: argparse.Namespace) -> int:
     without_text = [f"{len(unknown)} tokens have no text, id {unknown[0]} first: the tokenizer does not know them"] if unknown else []
     if a.json:
         for answer in answers:
-            facts = {**answer.facts(), **figures_of(generation.figures, len(answers)), "warnings": [*warnings, *without_text]}
-            print(json.dumps(facts))
+            figures = figures_of(generation.figures, plans, plan_s)
+            print(json.dumps({**answer.facts(), **figures, "warnings": [*warnings, *without_text]}))
         return status
     print("" if len(answers) == 1 else "\n\n".join(f"{answer.prompt!r}\n{answer.text}" for answer in answers))
     for warning in without_text:
         print(f"warning: {warning}", file=sys.stderr)
-    print(rendered(generation.figures, options.plan.budget_bytes, answers), file=sys.stderr)
+    print(rendered(generation.figures, plans, plan_s, answers), file=sys.stderr)
     return status
+
+
+def saved_plans(a: argparse.Namespace) -> SavedTexts:
+    """The plan set of --plan, whose recipe gives `a` its budget, dtype and settings. Raises UsageError for options that it decides."""
+    decided = {"--budget": a.budget, "--dtype": a.dtype, "--set": a.set, "--split": a.split, "--no-fuse": a.no_fuse}
+    decided |= {"--plan-seconds": a.plan_seconds, "--plan-steps": a.plan_steps}
+    given = [name for name, value in decided.items() if value not in (None, [])]
+    if given:
+        raise UsageError(f"{', '.join(given)}: --plan {a.plan} says it; leave out")
+    saved = load_plan_set(a.plan)
+    recipe = saved.recipe
+    with of_recipe(a.plan):
+        texts = TextLengths(**{name: _whole(recipe["texts"][name]) for name in ("batch", "longest", "shortest", "max_new")})
+        a.dtype, a.budget = DType(recipe["dtype"]).value, str(_whole(recipe["budget_bytes"]))
+        a.set = [f"{name}={value}" for name, value in recipe["settings"].items()]
+        a.no_fuse = ",".join(map(str, recipe["no_fuse"])) or None
+    return SavedTexts(saved.plans, texts)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTexts:
+    """A plan set that was saved, and what it is for."""
+
+    plans: PlanSet
+    texts: TextLengths
+
+
+def _whole(number: object) -> int:
+    if type(number) is not int or number < 0:
+        raise ValueError(f"{shown(number)} is no count")
+    return number
 
 
 class Answer:
@@ -148,10 +198,10 @@ class Answer:
         return {"prompt": self.prompt, "text": self.text, "tokens": self.tokens, "finish": self.finish}
 
 
-def spoken(generation: Generation, sampling: Sampling, answers: Sequence[Answer]) -> Iterator[str]:
+def spoken(tokens: Generator[list[int], None, None], answers: Sequence[Answer]) -> Iterator[str]:
     """Pieces of the first answer as they come, until all have ended."""
     try:
-        with closing(generation.tokens(sampling)) as passes:
+        with closing(tokens) as passes:
             for found in passes:
                 said = [answer.add(token) for answer, token in zip(answers, found, strict=True)]
                 yield said[0]
@@ -162,30 +212,31 @@ def spoken(generation: Generation, sampling: Sampling, answers: Sequence[Answer]
     yield rest[0]
 
 
-def figures_of(figures: GenerationFigures, prompts: int) -> dict[str, object]:
-    """What `--json` says of the time of each of so many prompts; null for what was not measured."""
-    steps = figures.steps if figures.decode_s else 0
+def figures_of(figures: GenerationFigures, plans: PlannedSet, plan_s: float) -> dict[str, object]:
+    """What `--json` says of the time of each prompt; null for what was not measured."""
+    steps, prompts = figures.steps if figures.decode_s else 0, plans.texts.batch
     return {
         "time_to_first_token_s": figures.time_to_first_token_s,
         "tokens_per_s": steps / figures.decode_s if steps else None,
         "bytes_per_token": figures.moved_bytes // (steps * prompts) if steps else None,
         "predicted_tokens_per_s": steps / figures.predicted_s if steps else None,
-        "plan_s": figures.plan_s,
-        "plans": figures.plans,
-        "host_bytes": figures.host_bytes,
+        "loaded_bytes": figures.loaded_bytes,
+        "plan_s": plan_s,
+        "plans": len(plans.plan_set.phases),
+        "host_bytes": plans.host_bytes,
     }
 
 
-def rendered(figures: GenerationFigures, budget_bytes: int, answers: Sequence[Answer]) -> str:
+def rendered(figures: GenerationFigures, plans: PlannedSet, plan_s: float, answers: Sequence[Answer]) -> str:
     """What it took, for a person."""
+    budget_bytes = plans.budget_bytes
     count = sum(len(answer.tokens) for answer in answers)
     lines = [f"tokens      {count}" + (f" of {len(answers)} prompts, in batches of as many" if len(answers) > 1 else "")]
     if figures.steps and figures.decode_s:
         rate, predicted = figures.steps / figures.decode_s, figures.steps / figures.predicted_s
         each = format_bytes(figures.moved_bytes // figures.steps)
         lines[0] += f"; {rate * len(answers):.1f} a second (predicted {predicted * len(answers):.1f}), {each} moved a pass"
-    first, planning = format_seconds(figures.time_to_first_token_s), format_seconds(figures.plan_s)
-    lines.append(f"first       after {first}")
-    lines.append(f"plans       {figures.plans}, all judged right, made in {planning}")
-    lines.append(f"memory      arena {format_bytes(budget_bytes)}, host {format_bytes(figures.host_bytes)}")
+    lines.append(f"first       after {format_seconds(figures.time_to_first_token_s)}")
+    lines.append(f"plans       {len(plans.plan_set.phases)}, each and all together judged right, made or read in {format_seconds(plan_s)}")
+    lines.append(f"memory      arena {format_bytes(budget_bytes)}, host {format_bytes(plans.host_bytes)}")
     return "\n".join(lines)

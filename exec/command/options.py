@@ -91,7 +91,14 @@ def search_seconds(a: argparse.Namespace) -> float:
     """For how long a better plan is searched for; unasked not for warm and static plans, nor for the many of a sweep."""
     if a.plan_seconds is not None:
         return float(a.plan_seconds)
-    if a.plan_steps is not None or a.policy != Policy.AUTO.value or a.warm or vars(a).get("sweep"):
+    if (
+        a.plan_steps is not None
+        or vars(a).get("generate")
+        or "max_new" in vars(a)
+        or a.policy != Policy.AUTO.value
+        or a.warm
+        or vars(a).get("sweep")
+    ):
         return 0.0
     return TRACE_SECONDS if vars(a).get("graph") else SPEC_SECONDS
 

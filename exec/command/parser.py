@@ -127,6 +127,8 @@ def _add_plan(commands: Commands) -> None:
     p.add_argument("--free-order", action="store_true", help="reorder independent tasks where that is faster")
     p.add_argument("--warm", action="store_true", help="start with weights on the device, as far as they fit")
     p.add_argument("--out", metavar="FILE", help="save the plan as JSON")
+    ahead = "plan a generation of N positions, the prompt's `seq` among them: the plan set that generate --plan replays"
+    p.add_argument("--generate", type=int, metavar="N", help=ahead)
     p.add_argument(
         "--sweep", metavar="NAME=LOW:HIGH[:N]", help="a plan for each budget (budget=4GiB:40GiB) or size (seq=512:8192): time against it"
     )
@@ -157,10 +159,11 @@ def _add_run(commands: Commands) -> None:
 
 def _add_generate(commands: Commands) -> None:
     p = commands.add_parser("generate", help="text after a prompt, token by token")
-    _spec_arguments(p)
-    _plan_arguments(p)
+    _spec_arguments(p, has_dtype=False)
+    _plan_arguments(p, budget_required=False)
     _device_arguments(p)
     _prompt_arguments(p)
+    p.add_argument("--plan", metavar="FILE", help="replay the plan set of this file, which plan --generate saved")
     p.add_argument("--max-new", type=int, default=64, metavar="N", help="tokens at most (default: 64)")
     p.add_argument("--greedy", action="store_true", help="the best token each time")
     p.add_argument("--temperature", type=float, metavar="T", help="of the draw (default: 0.8)")
@@ -223,13 +226,18 @@ def _add_machine(commands: Commands) -> None:
     p.set_defaults(command_function=machine_command)
 
 
-def _spec_arguments(p: argparse.ArgumentParser, may_be_absent: bool = False) -> None:
+def _spec_arguments(p: argparse.ArgumentParser, may_be_absent: bool = False, has_dtype: bool = True) -> None:
     p.add_argument(
         "spec", metavar="SPEC", nargs="?" if may_be_absent else None, help=f"a YAML file, or one that ships: {', '.join(spec_names())}"
     )
     p.add_argument("--set", action="append", default=[], metavar="K=V", help="a size or scalar of the spec")
     p.add_argument("--weights", metavar="PATH|random:SEED", help="a checkpoint: its metadata gives the sizes")
-    p.add_argument("--dtype", choices=[d.value for d in RUN_DTYPES], default=None if may_be_absent else DTYPE, help=f"default: {DTYPE}")
+    p.add_argument(
+        "--dtype",
+        choices=[d.value for d in RUN_DTYPES],
+        default=DTYPE if has_dtype and not may_be_absent else None,
+        help=f"default: {DTYPE}",
+    )
     p.add_argument("--split", metavar="f=4,v=16", help="fix how many pieces letters are split into")
     p.add_argument("--no-fuse", metavar="WHAT", help="fusions to leave out: attention (its scores become tensors)")
     p.add_argument("--json", action="store_true", help="one JSON object on stdout")

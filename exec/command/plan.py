@@ -16,7 +16,7 @@ from time import perf_counter
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.files import checksum, refuse_overwriting, refuse_unwritable, write_each
-from einpage.einsum_front.base.units import format_bytes, parse_bytes
+from einpage.einsum_front.base.units import format_bytes, format_seconds, parse_bytes
 from einpage.einsum_front.graph.trace_file import read_trace
 from einpage.exec.command.machine import machine_facts
 from einpage.exec.command.options import files_read, names_of, no_fuse_of, pieces_of, request_of, settings_of, write_timeline
@@ -25,14 +25,17 @@ from einpage.exec.planning.advice import Advice, advice
 from einpage.exec.planning.find_spec import spec_path
 from einpage.exec.planning.judged_plan import Planned, plan_program, plan_tasks
 from einpage.exec.planning.model import Model, open_model
+from einpage.exec.planning.plan_set import SIZES as GENERATION_SIZES
+from einpage.exec.planning.plan_set import PlannedSet, TextLengths, plan_texts, resident_weights
 from einpage.exec.planning.task_graph import split_as_told
 from einpage.exec.system.spinner import planning_text, spinner
 from einpage.memplan.bounds.bounds import Effort
-from einpage.memplan.graph.planfile import save_plan
+from einpage.memplan.graph.planfile import save_plan, save_plan_set
 from einpage.memplan.machine.machine import Machine, links_only
 from einpage.memplan.machine.profile import load_machine
 from einpage.memplan.problem.pace import Pace
 from einpage.memplan.report import render
+from einpage.memplan.schedule.static_plans import Policy
 
 OF_A_SPEC = ("set", "weights", "dtype", "outputs", "split", "no_fuse")
 """Options that mean nothing to a trace."""
@@ -43,6 +46,10 @@ def plan_command(a: argparse.Namespace) -> int:
     began = perf_counter()
     refuse_overwriting(files_read(a), a.out, a.timeline)
     refuse_unwritable(a.out, a.timeline)
+    if a.budget is None and a.generate is not None:
+        raise UsageError("plan needs --budget SIZE, the device arena, as 8GiB")
+    if a.generate is not None:
+        return _plan_set_command(a, began)
     if a.sweep:
         from einpage.exec.command.sweep import sweep_command
 
@@ -71,6 +78,123 @@ def plan_command(a: argparse.Namespace) -> int:
         print(f"warning: {warning}", file=sys.stderr)
     print(render(planned.report, None if helps is None else helps.text))
     return 0
+
+
+OF_ONE_PLAN = ("graph", "passes", "warm", "free_order", "sweep", "outputs", "timeline")
+"""Options that mean nothing to the plans of a generation."""
+
+
+def _plan_set_command(a: argparse.Namespace, began: float) -> int:
+    """`plan --generate N`: the plans of a whole generation, of N positions, prompts and all."""
+    given = [f"--{word.replace('_', '-')}" for word in OF_ONE_PLAN if getattr(a, word)]
+    given += ["--policy"] if a.policy != Policy.AUTO.value else []
+    if given:
+        raise UsageError(f"{', '.join(given)}: of one plan, and --generate makes a set of them; leave out")
+    if a.spec is None:
+        raise UsageError("nothing to plan: give a SPEC that has `state:`, as specs/llama.yaml")
+    request = request_of(a, parse_bytes(a.budget, "--budget"))
+    machine, settings = load_machine(a.machine or "cpu", h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes), settings_of(a.set)
+    first = open_model(a.spec, settings, a.weights)
+    sizes, rest = first.program.sizes, {name: value for name, value in settings.items() if name not in GENERATION_SIZES}
+    if len(rest) + len({"batch", "seq"} & settings.keys()) < len(settings):
+        raise UsageError("--set past and --set room: --generate sets them; leave out")
+    prompt = int(sizes.get("seq", 1))
+    if a.generate <= prompt:
+        raise UsageError(f"--generate {a.generate} positions, and prompts of `seq` = {prompt} tokens: ask for more, or --set seq=N smaller")
+    texts = TextLengths(int(sizes.get("batch", 1)), prompt, 1 if sizes.get("batch", 1) == 1 else prompt, a.generate - prompt + 1)
+    told = Told()
+    with spinner(told.text, quiet=a.json):
+        plans = plan_texts(lambda given: open_model(a.spec, {**rest, **given}, a.weights), machine, request, texts, told.planning)
+    plan_s = perf_counter() - began
+    write_each(((a.out, lambda path: save_plan_set(path, plans.plan_set, set_recipe(a, plans, rest, machine))),))
+    if a.json:
+        print(json.dumps({**set_facts(plans), "plan_s": plan_s, "warnings": [*first.warnings]}))
+        return 0
+    for warning in first.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    print(set_text(plans, plan_s))
+    return 0
+
+
+class Told:
+    """Which plan of how many is being made, for a spinner."""
+
+    def __init__(self) -> None:
+        self._text = "planning"
+
+    def planning(self, n: int, count: int) -> None:
+        """Called before the n-th."""
+        self._text = f"planning {n} of {count}"
+
+    def text(self) -> str:
+        """As it is now."""
+        return self._text
+
+
+def set_recipe(a: argparse.Namespace, plans: PlannedSet, settings: Mapping[str, str], machine: Machine) -> dict[str, object]:
+    """What it takes to make these plans again. `settings` are those that are the same in all of them."""
+    file, texts = spec_path(a.spec), plans.texts
+    return {
+        "spec": file.name,
+        "spec_sha256": checksum(file),
+        "settings": dict(settings),
+        "dtype": plans.prompts.planned.graph.dtype.value,
+        "budget_bytes": plans.budget_bytes,
+        "no_fuse": list(no_fuse_of(a.no_fuse)),
+        "texts": {"batch": texts.batch, "longest": texts.longest, "shortest": texts.shortest, "max_new": texts.max_new},
+        "machine": machine_facts(machine),
+    }
+
+
+def set_facts(plans: PlannedSet) -> dict[str, object]:
+    """What `plan --generate --json` says: sizes in bytes, times in seconds."""
+    phases = []
+    for phase in (plans.prompts, *plans.buckets):
+        report, resident = phase.planned.report, resident_weights(phase)
+        phases.append(
+            {
+                "past": phase.past,
+                "extra": phase.extra,
+                "tokens": phase.tokens,
+                "predicted_s": report.predicted_s,
+                "bound_s": report.bound_s,
+                "bound_ratio": report.bound_ratio,
+                "h2d_bytes": report.h2d_bytes,
+                "d2h_bytes": report.d2h_bytes,
+                "resident_weights": len(resident),
+                "split": {str(letter): n for letter, n in phase.planned.graph.split if n > 1},
+            }
+        )
+    texts = plans.texts
+    return {
+        "batch": texts.batch,
+        "prompt_tokens": texts.longest,
+        "positions": texts.positions,
+        "budget_bytes": plans.budget_bytes,
+        "host_bytes": plans.host_bytes,
+        "verified": True,
+        "phases": phases,
+    }
+
+
+def set_text(plans: PlannedSet, plan_s: float) -> str:
+    """The same for a person."""
+    texts = plans.texts
+    prompts = plans.prompts.planned.report
+    ratio = "" if prompts.bound_ratio is None else f", {prompts.bound_ratio:.2f} × its bound"
+    lines = [
+        f"prompts     {texts.batch} of up to {texts.longest} tokens: {format_seconds(prompts.predicted_s)}{ratio}",
+        "positions         a token     × its bound   moved a token   resident weights",
+    ]
+    for bucket in plans.buckets:
+        report = bucket.planned.report
+        moved = format_bytes(report.h2d_bytes + report.d2h_bytes)
+        times = "" if report.bound_ratio is None else f"{report.bound_ratio:.3f}"
+        where = f"{bucket.past}-{bucket.past + bucket.extra}"
+        lines.append(f"{where:<16}  {format_seconds(report.predicted_s):<10}  {times:<12}  {moved:<14}  {len(resident_weights(bucket))}")
+    lines.append(f"memory      arena {format_bytes(plans.budget_bytes)}, host {format_bytes(plans.host_bytes)}")
+    lines.append(f"plans       {len(plans.plan_set.phases)}, each and all together judged right, made in {format_seconds(plan_s)}")
+    return "\n".join(lines)
 
 
 def planned_for(a: argparse.Namespace, budget: int, began: float, pace: Pace | None = None) -> Planned:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
-from dataclasses import fields, replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,12 @@ from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.einsum_front.graph.trace_file import read_trace
 from einpage.exec.planning.model import open_model
-from einpage.exec.planning.task_graph import split_as_told
-from einpage.memplan.graph.planfile import load_plan
+from einpage.exec.planning.plan_set import graph_of
+from einpage.exec.planning.request import PlanRequest
+from einpage.exec.planning.task_graph import difference, split_as_told
+from einpage.memplan.graph.memgraph import MemGraph, Phase
+from einpage.memplan.graph.planfile import SavedPlan, SavedPlanSet, load_saved, of_recipe
+from einpage.memplan.judge.plan_set import judge_set
 from einpage.memplan.judge.validate import judge
 
 OTHER_GRAPH = "OTHER_GRAPH"
@@ -29,31 +32,74 @@ OTHER_GRAPH = "OTHER_GRAPH"
 
 
 def verify_command(a: argparse.Namespace) -> int:
-    """The `verify` command: 0 where the plan is right, 2 where it is not. Raises UsageError, SpecError."""
-    saved = load_plan(Path(a.plan))
+    """The `verify` command: 0 where the plan, or every plan of a set, is right, 2 where one is not. Raises UsageError, SpecError."""
+    saved = load_saved(Path(a.plan))
+    facts = _facts_of_plan(a, saved) if isinstance(saved, SavedPlan) else _facts_of_set(a, saved)
+    if a.json:
+        print(json.dumps(facts))
+    elif facts["verified"]:
+        compared = facts["compared_with"]
+        told = f"its graph is that of {compared}" if compared else "its graph as the file says it: --spec compares that"
+        many = f"{facts['phases']} plans, each and all together; " if "phases" in facts else ""
+        print(f"{a.plan}: verified: {many}{facts['tasks']} tasks, {facts['node_count']} nodes, {facts['edges']} edges; {told}")
+    else:
+        where = f" (nodes {facts['nodes']})" if facts["nodes"] else ""
+        print(f"{a.plan}: rejected: {facts['reason']}: {facts['message']}{where}", file=sys.stderr)
+    return 0 if facts["verified"] else 2
+
+
+def _facts_of_plan(a: argparse.Namespace, saved: SavedPlan) -> dict[str, object]:
     violation = judge(saved.memgraph)
     wanted = wanted_graph(a, saved.recipe)
     other = None if wanted is None or violation is not None else difference(saved.memgraph.graph, wanted)
-    facts = {
+    return {
         "plan": a.plan,
         "verified": violation is None and other is None,
         "reason": violation.reason.name if violation is not None else OTHER_GRAPH if other is not None else None,
         "nodes": [] if violation is None else list(violation.nodes),
         "message": violation.message if violation is not None else other or "",
         "compared_with": a.spec or a.graph,
-        "tasks": len(saved.memgraph.graph.tasks),
-        "node_count": len(saved.memgraph.nodes),
-        "edges": len(saved.memgraph.edges),
+        **_counts([saved.memgraph]),
     }
-    if a.json:
-        print(json.dumps(facts))
-    elif facts["verified"]:
-        told = f"its graph is that of {a.spec or a.graph}" if wanted is not None else "its graph as the file says it: --spec compares that"
-        print(f"{a.plan}: verified: {facts['tasks']} tasks, {facts['node_count']} nodes, {facts['edges']} edges; {told}")
-    else:
-        where = f" (nodes {facts['nodes']})" if violation is not None else ""
-        print(f"{a.plan}: rejected: {facts['reason']}: {facts['message']}{where}", file=sys.stderr)
-    return 0 if facts["verified"] else 2
+
+
+def _facts_of_set(a: argparse.Namespace, saved: SavedPlanSet) -> dict[str, object]:
+    if a.graph:
+        raise UsageError(f"{a.plan} is a plan set, made of a spec, {saved.recipe.get('spec')}: compare it with that")
+    violation, other = judge_set(saved.plans), None
+    for n, phase in enumerate(saved.plans.phases if a.spec and violation is None else ()):
+        wanted = _graph_of_phase(a, saved.recipe, phase)
+        other = difference(phase.memgraph.graph, wanted)
+        if other is not None:
+            other = f"{other} (phase {n})"
+            break
+    return {
+        "plan": a.plan,
+        "verified": violation is None and other is None,
+        "reason": violation.reason.name if violation is not None else OTHER_GRAPH if other is not None else None,
+        "nodes": [],
+        "message": violation.message if violation is not None else other or "",
+        "compared_with": a.spec,
+        "phases": len(saved.plans.phases),
+        **_counts([phase.memgraph for phase in saved.plans.phases]),
+    }
+
+
+def _counts(memgraphs: Sequence[MemGraph]) -> dict[str, object]:
+    return {
+        "tasks": sum(len(m.graph.tasks) for m in memgraphs),
+        "node_count": sum(len(m.nodes) for m in memgraphs),
+        "edges": sum(len(m.edges) for m in memgraphs),
+    }
+
+
+def _graph_of_phase(a: argparse.Namespace, recipe: Mapping[str, Any], phase: Phase) -> TaskGraph:
+    """The graph of `a.spec` at the sizes of a phase. Raises UsageError, SpecError."""
+    with of_recipe(a.plan):
+        request = PlanRequest(0, DType(recipe["dtype"]), no_fuse=tuple(map(str, recipe["no_fuse"])))
+        sizes = {"batch": int(recipe["texts"]["batch"]), "seq": phase.tokens, "past": phase.past, "room": phase.extra}
+        settings = {str(name): value for name, value in recipe["settings"].items()}
+    return graph_of(open_model(a.spec, {**settings, **sizes}, a.weights), phase, request)
 
 
 def wanted_graph(a: argparse.Namespace, recipe: Mapping[str, Any]) -> TaskGraph | None:
@@ -69,29 +115,8 @@ def wanted_graph(a: argparse.Namespace, recipe: Mapping[str, Any]) -> TaskGraph 
         return read_trace(a.graph)
     if not a.spec:
         return None
-    try:
+    with of_recipe(a.plan):
         dtype, outputs, no_fuse = DType(recipe["dtype"]), list(recipe["outputs"]), tuple(recipe["no_fuse"])
         pieces = {Letter(str(letter)): int(n) for letter, n in recipe["split"].items()}
         settings = {str(name): value for name, value in recipe["settings"].items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(f"{a.plan}: damaged plan file: its recipe has no {error}, which it takes to make its graph again") from error
     return split_as_told(open_model(a.spec, settings, a.weights).program, dtype, pieces, outputs, no_fuse).graph
-
-
-def difference(found: TaskGraph, wanted: TaskGraph) -> str | None:
-    """The first thing in which `found` (of a file: it has no jobs) is another graph than `wanted`; None where they are the same."""
-    for name in ("name", "dtype", "split", "outputs"):
-        has, should = getattr(found, name), getattr(wanted, name)
-        if has != should:
-            return f"the graph's {name} is {has!r}, and should be {should!r}"
-    plain = replace(wanted, tasks=tuple(replace(task, job=None) for task in wanted.tasks))
-    for name in ("values", "ops", "tensors", "tasks"):
-        has, should = getattr(found, name), getattr(plain, name)
-        if len(has) != len(should):
-            return f"the graph has {len(has)} {name}, and should have {len(should)}"
-        for i, (one, other) in enumerate(zip(has, should, strict=True)):
-            for field in fields(one):
-                a, b = getattr(one, field.name), getattr(other, field.name)
-                if a != b:
-                    return f"{name} {i}: {one.name}: {field.name} is {a!r}, and should be {b!r}"
-    return None

@@ -20,7 +20,7 @@ from einpage.einsum_front.base.onednn import NO_ONEDNN, OneDnn
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import TaskId
 from einpage.exec.device.arena import HostArena, MappedArena, residency_view
-from einpage.exec.device.device import MovedBytes, no_op
+from einpage.exec.device.device import MovedBytes, extents_beside, left_there, no_op
 from einpage.kernels.instructions.torch_kernel import Operands, TorchKernel
 from einpage.kernels.on_torch.products import Products
 from einpage.kernels.prepare import Backend, PreparedKernels
@@ -46,18 +46,25 @@ class CpuDevice:
         threads: int | None = None,
         onednn: OneDnn = NO_ONEDNN,
         poison: bool = False,
+        after: CpuDevice | None = None,
     ) -> None:
-        """`onednn` is the figure of the machine profile that says how products are computed, and so their last bits.
+        """`after` is a device of the same size that has no more to run: this one inherits its arena, and does not load again what
+        it leaves there.
+
+        `onednn` is the figure of the machine profile that says how products are computed, and so their last bits.
 
         `threads` is what torch may use for one kernel, a figure of the machine profile: results differ bitwise between thread counts,
         so it is the same for every dispatcher. None: torch's own number."""
         if threads is not None:
             torch.set_num_threads(threads)
         self._memgraph, self._backend, self._poison = memgraph, Backend(backend), poison
-        self._device = MappedArena(memgraph.budget_bytes, touch=True)
+        self._device: MappedArena = MappedArena(memgraph.budget_bytes, touch=True) if after is None else after._device
+        assert self._device.nbytes == memgraph.budget_bytes, "an arena that is inherited has the same size"
+        self._left_there = frozenset[ResidencyId]() if after is None else left_there(after._memgraph, memgraph)
         self._host = host
         if poison:
-            self._device.poison()
+            for extent in extents_beside(memgraph, self._left_there):
+                self._device.poison(extent)
         self._nodes, self._residencies = Nodes.of(memgraph.nodes), Residencies.of(memgraph.residencies)
         self._arenas = [self._arena(place) for place in self._residencies.places]
         """[place] as the residencies number them"""
@@ -85,12 +92,16 @@ class CpuDevice:
         # rows does not, and would wake, for every call, a team whose members then spin on the cores that copies need.
         torch.set_num_threads(torch.get_num_threads())
 
-    def preload(self) -> None:
+    def preload(self) -> int:
         tensor, start, on_device = self._residencies.tensor, self._memgraph.start, self._residencies.at(DEVICE)
         host_copy_by_tensor = {int(tensor[r]): r for r in start if not on_device[r]}
+        loaded = 0
         for r in start:
-            if on_device[r]:
-                np.copyto(self._bytes(r), self._bytes(host_copy_by_tensor[int(tensor[r])]))
+            if on_device[r] and r not in self._left_there:
+                target = self._bytes(r)
+                np.copyto(target, self._bytes(host_copy_by_tensor[int(tensor[r])]))
+                loaded += target.nbytes
+        return loaded
 
     def compute(self, node: NodeId) -> None:
         self._calls[node]()

@@ -7,13 +7,15 @@ device is made, before any clock starts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Protocol, TypeAlias
 
-from einpage.memplan.graph.memgraph import MemGraph, NodeId
+from einpage.einsum_front.base.units import Nbytes
+from einpage.einsum_front.graph.taskgraph import Kind
+from einpage.memplan.graph.memgraph import Extent, MemGraph, NodeId, Offset, ResidencyId
 from einpage.memplan.graph.packed import COMPUTE, FREE, GATHER, MOVE
 from einpage.memplan.graph.simulate import queue_numbers, queues_of
-from einpage.memplan.machine.places import Queue
+from einpage.memplan.machine.places import DEVICE, Queue
 
 Action: TypeAlias = Callable[[NodeId], None]
 
@@ -41,8 +43,9 @@ class Device(Protocol):
     def init_thread(self) -> None:
         """Called on each engine's thread before its first node: settings that hold for one thread only."""
 
-    def preload(self) -> None:
-        """Before the first pass: copy the tensors that are resident at the start to their offsets. Not counted."""
+    def preload(self) -> int:
+        """Before the first pass: copy the tensors that are resident at the start to their offsets, but for those that the device before
+        has left there. Answers the bytes, which count as no pass's."""
 
     def compute(self, node: NodeId) -> None:
         """Run a Compute."""
@@ -61,6 +64,25 @@ def actions(device: Device) -> tuple[Action, ...]:
     """For each kind of node, as Nodes.kind says it, the method of `device` that runs it."""
     by_kind: dict[int, Action] = {COMPUTE: device.compute, GATHER: device.gather, MOVE: device.copy, FREE: device.free}
     return tuple(by_kind[kind] for kind in range(len(by_kind)))
+
+
+def left_there(before: MemGraph, memgraph: MemGraph) -> frozenset[ResidencyId]:
+    """Of the residents that `memgraph` begins with: weights that are at the same offsets of the device when `before` ends."""
+    residencies, tensors = before.residencies, before.graph.tensors
+    ended = [residencies[r] for r in before.end if residencies[r].place == DEVICE]
+    left = {(tensors[r.tensor].name, r.extents) for r in ended if tensors[r.tensor].kind is Kind.WEIGHT}
+    residencies, tensors = memgraph.residencies, memgraph.graph.tensors
+    begun = [residencies[r] for r in memgraph.start if residencies[r].place == DEVICE]
+    return frozenset(r.id for r in begun if (tensors[r.tensor].name, r.extents) in left)
+
+
+def extents_beside(memgraph: MemGraph, there: Collection[ResidencyId]) -> Iterator[Extent]:
+    """The device's arena without the bytes of the residencies `there`."""
+    start = 0
+    for extent in sorted((memgraph.residencies[r].extents[0] for r in there), key=lambda extent: extent.offset):
+        yield Extent(Offset(start), Nbytes(extent.offset - start))
+        start = extent.end
+    yield Extent(Offset(start), Nbytes(memgraph.budget_bytes - start))
 
 
 class MovedBytes:

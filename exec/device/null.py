@@ -35,8 +35,8 @@ class NullDevice:
     def init_thread(self) -> None:
         pass
 
-    def preload(self) -> None:
-        pass
+    def preload(self) -> int:
+        return 0
 
     def compute(self, node: NodeId) -> None:
         self.calls.append(node)

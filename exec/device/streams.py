@@ -20,7 +20,7 @@ from torch import Tensor
 from einpage.einsum_front.graph.job import GatherJob, View
 from einpage.einsum_front.graph.taskgraph import TaskId
 from einpage.exec.device.arena import HostArena, MappedArena, residency_view
-from einpage.exec.device.device import MovedBytes
+from einpage.exec.device.device import MovedBytes, extents_beside, left_there
 from einpage.exec.device.driver import Driver, Event, Stream
 from einpage.exec.device.errors import NodeError
 from einpage.kernels.errors import DivisorIsZero, IndexOutOfRange, Unsupported
@@ -55,7 +55,18 @@ class StreamDevice:
 
     name = "cuda"
 
-    def __init__(self, memgraph: MemGraph, host: HostArena, driver: Driver, *, backend: str = "triton", poison: bool = False) -> None:
+    def __init__(
+        self,
+        memgraph: MemGraph,
+        host: HostArena,
+        driver: Driver,
+        *,
+        backend: str = "triton",
+        poison: bool = False,
+        after: StreamDevice | None = None,
+    ) -> None:
+        """`after` is a device of the same size and host that has no more to run: this one inherits its arena, and does not load
+        again what it leaves there."""
         self.memgraph, self.driver = memgraph, driver
         self.arena_bytes: int = memgraph.budget_bytes
         self._backend, self._host = Backend(backend), host
@@ -76,12 +87,18 @@ class StreamDevice:
         self._chunks: list[tuple[StreamAction, ...]] = []
         self._streams = [None if number == NO_QUEUE else Stream(number) for number in queue_numbers(memgraph).tolist()]
         self._counted = MovedBytes(memgraph)
-        if host.nbytes:
+        self._left_there = frozenset[ResidencyId]() if after is None else left_there(after.memgraph, memgraph)
+        self._has_pinned = host.nbytes > 0
+        if after is not None:
+            assert after._host is host and after._arena.nbytes == memgraph.budget_bytes, "an arena that is inherited has the same size"
+            self._has_pinned, after._has_pinned = after._has_pinned, False
+        elif self._has_pinned:
             driver.pin(self._host_bytes)
         try:
-            self._arena = driver.allocate(memgraph.budget_bytes)
+            self._arena: Tensor = driver.allocate(memgraph.budget_bytes) if after is None else after._arena
             if poison:
-                _poison(driver, self._arena)
+                for extent in extents_beside(memgraph, self._left_there):
+                    _poison(driver, self._arena[extent.offset : extent.end])
             self._chunks += [self._prepared(NodeId(i), node) for i, node in enumerate(memgraph.nodes)]
         except BaseException:
             self.close()
@@ -94,7 +111,8 @@ class StreamDevice:
                 self.driver.synchronize(self.driver.record(stream))
         for staging in self._staging:
             self.driver.unpin(staging.memory)
-        if self._host.nbytes:
+        if self._has_pinned:
+            self._has_pinned = False
             self.driver.unpin(self._host_bytes)
         self._chunks, self._staging, self._calls, self._captured = [], [], {}, {}
 
@@ -122,12 +140,17 @@ class StreamDevice:
     def init_thread(self) -> None:
         """Nothing: no setting holds for one thread only."""
 
-    def preload(self) -> None:
-        """Copy the tensors that are resident at the start to their offsets, and wait for the copies. Not counted."""
+    def preload(self) -> int:
+        """Copy the tensors that are resident at the start to their offsets, but for those that are there, and wait for the copies. Answers
+        the bytes, which count as no pass's."""
+        loaded = 0
         for r in (self.memgraph.residencies[r] for r in self.memgraph.start):
-            if r.place.kind is PlaceKind.DEVICE:
-                self.driver.copy(H2D, self._bytes(r), self._bytes(self.memgraph.residencies[self._host_copies[r.tensor]]))
+            if r.place.kind is PlaceKind.DEVICE and r.id not in self._left_there:
+                target = self._bytes(r)
+                self.driver.copy(H2D, target, self._bytes(self.memgraph.residencies[self._host_copies[r.tensor]]))
+                loaded += target.nbytes
         self.driver.synchronize(self.driver.record(H2D))
+        return loaded
 
     def stream(self, node: NodeId) -> Stream | None:
         """The stream of `node`; None for a Free, which has none."""
@@ -283,6 +306,8 @@ class StreamDevice:
 
 def _poison(driver: Driver, arena: Tensor) -> None:
     """NaN, whatever the dtype, over memory that is not written yet."""
+    if not arena.nbytes:
+        return
     pattern = MappedArena(arena.nbytes)
     pattern.poison()
     driver.copy(COMPUTE, arena, pattern.whole())

@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import TypeAlias
 
 from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.graph.packed import packed
 from einpage.einsum_front.graph.program import Program, needed
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.exec.planning.request import PlanRequest
@@ -31,6 +32,7 @@ from einpage.memplan.machine.places import Queue
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.pace import Pace
 from einpage.memplan.report import Report, passes_report, report, tasks_in_order
+from einpage.memplan.schedule.static_plans import Policy
 
 MachineSource: TypeAlias = "Callable[[], Machine]"
 """Gives a machine that is not at hand yet: to measure it takes seconds."""
@@ -98,6 +100,12 @@ def plan_program(
     return replace(planned, sizes=dict(program.sizes))
 
 
+def compacted(planned: Planned) -> Planned:
+    """`planned` with its graph in packed arrays: a run keeps it in memory beside the weights."""
+    graph = packed(planned.graph)
+    return replace(planned, graph=graph, memgraph=replace(planned.memgraph, graph=graph))
+
+
 def refuse_full_host(program: Program, machine: Machine, request: PlanRequest) -> None:
     """Raises DoesNotFit where weights and inputs alone are more than the host holds: known at once, before any graph is made."""
     total, free = least_host_bytes(program, request), machine.host_bytes
@@ -136,7 +144,7 @@ def _plan_loop(
         if best is not None and found.timeline.makespan_s >= best.timeline.makespan_s:
             break
         best = found
-        if best.timeline.makespan_s <= GOOD_ENOUGH * best.bounds.bound_s:
+        if best.timeline.makespan_s <= GOOD_ENOUGH * best.bounds.bound_s or dict(graph.split) == request.pieces:
             break
     assert best is not None, "the first split fits"
     if pace is not None:
@@ -167,10 +175,27 @@ def plan_graph(
     Raises DoesNotFit; UsageError where the machine has no figure for a task; RejectedPlan where the judge finds a violation.
     """
     began = perf_counter() if since is None else since
-    if graph.dtype not in dict(machine.flops_per_s) and any(task.seconds is None for task in graph.tasks):
-        raise UsageError(f"machine {machine.name} has no figure for {graph.dtype.value}")
+    refuse_no_rate(graph, machine)
     options = options or PlanOptions()
     memgraph = plan(graph, machine, budget_bytes, options, pace)
+    return judged(memgraph, machine, began, bound_effort, options.policy, pace)
+
+
+def refuse_no_rate(graph: TaskGraph, machine: Machine) -> None:
+    """Raises UsageError where the machine has no figure for the tasks."""
+    if graph.dtype not in dict(machine.flops_per_s) and any(task.seconds is None for task in graph.tasks):
+        raise UsageError(f"machine {machine.name} has no figure for {graph.dtype.value}")
+
+
+def judged(
+    memgraph: MemGraph, machine: Machine, began: float, bound_effort: Effort = Effort.FAST, policy: Policy = Policy.AUTO,
+    pace: Pace | None = None,
+) -> Planned:  # fmt: skip
+    """A plan that the judge has passed, predicted and bounded. `began` is when its making did; the others as plan_graph's.
+
+    Raises RejectedPlan where the judge finds a violation.
+    """
+    graph, budget_bytes = memgraph.graph, memgraph.budget_bytes
     violation = judge(memgraph)
     if violation is not None:
         raise RejectedPlan(violation)
@@ -183,6 +208,6 @@ def plan_graph(
         limits = bounds(graph, machine.at_best(), budget_bytes, tasks_in_order(memgraph), bound_effort, reached, memgraph.resident)
     found = report(
         memgraph, machine, timeline, limits,
-        plan_s=plan_s, verified=True, spec=graph.name, policy=options.policy, pace=pace,
+        plan_s=plan_s, verified=True, spec=graph.name, policy=policy, pace=pace,
     )  # fmt: skip
     return Planned(graph, memgraph, machine, timeline, limits, found)

@@ -6,7 +6,7 @@ In: options by name. Out: a PlanRequest; options that exclude each other raise U
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from time import perf_counter
 
@@ -54,6 +54,10 @@ class PlanRequest:
     """Start with weights on the device, as far as they fit."""
     passes: int | None = None
     """Plan a pass that ends as it began, to run so many times; None: one pass."""
+    resident: tuple[str, ...] = ()
+    """With `passes`: the names of weights that are resident whatever others are, from the arena's top downwards."""
+    resident_only: bool = False
+    """No others are."""
     free_order: bool = False
     """Let independent tasks change places where that is faster."""
     bound_effort: Effort = Effort.FAST
@@ -83,6 +87,10 @@ class PlanRequest:
         if self.free_order and self.start is Start.LOOP:
             raise UsageError("--free-order: a loop is planned in the order as written; leave out --passes")
 
+    def in_pieces(self, pieces: Mapping[Letter, int]) -> PlanRequest:
+        """The same, with the pieces of more letters fixed."""
+        return replace(self, pieces={**self.pieces, **pieces})
+
     @property
     def searches(self) -> bool:
         """Whether a better plan is searched for."""
@@ -103,4 +111,11 @@ class PlanRequest:
     @property
     def planner(self) -> PlanOptions:
         """The options of the planner among these."""
-        return PlanOptions(alignment=self.alignment, policy=self.policy, start=self.start, free_order=self.free_order)
+        return PlanOptions(
+            alignment=self.alignment,
+            policy=self.policy,
+            start=self.start,
+            free_order=self.free_order,
+            resident=self.resident,
+            resident_only=self.resident_only,
+        )

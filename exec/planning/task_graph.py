@@ -9,7 +9,7 @@ DoesNotFit where even the finest split needs more than the budget.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.collection import garbage_collection_paused
@@ -166,3 +166,22 @@ def _too_small(least: Smallest, budget_bytes: int) -> Misfit:
         smallest_budget=nbytes if least.counted.exact else None,
         at_least=least.at_least,
     )
+
+
+def difference(found: TaskGraph, wanted: TaskGraph) -> str | None:
+    """The first thing in which `found` (of a file: it has no jobs) is another graph than `wanted`; None where they are the same."""
+    for name in ("name", "dtype", "split", "outputs"):
+        has, should = getattr(found, name), getattr(wanted, name)
+        if has != should:
+            return f"the graph's {name} is {has!r}, and should be {should!r}"
+    plain = replace(wanted, tasks=tuple(replace(task, job=None) for task in wanted.tasks))
+    for name in ("values", "ops", "tensors", "tasks"):
+        has, should = getattr(found, name), getattr(plain, name)
+        if len(has) != len(should):
+            return f"the graph has {len(has)} {name}, and should have {len(should)}"
+        for i, (one, other) in enumerate(zip(has, should, strict=True)):
+            for field in fields(one):
+                a, b = getattr(one, field.name), getattr(other, field.name)
+                if a != b:
+                    return f"{name} {i}: {one.name}: {field.name} is {a!r}, and should be {b!r}"
+    return None

@@ -112,11 +112,15 @@ def make_device(
     *,
     poison: bool = False,
     driver: Driver | None = None,
+    after: CpuDevice | StreamDevice | None = None,
 ) -> CpuDevice | StreamDevice:
-    """A device for `memgraph`; `driver` instead of CUDA's own, for tests."""
+    """A device for `memgraph`, which inherits the memory of the one that it comes `after`; `driver` instead of CUDA's own, for tests."""
     if kind is DeviceKind.CUDA:
-        return StreamDevice(memgraph, host, driver or CudaDriver(), backend=backend, poison=poison)
-    return CpuDevice(memgraph, host, backend=backend, threads=machine.threads, onednn=machine.onednn, poison=poison)
+        assert not isinstance(after, CpuDevice), "another kind of device has other memory"
+        driver = driver or (CudaDriver() if after is None else after.driver)
+        return StreamDevice(memgraph, host, driver, backend=backend, poison=poison, after=after)
+    assert not isinstance(after, StreamDevice), "another kind of device has other memory"
+    return CpuDevice(memgraph, host, backend=backend, threads=machine.threads, onednn=machine.onednn, poison=poison, after=after)
 
 
 def dispatch_of(option: str | None, find_nan: bool) -> Dispatch:

@@ -100,8 +100,8 @@ class CheckedDevice:
     def init_thread(self) -> None:
         self._device.init_thread()
 
-    def preload(self) -> None:
-        self._device.preload()
+    def preload(self) -> int:
+        return self._device.preload()
 
     def compute(self, node: NodeId) -> None:
         self._device.compute(node)

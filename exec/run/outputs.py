@@ -13,7 +13,7 @@ import torch
 
 from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.load.inputs import TOKENS
-from einpage.exec.planning.model import Model
+from einpage.exec.planning.model import Model, logits_axes
 from einpage.exec.run.choose import RunOptions
 from einpage.exec.run.logits import TopToken, last_logits, mean_nll, top_tokens
 from einpage.exec.system.finite import number_counts
@@ -39,18 +39,6 @@ class TextFigures:
     top: list[list[TopToken]] | None = None
     """For each sequence, the best next tokens, best first."""
     perplexity: Perplexity | None = None
-
-
-def logits_axes(model: Model) -> dict[str, int]:
-    """The outputs that are logits of the model's token lists, by name: 3 for those of every position [b, s, v], 2 for those of one [b, v].
-
-    `b` and `s` are the letters of the input `tokens`, `v` is a letter over the vocabulary.
-    """
-    positions = next((i.letters for i in model.program.inputs if i.name == TOKENS and len(i.letters) == 2), None)
-    if positions is None:
-        return {}
-    over = {o.name: o.letters[:-1] for o in model.program.outputs if o.letters and o.letters[-1] in model.vocabulary}
-    return {name: len(before) + 1 for name, before in over.items() if before in (positions, positions[:1])}
 
 
 def wanted_outputs(model: Model, options: RunOptions) -> tuple[str, ...]:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import format_bytes
-from einpage.einsum_front.graph.packed import packed
 from einpage.einsum_front.graph.taskgraph import Tensor, TensorId
 from einpage.exec.device.arena import HostArena, bytes_before_outputs, host_copies, outputs
 from einpage.exec.device.cpu import CpuDevice
@@ -27,7 +26,7 @@ from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.exec.load.fill import NotFiniteWeight, fill
 from einpage.exec.load.inputs import bind_inputs, refuse_beyond
-from einpage.exec.planning.judged_plan import MachineSource, Planned, least_host_bytes, plan_program
+from einpage.exec.planning.judged_plan import MachineSource, Planned, compacted, least_host_bytes, plan_program
 from einpage.exec.planning.model import Model
 from einpage.exec.run.choose import DeviceKind, Dispatch, RunOptions, make_device, repeated
 from einpage.exec.run.find_nan import CheckedDevice, FoundNan, find_nan
@@ -180,12 +179,6 @@ def run_model(
         *profile_warnings(planned.machine, options.device, report.wall_s, planned, passes),
     )
     return RunResult(planned, found, replace(report, warnings=warnings))
-
-
-def compacted(planned: Planned) -> Planned:
-    """`planned` with its graph in packed arrays: a run keeps it in memory beside the weights."""
-    graph = packed(planned.graph)
-    return replace(planned, graph=graph, memgraph=replace(planned.memgraph, graph=graph))
 
 
 def run_passes(memgraph: MemGraph, device: Device, options: RunOptions, dispatch: Dispatch, hooks: Hooks) -> Iterator[Measured]:

@@ -174,3 +174,28 @@ class MemGraph:
                 return self.graph.tensors[self.residencies[target].tensor].nbytes
             case _:
                 return Nbytes(0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Phase:
+    """A plan, and the positions of a generation at which it runs: a pass takes those from some `at` in past … past + extra on."""
+
+    past: int
+    """Positions that stand before every pass."""
+    extra: int
+    tokens: int
+    """Positions that a pass takes, of each sequence."""
+    memgraph: MemGraph
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanSet:
+    """Plans that run one after the other on the same arenas: what a phase leaves on the host, and what of the weights is resident, is
+    where the next one has it."""
+
+    phases: tuple[Phase, ...]
+    """The prompts' first, then loops, each for the positions after those of the one before."""
+    shortest: int
+    """Tokens of the shortest prompt: where its first pass after the prompts' is."""
+    spread: int = 0
+    """By how many positions sequences of one batch may be apart."""

@@ -25,11 +25,25 @@ from einpage.einsum_front.base.units import Nbytes, shown
 from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.program import Source
 from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
-from einpage.memplan.graph.memgraph import Compute, Edges, Extent, Free, HostGather, MemGraph, Move, Node, Offset, Residency, ResidencyId
+from einpage.memplan.graph.memgraph import (
+    Compute,
+    Edges,
+    Extent,
+    Free,
+    HostGather,
+    MemGraph,
+    Move,
+    Node,
+    Offset,
+    Phase,
+    PlanSet,
+    Residency,
+    ResidencyId,
+)  # fmt: skip
 from einpage.memplan.graph.packed import Nodes, Residencies
 from einpage.memplan.machine.places import DEVICE, HOST, Place, PlaceKind
 
-FORMAT = "einpage-plan"
+FORMAT, SET_FORMAT = "einpage-plan", "einpage-plan-set"
 VERSION = 3
 MOST_BYTES = 256 << 20
 """Of a file."""
@@ -46,14 +60,39 @@ class SavedPlan:
     """As given to save_plan."""
 
 
+@dataclass(frozen=True, slots=True)
+class SavedPlanSet:
+    """What the file of a plan set holds."""
+
+    plans: PlanSet
+    recipe: Mapping[str, Any]
+    """As given to save_plan_set."""
+
+
 def save_plan(path: str | Path, memgraph: MemGraph, recipe: Mapping[str, Any]) -> None:
     """Write a plan to `path`, all of it or nothing. `recipe` must be JSON. Raises UsageError where the file cannot be written."""
+    _write(path, {"format": FORMAT, "version": VERSION, "recipe": recipe, **_plan_out(memgraph)})
+
+
+def save_plan_set(path: str | Path, plans: PlanSet, recipe: Mapping[str, Any]) -> None:
+    """Write a plan set to `path`, as save_plan does a plan."""
+    phases = {
+        f"phase {n}": {"past": phase.past, "extra": phase.extra, "tokens": phase.tokens, **_plan_out(phase.memgraph)}
+        for n, phase in enumerate(plans.phases)
+    }
+    head = {"format": SET_FORMAT, "version": VERSION, "recipe": recipe}
+    _write(path, {**head, "shortest": plans.shortest, "spread": plans.spread, "phases": len(plans.phases), **phases})
+
+
+def _write(path: str | Path, sections: Mapping[str, object]) -> None:
+    lines = (f"{json.dumps(name)}: {json.dumps(section, separators=(',', ':'))}" for name, section in sections.items())
+    write_atomically(Path(path), "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def _plan_out(memgraph: MemGraph) -> dict[str, object]:
     graph = memgraph.graph
     others = [[place.kind.value, place.index, nbytes] for place, nbytes in memgraph.arenas if place not in (DEVICE, HOST)]
-    sections: dict[str, object] = {
-        "format": FORMAT,
-        "version": VERSION,
-        "recipe": recipe,
+    return {
         "graph": {"name": graph.name, "dtype": graph.dtype.value, "split": graph.split, "outputs": graph.outputs},
         "values": [_value_out(v) for v in graph.values],
         "ops": [[op.name, op.kind, op.flops, op.bytes_touched, op.description, op.seconds] for op in graph.ops],
@@ -79,23 +118,49 @@ def save_plan(path: str | Path, memgraph: MemGraph, recipe: Mapping[str, Any]) -
         "start": memgraph.start,
         "end": memgraph.end,
     }
-    lines = (f"{json.dumps(name)}: {json.dumps(section, separators=(',', ':'))}" for name, section in sections.items())
-    write_atomically(Path(path), "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def load_plan(path: str | Path) -> SavedPlan:
     """Read a plan that save_plan wrote. Raises UsageError, naming the file and the section, for anything else."""
-    raw = _read(Path(path))
-    where = str(path)
+    found = load_saved(path)
+    if isinstance(found, SavedPlanSet):
+        raise UsageError(f"{path}: a plan set, of {len(found.plans.phases)} plans, where one plan is wanted")
+    return found
+
+
+def load_plan_set(path: str | Path) -> SavedPlanSet:
+    """Read a plan set that save_plan_set wrote. Raises UsageError, naming the file and the section, for anything else."""
+    found = load_saved(path)
+    if isinstance(found, SavedPlan):
+        raise UsageError(f"{path}: one plan, where a plan set is wanted; `einpage plan SPEC --generate N --out FILE` writes one")
+    return found
+
+
+def load_saved(path: str | Path) -> SavedPlan | SavedPlanSet:
+    """Read what save_plan or save_plan_set wrote. Raises UsageError, naming the file and the section, for anything else."""
+    raw, where = _read(Path(path)), str(path)
+    found = _memgraph_in(raw, where) if raw["format"] == FORMAT else _plan_set_in(raw, where)
+    recipe = raw.get("recipe")
+    if not isinstance(recipe, dict):
+        raise UsageError(f"{where}: damaged plan file: recipe is missing or no mapping")
+    return SavedPlan(found, recipe) if isinstance(found, MemGraph) else SavedPlanSet(found, recipe)
+
+
+def _plan_set_in(raw: Mapping[str, Any], where: str) -> PlanSet:
+    with _section(where, "phases"):
+        parts = [raw[f"phase {n}"] for n in range(_count(raw["phases"]))]
+        phases = tuple(
+            Phase(_count(part["past"]), _count(part["extra"]), _positive(part["tokens"]), _memgraph_in(part, where)) for part in parts
+        )
+        return PlanSet(phases, _positive(raw["shortest"]), _count(raw["spread"]))
+
+
+def _memgraph_in(raw: Mapping[str, Any], where: str) -> MemGraph:
     with _section(where, "graph"):
         graph = _graph_in(raw)
         graph.verify()
     with _section(where, "plan"):
-        memgraph = _plan_in(raw, graph)
-    recipe = raw.get("recipe")
-    if not isinstance(recipe, dict):
-        raise UsageError(f"{where}: damaged plan file: recipe is missing or no mapping")
-    return SavedPlan(memgraph, recipe)
+        return _plan_in(raw, graph)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -107,7 +172,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: truncated or not a plan file: {error}") from error
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read plan file {path}: {getattr(error, 'strerror', None) or error}") from error
-    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+    if not isinstance(raw, dict) or raw.get("format") not in (FORMAT, SET_FORMAT):
         raise UsageError(f"{path}: not a plan file (`format` is not {FORMAT!r}); `einpage plan … --out FILE` writes one")
     if raw.get("version") != VERSION:
         raise UsageError(f"{path}: plan file of version {shown(raw.get('version'))}; this einpage reads version {VERSION}: plan again")
@@ -121,6 +186,16 @@ def _section(where: str, name: str) -> Iterator[None]:
         yield
     except (AssertionError, AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise UsageError(f"{where}: damaged plan file ({name}): {type(error).__name__}: {str(error)[:MOST_TOLD]}") from error
+
+
+@contextmanager
+def of_recipe(where: str) -> Iterator[None]:
+    """Around what reads a recipe: an error inside is raised as a UsageError, since the file is damaged."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        lacks = str(error)[:MOST_TOLD]
+        raise UsageError(f"{where}: damaged plan file: its recipe has no {lacks}, which it takes to make its graph again") from error
 
 
 def _value_out(v: Value) -> list[object]:
@@ -179,6 +254,12 @@ def _ints(x: Sequence[object]) -> tuple[int, ...]:
 def _positive(x: object) -> int:
     if _int(x) < 1:
         raise ValueError(f"{x} is not positive")
+    return _int(x)
+
+
+def _count(x: object) -> int:
+    if _int(x) < 0:
+        raise ValueError(f"{x} is negative")
     return _int(x)
 
 

@@ -94,6 +94,7 @@ class _Weights:
                     uses.append((step, number.setdefault(t, len(number))))
         self.tensors = list(number)
         """[weight] by first use."""
+        self.is_constant = [graph.tensors[t].kind is Kind.CONSTANT for t in number]
         self.size = np.array([problem.sizes[t] for t in number], np.int64)
         self.use_step, self.use_of = np.array(uses, np.int64).reshape(-1, 2).T
         self.first = np.full(len(number), len(tasks), np.int64)
@@ -124,8 +125,10 @@ class _Weights:
         return bool(self.headroom(resident, reserve).min(initial=0) >= 0)
 
     def residents(self, resident: ResidentWeights) -> Residents:
-        """The last to be freed first; of those that are freed together, the first in graph order."""
-        members = sorted(np.flatnonzero(resident).tolist(), key=lambda i: (-self.last[i], self.tensors[i]))
+        """The last to be freed first; of those that are freed together, the first in graph order. Of a loop constants come after weights:
+        plans of the same model for other positions have these too."""
+        members = np.flatnonzero(resident).tolist()
+        members.sort(key=lambda i: (self.for_good and self.is_constant[i], -self.last[i], self.tensors[i]))
         return Residents(tuple(self.tensors[i] for i in members), self.for_good)
 
 

@@ -1,0 +1,375 @@
+"""A whole generation planned before it begins: one plan for the prompts and one for each bucket of positions after them.
+
+In: a model that can be opened at other sizes, a Machine, a PlanRequest, how long the texts are and may become. Out: a PlannedSet that the
+judge of sets has passed. The last bucket is planned first. The pieces of its weights are those of all plans, which so have them at the
+same host offsets; and its resident weights are resident in the bucket before, which may add others below them, and so on towards
+the first: where a bucket ends, weights leave and none comes.
+
+    positions   0 ....... prompt ][          |           |          ]       borders of buckets are the same for all prompts
+    arena top        (prompts)    | w1 w3 w6 | w1 w3 w6  | w1 w3 w6 |
+                                  | w5 w2 k0 | w5 k0     | k0 k1    |       k: rows that stand, of states
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from time import perf_counter
+
+from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.graph.program import Program
+from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph
+from einpage.exec.load.inputs import LENGTHS, TOKENS
+from einpage.exec.planning.judged_plan import Planned, compacted, judged, plan_program
+from einpage.exec.planning.model import Model, ModelAt, logits_axes
+from einpage.exec.planning.request import PlanRequest
+from einpage.exec.planning.task_graph import build_graph, difference, split_as_told
+from einpage.memplan.errors import DoesNotFit
+from einpage.memplan.graph.memgraph import Phase, PlanSet
+from einpage.memplan.judge.plan_set import SetViolation, judge_sequence, judge_set
+from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.places import DEVICE
+
+AT = "at"
+"""The input that says where the first token of a run stands, by sequence."""
+SIZES = ("batch", "seq", "past", "room")
+"""What a spec that generates is sized by: sequences, tokens of a run, positions before it, and for how many more runs a plan serves."""
+LEAST_POSITIONS, POSITIONS_SHARE = 64, 4
+"""Of a bucket: so many positions at least, and a share of those before it."""
+
+Planning = Callable[[int, int], None]
+"""Told, before a plan is made, which it is and how many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Positions that one plan serves."""
+
+    past: int
+    """Positions before each of its passes."""
+    extra: int
+    """Passes begin at `past` … `past + room`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextLengths:
+    """What a generation is planned for."""
+
+    batch: int
+    longest: int
+    """Tokens of the longest prompt."""
+    shortest: int
+    """Tokens of the shortest; with one sequence, and so no padding, that of any prompt may be less than `longest` as well."""
+    max_new: int
+    """Tokens generated at most, for each prompt."""
+
+    @property
+    def spread(self) -> int:
+        """By how many positions sequences of the batch are apart."""
+        return self.longest - self.shortest if self.batch > 1 else 0
+
+    @property
+    def positions(self) -> int:
+        """Of the longest text, the last token that is generated left out: nothing reads it."""
+        return self.longest + self.max_new - 1
+
+    def refuse_none(self) -> None:
+        """Raises UsageError where there is nothing to begin with, or nothing to generate."""
+        if self.max_new < 1:
+            raise UsageError(f"--max-new {self.max_new} is not at least 1")
+        if self.batch < 1 or self.shortest < 1:
+            raise UsageError("a prompt is empty; a model needs at least one token")
+
+    def refuse_others(self, prompts: Sequence[Sequence[int]], max_new: int) -> None:
+        """Raises UsageError for prompts that are not planned for, or more tokens after them."""
+        lengths = [len(prompt) for prompt in prompts]
+        cure = "plan for these"
+        if len(lengths) != self.batch:
+            raise UsageError(f"{len(lengths)} prompts, and the plans are for {self.batch}; {cure}")
+        if not lengths or min(lengths) < self.shortest or max(lengths) > self.longest:
+            said = f"{self.shortest} to {self.longest}" if self.shortest < self.longest else f"{self.longest}"
+            raise UsageError(f"prompts of {min(lengths)} to {max(lengths)} tokens, and the plans are for {said}; {cure}")
+        reached = max(max(lengths), min(lengths) + self.spread) + max_new
+        if reached > self.longest + self.max_new:
+            raise UsageError(f"{reached} tokens, and the plans are for {self.longest + self.max_new}; {cure}")
+
+    def buckets(self) -> tuple[Bucket, ...]:
+        """For the passes after the prompts': whose shortest sequence is at `shortest` first, whose longest at `positions` - 1 last."""
+        if self.max_new < 2:
+            return ()
+        last = self.positions - 1
+        borders = [*_borders(last - self.spread)]
+        ends = [min(nexts - 1 + self.spread, last) for nexts in (*borders[1:], last + 1)]
+        found = [Bucket(past, end - past) for past, end in zip(borders, ends, strict=True)]
+        return tuple(found[sum(border <= self.shortest for border in borders) - 1 :])
+
+
+def _borders(last: int) -> Iterator[int]:
+    """Where buckets begin, up to `last`: the last has at least half of its positions, or belongs to the one before."""
+    past = 0
+    while True:
+        yield past
+        past += max(LEAST_POSITIONS, past // POSITIONS_SHARE)
+        if past + max(LEAST_POSITIONS, past // POSITIONS_SHARE) // 2 > last + 1:
+            return
+
+
+class RejectedPlanSet(AssertionError):
+    """The judge found a violation in a plan set: our bug, never the user's."""
+
+    def __init__(self, violation: SetViolation) -> None:
+        super().__init__(f"the judge rejects this plan set: {violation.reason.name}: {violation.message}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedPhase:
+    """A plan for passes at some positions."""
+
+    model: Model
+    planned: Planned
+    past: int
+    extra: int
+    tokens: int
+    output: str
+    """The logits of the next token after each sequence."""
+
+    @property
+    def phase(self) -> Phase:
+        """The plan among them."""
+        return Phase(self.past, self.extra, self.tokens, self.planned.memgraph)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedSet:
+    """The plans for some texts; those of a file are made ready to run when they are first asked for."""
+
+    texts: TextLengths
+    plan_set: PlanSet
+    """The plans, as the judge has passed them."""
+    phase: Callable[[int], PlannedPhase]
+    """By number: 0 is the prompts'."""
+
+    @property
+    def prompts(self) -> PlannedPhase:
+        """The first phase."""
+        return self.phase(0)
+
+    @property
+    def buckets(self) -> tuple[PlannedPhase, ...]:
+        """The others, by position; none where one token is generated."""
+        return tuple(map(self.phase, range(1, len(self.plan_set.phases))))
+
+    @property
+    def machine(self) -> Machine:
+        """What they are planned for."""
+        return self.prompts.planned.machine
+
+    @property
+    def budget_bytes(self) -> int:
+        """Of the arena on the device, which is the same in all."""
+        return self.plan_set.phases[0].memgraph.budget_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Of the arena on the host that every phase fits."""
+        return max(phase.memgraph.host_bytes for phase in self.plan_set.phases)
+
+    def bucket_at(self, position: int) -> PlannedPhase:
+        """The one for a pass in which the shortest sequence has `position` tokens before it."""
+        phases = self.plan_set.phases
+        return self.phase(max(n for n in range(1, len(phases)) if phases[n].past <= position))
+
+
+def plan_texts(
+    model_at: ModelAt, machine: Machine, request: PlanRequest, texts: TextLengths, planning: Planning | None = None
+) -> PlannedSet:
+    """Plan all of a generation. The seconds or steps of the search, where there are any, are shared by the plans.
+
+    Raises UsageError for a spec that does not generate, DoesNotFit, RejectedPlanSet, and the errors of open_model.
+    """
+    texts.refuse_none()
+    phases = _Phases(model_at, machine, request, texts, planning or (lambda n, count: None)).all()
+    found = PlanSet(tuple(phase.phase for phase in phases), texts.shortest, texts.spread)
+    violation = judge_sequence(found)
+    if violation is not None:
+        raise RejectedPlanSet(violation)
+    return PlannedSet(texts, found, phases.__getitem__)
+
+
+def replayed(plans: PlanSet, texts: TextLengths, model_at: ModelAt, machine: Machine, request: PlanRequest) -> PlannedSet:
+    """A plan set that was saved. The graph of a phase is made anew of the spec, and has to be that of the file: of the first two now, of
+    others when they are asked for.
+
+    Raises UsageError where it is not, where the judge rejects the set, where `texts` or `request` are not its own, and for a spec that
+    does not generate.
+    """
+    violation = judge_set(plans)
+    if violation is not None:
+        raise UsageError(f"this plan set is wrong: {violation.reason.name}: {violation.message}")
+    first, last = plans.phases[0], plans.phases[-1]
+    serves = first.tokens, plans.shortest, plans.spread, last.past + last.extra + last.tokens, first.memgraph.budget_bytes
+    if serves != (texts.longest, texts.shortest, texts.spread, texts.positions, request.budget_bytes):
+        raise UsageError("damaged plan file: its recipe speaks of other texts, or another budget, than its plans")
+
+    @cache
+    def phase(n: int) -> PlannedPhase:
+        began, saved = perf_counter(), plans.phases[n]
+        model, output = opened(model_at, texts, saved.past, saved.extra, saved.tokens)
+        try:
+            graph = graph_of(model, saved, request)
+            other = difference(saved.memgraph.graph, graph)
+        except UsageError as error:
+            other = str(error)
+        if other is not None:
+            raise UsageError(f"this plan set is that of another spec, or of other weights: {other} (phase {n})")
+        planned = compacted(judged(replace(saved.memgraph, graph=graph), machine, began))
+        return PlannedPhase(model, planned, saved.past, saved.extra, saved.tokens, output)
+
+    for n in range(min(2, len(plans.phases))):
+        phase(n)
+    return PlannedSet(texts, plans, phase)
+
+
+def graph_of(model: Model, phase: Phase, request: PlanRequest) -> TaskGraph:
+    """That of `model` in the pieces of a phase."""
+    graph = phase.memgraph.graph
+    outputs = [name for name, _ in graph.outputs]
+    return split_as_told(model.program.with_states_as_outputs(), request.dtype, dict(graph.split), outputs, request.no_fuse).graph
+
+
+class _Phases:
+    """Plans them, the last bucket first."""
+
+    def __init__(self, model_at: ModelAt, machine: Machine, request: PlanRequest, texts: TextLengths, planning: Planning) -> None:
+        self._model_at, self._machine, self._texts, self._planning = model_at, machine, texts, planning
+        self._buckets = texts.buckets()
+        self._count = len(self._buckets) + 1
+        steps = None if request.plan_steps is None else request.plan_steps // self._count
+        self._request = replace(request, plan_seconds=request.plan_seconds / self._count, plan_steps=steps)
+        self._n = 0
+
+    def all(self) -> tuple[PlannedPhase, ...]:
+        """The prompts' phase, and the buckets by position. What fits least comes first, so that little is planned in vain."""
+        if not self._buckets:
+            return (self._prompts({}),)
+        last = self._bucket(self._buckets[-1], self._request)
+        try:
+            prompts = self._prompts(_weight_pieces(last))
+        except DoesNotFit:  # the prompts' tasks do not fit in these pieces, so the buckets are planned in theirs
+            prompts = self._prompts({})
+            last = self._bucket(self._buckets[-1], self._request.in_pieces(_weight_pieces(prompts)))
+        return prompts, *self._chain(last)
+
+    def _prompts(self, pieces: Mapping[Letter, int]) -> PlannedPhase:
+        return self._planned(0, 0, self._texts.longest, replace(self._request.in_pieces(pieces), passes=None))
+
+    def _chain(self, last: PlannedPhase) -> tuple[PlannedPhase, ...]:
+        """The buckets, by position; each but the last is bound to what the one after it has."""
+        while True:
+            found, bucket = [last], self._buckets[-1]
+            try:
+                for bucket in reversed(self._buckets[:-1]):
+                    request = self._request.in_pieces(dict(found[-1].planned.graph.split))
+                    found.append(self._bucket(bucket, replace(request, resident=resident_weights(found[-1]))))
+            except DoesNotFit:  # one before the last wants more bytes than it: leave it some
+                resident = resident_weights(last)
+                if not resident:
+                    raise
+                request = self._request.in_pieces(dict(last.planned.graph.split))
+                last = self._bucket(self._buckets[-1], replace(request, resident=resident[: len(resident) // 2], resident_only=True))
+            else:
+                return tuple(reversed(found))
+
+    def _bucket(self, bucket: Bucket, request: PlanRequest) -> PlannedPhase:
+        return self._planned(bucket.past, bucket.extra, 1, replace(request, passes=bucket.extra + 1))
+
+    def _planned(self, past: int, extra: int, tokens: int, request: PlanRequest) -> PlannedPhase:
+        self._n += 1
+        self._planning(min(self._n, self._count), self._count)
+        model, output = opened(self._model_at, self._texts, past, extra, tokens)
+        program, request = asked(model, output, request)
+        try:
+            return PlannedPhase(model, compacted(plan_program(program, self._machine, request)), past, extra, tokens, output)
+        except DoesNotFit as error:
+            raise _at_position(error, past + extra) from error
+
+
+def refuse_budget(model_at: ModelAt, request: PlanRequest, texts: TextLengths) -> None:
+    """Raises DoesNotFit where the prompts or the last bucket cannot be planned, whatever the machine."""
+    buckets = texts.buckets()
+    last = [(buckets[-1].past, buckets[-1].extra, 1)] if buckets else []
+    for past, extra, tokens in ((0, 0, texts.longest), *last):
+        try:
+            build_graph(*asked(*opened(model_at, texts, past, extra, tokens), request))
+        except DoesNotFit as error:
+            raise _at_position(error, past + extra) from error
+
+
+def _at_position(error: DoesNotFit, position: int) -> DoesNotFit:
+    where = f" at position {position} (a smaller --max-new ends before it)" if position else ""
+    return DoesNotFit(replace(error.misfit, task=error.misfit.task + where))
+
+
+def opened(model_at: ModelAt, texts: TextLengths, past: int, extra: int, tokens: int) -> tuple[Model, str]:
+    """The model of a phase, and its logits. Raises UsageError for a spec that does not generate, or not such texts."""
+    model = model_at({"batch": texts.batch, "seq": tokens, "past": past, "room": extra})
+    _refuse_no_generation(model)
+    _refuse_padding(model, texts)
+    return model, _logits_output(model)
+
+
+def asked(model: Model, output: str, request: PlanRequest) -> tuple[Program, PlanRequest]:
+    """What is planned of a phase: its logits and its states, in such pieces as there are."""
+    program = model.program.with_states_as_outputs()
+    wanted = (output, *(state.name for state in program.states))
+    pieces = {letter: n for letter, n in request.pieces.items() if n <= program.extents.get(letter, n)}
+    return program, replace(request, outputs=wanted, pieces=pieces)
+
+
+def _weight_pieces(phase: PlannedPhase) -> dict[Letter, int]:
+    letters = {letter for weight in phase.model.program.weights for letter in weight.letters}
+    return {letter: n for letter, n in phase.planned.graph.split if letter in letters}
+
+
+def resident_weights(phase: PlannedPhase) -> tuple[str, ...]:
+    """By name, from the arena's top downwards."""
+    memgraph = phase.planned.memgraph
+    there = [r for r in map(memgraph.residencies.__getitem__, memgraph.start) if r.place == DEVICE]
+    there.sort(key=lambda r: -r.extents[0].offset)
+    tensors = [memgraph.graph.tensors[r.tensor] for r in there]
+    return tuple(t.name for t in tensors if t.kind is Kind.WEIGHT)
+
+
+def _refuse_no_generation(model: Model) -> None:
+    program = model.program
+    if not program.states:
+        cure = "specs/README.md says how to write one"
+        raise UsageError(f"{program.path} has no `state:`, so nothing is left of one token for the next; {cure}")
+    names = [i.name for i in program.inputs]
+    missing = [f"the size `{size}`" for size in SIZES if size not in program.sizes]
+    missing += [f"the input `{name}`" for name in (TOKENS, AT, LENGTHS) if name not in names]
+    states = {state.name for state in program.states}
+    missing += [
+        f"a default for the input `{i.name}`" for i in program.inputs if i.default is None and i.name != TOKENS and i.name not in states
+    ]
+    if missing:
+        raise UsageError(f"{program.path} does not generate: it lacks {', '.join(missing)}")
+
+
+def _refuse_padding(model: Model, texts: TextLengths) -> None:
+    whole = [state.base for state in model.program.states if state.along is None]
+    if texts.longest > texts.shortest and whole:
+        cure = "give prompts of one length, or one at a time"
+        raise UsageError(f"prompts of several lengths are padded, and the state `{whole[0]}` would take the padding in; {cure}")
+
+
+def _logits_output(model: Model) -> str:
+    axes = logits_axes(model)
+    found = [output.name for output in model.program.outputs if axes.get(output.name) == 2]
+    if len(found) > 1:
+        raise UsageError(f"{model.program.path}: {' and '.join(found)} could each be the logits of the next token; leave one of them out")
+    if not found:
+        raise UsageError(f"{model.program.path} declares no output of two axes (batch, vocabulary), the next token after each sequence")
+    return found[0]

@@ -1,0 +1,169 @@
+"""The judge of a plan set: each plan is right by itself, and what one leaves is what the next begins with.
+
+In: a PlanSet. Out: None, or a SetViolation that says which phase and what. States are recognised by their name: an input that is an output
+too. That a phase's outputs are on the host at its end, and a loop's residents where they were, the judge of plans has proved; here
+
+    prompts ──► loop ──► loop ──►     weights at the same host offsets throughout; of residents, weights only ever leave
+       states     states    states    whole, as long as before, and in a loop each tile that a pass writes is one that the next reads
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, Tensor
+from einpage.memplan.graph.memgraph import MemGraph, Phase, PlanSet
+from einpage.memplan.judge.validate import judge
+from einpage.memplan.machine.places import DEVICE, PlaceKind
+
+Shape: TypeAlias = tuple[int, ...]
+STATE = (Kind.INPUT, Kind.CONSTANT)
+"""What a state is at the start of a pass."""
+TilePlace: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Start and end of a tile's box, and its offset."""
+
+
+class SetReason(Enum):
+    """What can be wrong with a plan set, in the order in which the judge looks."""
+
+    EMPTY = "there are no phases"
+    WRONG_PLAN = "the judge rejects the plan of a phase"
+    OTHER_ARENA = "two phases have device arenas of different sizes"
+    POSITION_MISSING = "between two phases is a position that neither serves"
+    NO_LOOP = "a phase after the prompts' does not end as it began"
+    WEIGHT_ELSEWHERE = "a weight is elsewhere on the host than in the phase before"
+    WEIGHT_LOADED = "a weight is resident where a phase begins, and was not so, at this offset, in the phase before"
+    STATE_LOST = "a state that a phase begins with is not among what the phase before leaves, or is shorter there"
+    STATE_STALE = "a tile of a state that a pass writes is none that the next pass reads"
+
+
+@dataclass(frozen=True, slots=True)
+class SetViolation:
+    reason: SetReason
+    phase: int
+    """Which: 0 is the prompts'."""
+    message: str
+    """For a person: the reason, and what it is about."""
+
+
+def judge_set(plans: PlanSet) -> SetViolation | None:
+    """The first thing wrong with a plan set, or None: then its phases may run in turn, each as often as its positions want."""
+    return next(_wrong_plans(plans), None) or judge_sequence(plans)
+
+
+def judge_sequence(plans: PlanSet) -> SetViolation | None:
+    """The same for plans that the judge has passed each by itself."""
+    return next(_wrong_sequence(plans), None)
+
+
+def _wrong_plans(plans: PlanSet) -> Iterator[SetViolation]:
+    for n, phase in enumerate(plans.phases):
+        wrong = judge(phase.memgraph)
+        if wrong is not None:
+            yield _at(SetReason.WRONG_PLAN, n, f"{wrong.reason.name}: {wrong.message}")
+
+
+def _wrong_sequence(plans: PlanSet) -> Iterator[SetViolation]:
+    if not plans.phases:
+        yield _at(SetReason.EMPTY, 0, "a set has one at least")
+    for n, (before, phase) in enumerate(zip(plans.phases, plans.phases[1:], strict=False), 1):
+        yield from _follows(before, phase, n)
+        yield from _positions(plans, before, phase, n)
+    for n, phase in enumerate(plans.phases):
+        if phase.memgraph.loops:
+            yield from _carried(phase.memgraph, n)
+
+
+def _positions(plans: PlanSet, before: Phase, phase: Phase, n: int) -> Iterator[SetViolation]:
+    """Proves: wherever the shortest sequence is before `phase` begins, the phase before serves all; and `phase` is a loop."""
+    last = max(p.past + p.extra for p in plans.phases)
+    if n == 1:
+        missing = phase.past > plans.shortest
+    else:
+        missing = phase.past <= before.past or before.past + before.extra < min(phase.past - 1 + plans.spread, last)
+    if missing:
+        yield _at(SetReason.POSITION_MISSING, n, f"before {phase.past}")
+    if not phase.memgraph.loops:
+        yield _at(SetReason.NO_LOOP, n, f"{phase.extra + 1} passes")
+
+
+def _follows(before: Phase, phase: Phase, n: int) -> Iterator[SetViolation]:
+    """What is wrong where `phase` follows `before`."""
+    had, has = before.memgraph, phase.memgraph
+    if had.budget_bytes != has.budget_bytes:
+        yield _at(SetReason.OTHER_ARENA, n, f"{has.budget_bytes} bytes after {had.budget_bytes}")
+    there, here = _weights_on_host(had), _weights_on_host(has)
+    if here.keys() == there.keys():  # other tiles are loaded anew
+        for name in (name for name in here if here[name] != there[name]):
+            yield _at(SetReason.WEIGHT_ELSEWHERE, n, f"{name} at {here[name][2]} after {there[name][2]}")
+    if had.loops:
+        resident = _resident_weights(had)
+        for name, place in _resident_weights(has).items():
+            if resident.get(name) != place:
+                yield _at(SetReason.WEIGHT_LOADED, n, f"{name} at {place[2]}")
+    left = _left(had.graph)
+    for name, shape in _states_read(has.graph).items():
+        if name not in left or not _covers(left[name], shape, before.past + before.extra + before.tokens):
+            yield _at(SetReason.STATE_LOST, n, f"{name} of shape {shape} after {left.get(name)}")
+
+
+def _covers(left: Shape, shape: Shape, reach: int) -> bool:
+    """Whether a state of the shape `left` has what one of `shape` holds after `reach` positions: they differ along one axis at most."""
+    if len(left) != len(shape):
+        return False
+    differ = [(had, has) for had, has in zip(left, shape, strict=True) if had != has]
+    return len(differ) <= 1 and all(had >= min(has, reach) for had, has in differ)
+
+
+def _carried(memgraph: MemGraph, n: int) -> Iterator[SetViolation]:
+    """Proves: of each state, a tile that some task writes has the place of one that was an input of the pass."""
+    graph = memgraph.graph
+    value_by_output = dict(graph.outputs)
+    tiles = _tiles_by_value(graph)
+    for name in _states_read(graph):
+        first, last = tiles.get(name, []), tiles.get(value_by_output[name], [])
+        read = {(t.box.start, t.box.end) for t in first if t.kind is Kind.INPUT}
+        for t in last:
+            if t.value != name and first and (t.box.start, t.box.end) not in read:
+                yield _at(SetReason.STATE_STALE, n, t.name)
+
+
+def _left(graph: TaskGraph) -> dict[str, Shape]:
+    """By name, what a pass leaves on the host."""
+    shape_by_value = {value.name: value.shape for value in graph.values}
+    return {name: shape_by_value[value] for name, value in graph.outputs}
+
+
+def _states_read(graph: TaskGraph) -> dict[str, Shape]:
+    """By name, the states that a pass reads."""
+    outputs = {name for name, _ in graph.outputs}
+    return {value.name: value.shape for value in graph.values if value.kind in STATE and value.name in outputs}
+
+
+def _tiles_by_value(graph: TaskGraph) -> dict[str, list[Tensor]]:
+    found: dict[str, list[Tensor]] = {}
+    for tensor in graph.tensors:
+        found.setdefault(tensor.value, []).append(tensor)
+    return found
+
+
+def _weights_on_host(memgraph: MemGraph) -> dict[str, TilePlace]:
+    return _weights(memgraph, PlaceKind.HOST)
+
+
+def _resident_weights(memgraph: MemGraph) -> dict[str, TilePlace]:
+    return _weights(memgraph, DEVICE.kind)
+
+
+def _weights(memgraph: MemGraph, kind: PlaceKind) -> dict[str, TilePlace]:
+    tensors = memgraph.graph.tensors
+    there = [r for r in map(memgraph.residencies.__getitem__, memgraph.start) if r.place.kind is kind]
+    found = [(tensors[r.tensor], int(r.extents[0].offset)) for r in there]
+    return {t.name: (t.box.start, t.box.end, offset) for t, offset in found if t.kind is Kind.WEIGHT}
+
+
+def _at(reason: SetReason, phase: int, what: str) -> SetViolation:
+    return SetViolation(reason, phase, f"{reason.value}: {what} (phase {phase})")

@@ -1,0 +1,235 @@
+"""Plan sets on the command line: planned, saved, verified and replayed by `generate --plan`, with the tokens of a set made on the spot."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from einpage.einsum_front.base.errors import UsageError
+from einpage.exec.cli import main
+from einpage.exec.device.device import left_there
+from einpage.exec.planning import plan_set
+from einpage.exec.planning.model import Model, open_model
+from einpage.exec.planning.plan_set import PlannedSet, TextLengths, plan_texts, replayed
+from einpage.exec.planning.request import PlanRequest
+from einpage.exec.run.choose import RunOptions
+from einpage.exec.run.generation import Generation
+from einpage.exec.run.sampling import Sampling
+from einpage.memplan.graph.memgraph import PlanSet
+from einpage.memplan.graph.planfile import load_plan_set, save_plan_set
+from einpage.memplan.machine.places import DEVICE
+from einpage.memplan.machine.profile import load_machine
+from smollm2 import smollm2_path
+from specs_small import SPECS
+from test_fuzz_files import planned_set, small_language
+from tiny_specs import GENERATING
+
+SIZES = {"vocab": 160, "model": 48, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 128}
+CPU = load_machine("cpu")
+LENGTHS = TextLengths(1, 8, 1, 20)
+REQUEST = PlanRequest(100 << 10)
+ON_CPU = ("--machine", "cpu", "--device", "cpu")
+OPTIONS = RunOptions(REQUEST, poison=True)
+
+
+def model_at(sizes: Mapping[str, int]) -> Model:
+    return open_model(SPECS / "llama.yaml", {**SIZES, **sizes}, "random:3")
+
+
+def planned(lengths: TextLengths = LENGTHS) -> PlannedSet:
+    with patch.object(plan_set, "LEAST_POSITIONS", 8):
+        return plan_texts(model_at, CPU, REQUEST, lengths)
+
+
+@cache
+def saved() -> PlanSet:
+    """A set as it is read from a file."""
+    with TemporaryDirectory() as folder:
+        save_plan_set(Path(folder, "set.json"), planned().plan_set, {})
+        return load_plan_set(Path(folder, "set.json")).plans
+
+
+def tokens(plans: PlannedSet, prompt: list[int], max_new: int) -> list[int]:
+    return [ids[0] for ids in Generation(plans, OPTIONS).tokens([prompt], max_new, Sampling())]
+
+
+@pytest.mark.parametrize("length", [1, 5, 8])
+def test_a_saved_set_replays_the_tokens_of_plans_made_for_the_prompt(length: int) -> None:
+    """One set serves prompts of any length up to its own."""
+    prompt = list(range(3, 3 + length))
+    again = replayed(saved(), LENGTHS, model_at, CPU, REQUEST)
+    assert tokens(again, prompt, 20) == tokens(planned(TextLengths(1, length, length, 20)), prompt, 20)
+
+
+def test_phases_are_made_when_they_are_reached() -> None:
+    opened: list[int] = []
+
+    def noted(sizes: Mapping[str, int]) -> Model:
+        opened.append(sizes["past"])
+        return model_at(sizes)
+
+    again = replayed(saved(), LENGTHS, noted, CPU, REQUEST)
+    assert opened == [0, 0], "the prompts' and the first bucket's"
+    tokens(again, [3], 20)
+    assert opened[2:] == [phase.past for phase in saved().phases[2:] if phase.past < 20] and len(opened) > 3
+
+
+def test_weights_stay_where_they_are_over_the_buckets() -> None:
+    phases = saved().phases
+    for before, phase in pairwise(phases[1:]):
+        there = left_there(before.memgraph, phase.memgraph)
+        memgraph = phase.memgraph
+        resident = [r for r in map(memgraph.residencies.__getitem__, memgraph.start) if r.place == DEVICE]
+        assert {r.id for r in resident if memgraph.graph.tensors[r.tensor].kind.value == "weight"} == there != frozenset()
+    assert not left_there(phases[0].memgraph, phases[1].memgraph), "prompts begin and end with an empty device"
+
+
+def test_another_offset_is_not_there() -> None:
+    """Of the same weight in a plan that has its residents in another order."""
+    one, other = (plan_texts(model_at, CPU, PlanRequest(budget), LENGTHS).plan_set.phases[1].memgraph for budget in (100 << 10, 110 << 10))
+    assert one.resident and other.resident
+    offsets = [
+        {m.graph.tensors[r.tensor].name: r.extents for r in map(m.residencies.__getitem__, m.start) if r.place == DEVICE}
+        for m in (one, other)
+    ]
+    same = {name for name, extents in offsets[1].items() if offsets[0].get(name) == extents}
+    assert {other.graph.tensors[other.residencies[r].tensor].name for r in left_there(one, other)} == same != set(offsets[1])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "max_new", "message"),
+    [
+        ([[1], [2]], 2, "2 prompts, and the plans are for 1"),
+        ([[1] * 9], 2, "prompts of 9 to 9 tokens, and the plans are for 1 to 8"),
+        ([[1] * 8], 21, "29 tokens, and the plans are for 28"),
+    ],
+)
+def test_what_was_not_planned_for_is_refused(prompts: list[list[int]], max_new: int, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        next(Generation(planned(), OPTIONS).tokens(prompts, max_new, Sampling()))
+
+
+def test_a_short_prompt_may_go_on_for_longer() -> None:
+    plans = planned()
+    assert len(tokens(plans, [4], 27)) == 27
+    with pytest.raises(UsageError, match="29 tokens, and the plans are for 28"):
+        tokens(plans, [4], 28)
+
+
+def test_a_set_of_another_spec_is_refused() -> None:
+    def other(sizes: Mapping[str, int]) -> Model:
+        return open_model(SPECS / "llama.yaml", {**SIZES, "ffn": 96, **sizes}, "random:3")
+
+    with pytest.raises(UsageError, match=r"another spec, or of other weights: .* \(phase 0\)"):
+        replayed(saved(), LENGTHS, other, CPU, REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "budget"),
+    [
+        (TextLengths(1, 9, 1, 20), 100 << 10),
+        (TextLengths(1, 8, 2, 20), 100 << 10),
+        (TextLengths(1, 8, 1, 21), 100 << 10),
+        (LENGTHS, 1 << 20),
+    ],
+)
+def test_a_recipe_that_is_not_the_plans_own_is_refused(lengths: TextLengths, budget: int) -> None:
+    with pytest.raises(UsageError, match="its recipe speaks of other texts, or another budget"):
+        replayed(saved(), lengths, model_at, CPU, PlanRequest(budget))
+
+
+def folder(tmp_path: Path) -> Path:
+    """A spec that generates, its weights, its tokenizer and a saved set."""
+    for name, content in {**small_language(), "spec.yaml": GENERATING, "set.json": planned_set()}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    """The JSON object that a command prints."""
+    assert main(words) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return found
+
+
+def test_the_command_replays_what_it_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = folder(tmp_path)
+    spec, weights, saved = (str(where / name) for name in ("spec.yaml", "m", "set.json"))
+    asked = ("--weights", weights, "--prompt", "hell", "--max-new", "6", *ON_CPU, "--greedy", "--json")
+    replay = said(capsys, "generate", spec, "--plan", saved, *asked)
+    fresh = said(capsys, "generate", spec, "--budget", "64KiB", *asked)
+    assert replay["tokens"] == fresh["tokens"] and len(replay["tokens"]) == 6
+    assert said(capsys, "verify", saved, "--spec", spec, "--json")["verified"]
+    shutil.copy(SPECS / "llama.yaml", spec)
+    assert main(("verify", saved, "--spec", spec)) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--budget", "1MiB"), "--budget: --plan "),
+        (("--dtype", "fp16", "--set", "vocab=3"), "--dtype, --set: --plan "),
+        (("--plan-seconds", "1"), "--plan-seconds: --plan "),
+        (("--prompt", "hell"), "2 prompts, and the plans are for 1"),
+        (("--max-new", "40"), "tokens, and the plans are for"),
+    ],
+)
+def test_what_the_file_says_is_not_asked_again(
+    tmp_path: Path, words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = folder(tmp_path)
+    asked = ("--weights", str(where / "m"), "--prompt", "hell", *ON_CPU, "--max-new", "3")
+    assert main(("generate", str(where / "spec.yaml"), "--plan", str(where / "set.json"), *asked, *words)) == 2
+    told = capsys.readouterr()
+    assert message in told.err and len(told.err.splitlines()) == 1 and not told.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--passes", "2"), "--passes: of one plan"),
+        (("--warm", "--free-order"), "--warm, --free-order: of one plan"),
+        (("--policy", "stream-all"), "--policy: of one plan"),
+        (("--set", "past=2"), "--set past and --set room"),
+        (("--set", "seq=12"), "ask for more"),
+        (("--generate", "0"), "ask for more"),
+    ],
+)
+def test_a_set_that_is_not_one_is_refused(tmp_path: Path, words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    where = folder(tmp_path)
+    assert main(("plan", str(where / "spec.yaml"), "--budget", "64KiB", "--generate", "12", *words)) == 2
+    told = capsys.readouterr()
+    assert message in told.err and len(told.err.splitlines()) == 1 and not told.out
+
+
+def test_a_set_for_the_real_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its report is by bucket; saved and read again it is judged right, and says the same tokens as plans made on the spot."""
+    weights, out = str(smollm2_path()), str(tmp_path / "set.json")
+    words = ("--weights", weights, "--budget", "64MiB", "--generate", "80", "--set", "seq=8", "--machine", "cpu")
+    facts = said(capsys, "plan", "llama", *words, "--out", out, "--json")
+    assert [(phase["past"], phase["extra"], phase["tokens"]) for phase in facts["phases"]] == [(0, 0, 8), (0, 79, 1)]
+    assert all(1 <= phase["bound_ratio"] < 1.4 for phase in facts["phases"]) and facts["positions"] == 80
+    asked = (
+        "--weights",
+        weights,
+        "--prompt",
+        "The capital of France is",
+        "--max-new",
+        "6",
+        "--machine",
+        "cpu",
+        "--device",
+        "cpu",
+        "--greedy",
+    )
+    assert said(capsys, "generate", "llama", "--plan", out, *asked, "--json")["tokens"] == [7042, 30, 198, 198, 504, 2988]
