@@ -8,7 +8,7 @@ MODEL  := .cache/SmolLM2-135M-Instruct.Q4_1.gguf
 PYTEST := OPENBLAS_NUM_THREADS=1 EINPAGE_REQUIRE_MODEL=1 $(PY) -m pytest
 # One process a core, four at most: each may hold the model. A file's tests share fixtures, so they stay together.
 ALONG  := -n auto --maxprocesses 4 --dist loadfile
-SOURCE := __init__.py einpage einsum_front memplan kernels exec tests bench
+SOURCE := __init__.py einpage einsum_front checkpoints memplan kernels exec tests bench
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

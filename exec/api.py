@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from einpage.checkpoints.text.tokenizer import load_tokenizer
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import RUN_DTYPES
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import parse_bytes
 from einpage.exec.load.inputs import encode_prompts, token_lists
-from einpage.exec.load.tokenizer import load_tokenizer
 from einpage.exec.planning.judged_plan import Planned, plan_program
 from einpage.exec.planning.model import Model, open_model
 from einpage.exec.planning.request import PlanRequest
@@ -142,7 +142,7 @@ def run(
     another shape; UsageError for a model without weights, or where the device is not available or smaller than the budget; DoesNotFit
     where the host has too little memory; NodeError where a node fails.
     """
-    from einpage.exec.run.arrays import arrays
+    from einpage.exec.load.arrays import arrays
     from einpage.exec.run.choose import Dispatch, RunOptions, device_for, dispatch_of, kernels_for, measured_machine
     from einpage.exec.run.prepared import run_model
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 import einpage
+from einpage.checkpoints.match.metadata import check_metadata, spec_settings
 from einpage.einsum_front.spec.document import Document
 from einpage.einsum_front.spec.reader import read_document
-from einpage.exec.planning.metadata import check_metadata, spec_settings
 
 SPECS = Path(__file__).parents[1] / "specs"
 TINY = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from einpage.checkpoints.text.tokenizer import load_tokenizer
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import Nbytes
@@ -24,7 +25,6 @@ from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.serial import run_serial
 from einpage.exec.load.fill import fill, read_weights
 from einpage.exec.load.inputs import TokenLists, bind_inputs
-from einpage.exec.load.tokenizer import load_tokenizer
 from einpage.exec.planning.judged_plan import Planned, plan_program
 from einpage.exec.planning.model import Model, open_model
 from einpage.exec.planning.request import PlanRequest

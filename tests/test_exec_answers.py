@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from einpage.checkpoints.files.checkpoint import WeightError
+from einpage.checkpoints.text.tokenizer import TextPieces, Tokenizer, end_tokens, load_tokenizer
 from einpage.exec.command.generate import Answer
-from einpage.exec.load.checkpoint import WeightError
-from einpage.exec.load.tokenizer import TextPieces, Tokenizer, end_tokens, load_tokenizer
 from smollm2 import smollm2_path
 
 TEXTS = st.text(st.sampled_from("ab \n.é漢🙂👨‍👩‍👧STOP"), max_size=24)

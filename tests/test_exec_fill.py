@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from einpage.checkpoints.files.random import RandomWeights
+from einpage.checkpoints.match.resolve import Resolved, open_weights
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import Span
@@ -23,8 +25,6 @@ from einpage.einsum_front.graph.program import Source, Weight
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, Tensor, TensorId, Value
 from einpage.exec.load import fill as fill_module
 from einpage.exec.load.fill import fill, read_blocks, read_weight
-from einpage.exec.load.random import RandomWeights
-from einpage.exec.load.resolve import Resolved, open_weights
 
 SPAN = Span(1, 1)
 TORCH = {DType.FP32: torch.float32, DType.BF16: torch.bfloat16, DType.FP16: torch.float16}
@@ -179,7 +179,7 @@ import sys, torch
 from einpage.einsum_front.base.dtype import DType
 from einpage.exec.load.fill import fill
 from einpage.exec.system.process_memory import peak_resident_bytes
-from einpage.exec.load.resolve import Resolved, open_weights
+from einpage.checkpoints.match.resolve import Resolved, open_weights
 from test_exec_fill import cut, tiled, weight
 
 case = weight((3, 2, 1024, 4096), ((0, 2, 1), (3,)))

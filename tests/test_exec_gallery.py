@@ -11,7 +11,7 @@ import torch
 
 from checkpoint_metadata import SPECS, saved
 from einpage.exec.load.inputs import TokenLists
-from einpage.exec.planning import plan_set
+from einpage.exec.planning import text_lengths
 from einpage.exec.planning.model import Model, open_model
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.run.choose import RunOptions
@@ -33,7 +33,7 @@ def test_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     def model_at(sizes: Mapping[str, int]) -> Model:
         return open_model(SPECS / f"{name}.yaml", sizes, str(tmp_path))
 
-    with patch.object(plan_set, "LEAST_POSITIONS", 3):
+    with patch.object(text_lengths, "LEAST_POSITIONS", 3):
         options = RunOptions(PlanRequest(1 << 20), poison=True)
         plans = plan_generation(model_at, load_machine("cpu"), options, TokenLists(PROMPTS, "the prompts"), NEW)
     found = list(zip(*Generation(plans, options).tokens(PROMPTS, NEW, Sampling()), strict=True))

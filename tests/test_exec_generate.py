@@ -20,7 +20,7 @@ from einpage.exec.cli import main
 from einpage.exec.dispatch.progress import Hooks
 from einpage.exec.load.fill import read_weights
 from einpage.exec.load.inputs import TokenLists
-from einpage.exec.planning import plan_set
+from einpage.exec.planning import plan_set, text_lengths
 from einpage.exec.planning.judged_plan import MachineSource
 from einpage.exec.planning.model import Model, ModelAt, open_model
 from einpage.exec.planning.plan_set import PlannedSet
@@ -100,7 +100,7 @@ def expected(prompt: tuple[int, ...], max_new: int) -> tuple[int, ...]:
 def test_tokens_are_the_references(budget: int, dispatch: Dispatch) -> None:
     """Sequences of 1 to 7 tokens in one batch; buckets of 3 positions, so that three are met; memory whose contents ended is poisoned.
     Asked twice, it says the same: nothing of the first time is left."""
-    with patch.object(plan_set, "LEAST_POSITIONS", 3):
+    with patch.object(text_lengths, "LEAST_POSITIONS", 3):
         opening = opened(RAGGED, 8, budget, dispatch)
     for _ in range(2):
         assert [tuple(ids) for ids in generated(opening)] == [expected(prompt, 8) for prompt in RAGGED]
@@ -110,7 +110,7 @@ def test_tokens_are_the_references(budget: int, dispatch: Dispatch) -> None:
 @pytest.mark.parametrize("budget", [36 << 10, 64 << 10, 1 << 20])
 def test_where_a_bucket_begins_no_weight_is_loaded(budget: int) -> None:
     """But for the first: what is resident then leaves, and rows of states come."""
-    with patch.object(plan_set, "LEAST_POSITIONS", 3):
+    with patch.object(text_lengths, "LEAST_POSITIONS", 3):
         opening = opened(RAGGED, 12, budget)
     generated(opening)
     figures = opening.figures
@@ -144,7 +144,7 @@ def test_one_token_needs_one_plan() -> None:
 
 def test_the_bytes_of_a_pass_are_its_plans() -> None:
     """No weight is read twice for a token, and the rows that are carried are the bucket's own, not all of the past."""
-    with patch.object(plan_set, "LEAST_POSITIONS", 20):
+    with patch.object(text_lengths, "LEAST_POSITIONS", 20):
         opening = opened([tuple(range(1, 41))], 6, 48 << 10)
     (bucket,) = opening.plans.buckets
     generated(opening)
@@ -262,7 +262,7 @@ def places(path: Path, rows: int, max_new: int, prompts: Sequence[Sequence[int]]
 def test_as_many_tokens_come_as_a_learned_table_has_positions_for(tmp_path: Path, rows: int, prompts: Sequence[Sequence[int]]) -> None:
     """The last of them is not read, so it needs none; one more is refused before the first, and buckets do not ask for more."""
     most = rows - max(map(len, prompts)) + 1
-    with patch.object(plan_set, "LEAST_POSITIONS", 4):
+    with patch.object(text_lengths, "LEAST_POSITIONS", 4):
         assert generated(places(tmp_path / "s.yaml", rows, most, prompts)) == [[7] * most] * len(prompts)
         with pytest.raises(UsageError, match=rf"more than the {rows} positions that line has; say --max-new {most}, or less .*`table`"):
             places(tmp_path / "s.yaml", rows, most + 1, prompts)

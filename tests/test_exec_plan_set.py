@@ -17,10 +17,11 @@ import pytest
 from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.cli import main
 from einpage.exec.device.device import left_there
-from einpage.exec.planning import plan_set
+from einpage.exec.planning import text_lengths
 from einpage.exec.planning.model import Model, open_model
-from einpage.exec.planning.plan_set import PlannedSet, TextLengths, plan_texts, replayed
+from einpage.exec.planning.plan_set import PlannedSet, plan_texts, replayed
 from einpage.exec.planning.request import PlanRequest
+from einpage.exec.planning.text_lengths import TextLengths
 from einpage.exec.run.choose import RunOptions
 from einpage.exec.run.generation import Generation
 from einpage.exec.run.sampling import Sampling
@@ -46,7 +47,7 @@ def model_at(sizes: Mapping[str, int]) -> Model:
 
 
 def planned(lengths: TextLengths = LENGTHS) -> PlannedSet:
-    with patch.object(plan_set, "LEAST_POSITIONS", 8):
+    with patch.object(text_lengths, "LEAST_POSITIONS", 8):
         return plan_texts(model_at, CPU, REQUEST, lengths)
 
 

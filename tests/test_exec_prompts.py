@@ -15,11 +15,11 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from command_line import facts, ran
+from einpage.checkpoints.text.tokenizer import load_tokenizer
 from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.command import options
 from einpage.exec.command.options import PromptArgument, prompt_texts
 from einpage.exec.load.inputs import InputError, encode_prompts
-from einpage.exec.load.tokenizer import load_tokenizer
 
 SPEC = """
 einpage: 1

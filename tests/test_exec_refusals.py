@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from einpage.checkpoints.text.tokenizer import load_tokenizer
 from einpage.exec.cli import main
 from einpage.exec.command import run as run_words
-from einpage.exec.load.tokenizer import load_tokenizer
 from einpage.exec.planning import judged_plan
 from einpage.exec.planning.model import open_model
 from einpage.exec.planning.request import PlanRequest

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from einpage.checkpoints.match.metadata import spec_settings
+from einpage.checkpoints.match.resolve import open_weights, present_names, resolve
+from einpage.checkpoints.text.tokenizer import Tokenizer, load_tokenizer
 from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.elaborate.reference import evaluate
 from einpage.einsum_front.fuse.tied_weights import with_tied_weights
@@ -18,9 +21,6 @@ from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.spec.reader import load_document
 from einpage.exec.load.fill import read_weights
 from einpage.exec.load.inputs import TokenLists, bind_inputs, encode_prompts, token_sizes
-from einpage.exec.load.resolve import open_weights, present_names, resolve
-from einpage.exec.load.tokenizer import Tokenizer, load_tokenizer
-from einpage.exec.planning.metadata import spec_settings
 from smollm2 import smollm2_path
 
 SPEC = Path(__file__).parents[1] / "specs" / "llama.yaml"

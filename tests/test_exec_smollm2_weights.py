@@ -10,6 +10,8 @@ import pytest
 import torch
 from gguf import GGUFReader
 
+from einpage.checkpoints.match.metadata import spec_settings
+from einpage.checkpoints.match.resolve import Resolved, open_weights
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import Span
@@ -18,8 +20,6 @@ from einpage.einsum_front.graph.program import Source, Weight
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, Tensor, TensorId, Value
 from einpage.einsum_front.spec.reader import load_document
 from einpage.exec.load.fill import fill, read_weight
-from einpage.exec.load.resolve import Resolved, open_weights
-from einpage.exec.planning.metadata import spec_settings
 from smollm2 import smollm2_path
 from specs_small import SPECS
 
@@ -82,7 +82,7 @@ def test_opening_costs_little_and_imports_no_torch() -> None:
     script = (
         "import sys\n"
         "from einpage.exec.system.process_memory import peak_resident_bytes\n"
-        "from einpage.exec.load.resolve import open_weights\n"
+        "from einpage.checkpoints.match.resolve import open_weights\n"
         "before = peak_resident_bytes()\n"
         "checkpoint = open_weights(sys.argv[1])\n"
         "for row in range(0, 49152, 2048): checkpoint.read_rows('token_embd.weight', row, row + 512)\n"

@@ -17,12 +17,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("einsum_front", "memplan", "kernels", "exec")
+FOLDERS = ("einsum_front", "checkpoints", "memplan", "kernels", "exec")
 LINKS = (*FOLDERS, "specs")
 MAX_LINES = 400
 
 WINGS: dict[str, tuple[str, ...]] = {
     "einsum_front": ("base", "algebra", "graph", "spec", "elaborate", "fuse", "tile", "choose"),
+    "checkpoints": ("files", "text", "match"),
     "memplan": ("machine", "problem", "graph", "judge", "packing", "bounds", "residency", "horizons", "schedule"),
     "kernels": ("layout", "instructions", "on_torch", "tiles", "writer", "on_triton", "launch"),
     "exec": ("system", "load", "device", "dispatch", "picture", "planning", "measure", "run", "command"),
@@ -31,6 +32,7 @@ WINGS: dict[str, tuple[str, ...]] = {
 above them."""
 FACE: dict[str, tuple[str, ...]] = {
     "einsum_front": ("base.*", "algebra.*", "graph.*", "spec.source", "spec.yamltree"),
+    "checkpoints": ("files.*", "text.*", "match.*"),
     "memplan": (
         *(
             "errors",
@@ -54,13 +56,14 @@ FACE: dict[str, tuple[str, ...]] = {
 """What the other folders may import of each."""
 BELOW: dict[str, tuple[str, ...]] = {
     "einsum_front": (),
+    "checkpoints": ("einsum_front",),
     "memplan": ("einsum_front",),
     "kernels": ("einsum_front",),
-    "exec": ("einsum_front", "memplan", "kernels"),
+    "exec": ("einsum_front", "checkpoints", "memplan", "kernels"),
 }
 """The folders whose faces each folder may import."""
-WHOLE_FRONT = ("exec.planning.*",)
-"""The modules that lead from a spec to a TaskGraph, and may import all of einsum_front."""
+WHOLE_FRONT = ("checkpoints.match.*", "exec.planning.*")
+"""The modules that lead from a spec to a TaskGraph, or compare one with a checkpoint, and may import all of einsum_front."""
 JUDGE_SEES = ("memplan.graph.memgraph", "memplan.graph.packed", "memplan.machine.places")
 """What the judge may import of the rest of memplan."""
 KERNELS_SEE = ("einsum_front.base.*", "einsum_front.algebra.*", "einsum_front.graph.job")
@@ -339,6 +342,7 @@ def small_tree(tmp_path: Path) -> Path:
     for path in (
         "einsum_front/graph/a.py",
         "einsum_front/graph/taskgraph.py",
+        "checkpoints/files/a.py",
         "memplan/judge/a.py",
         "kernels/instructions/a.py",
         "exec/device/a.py",

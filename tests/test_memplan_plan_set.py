@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.graph.taskgraph import Kind
-from einpage.exec.planning import plan_set
+from einpage.exec.planning import text_lengths
 from einpage.exec.planning.model import Model, open_model
-from einpage.exec.planning.plan_set import TextLengths, plan_texts
+from einpage.exec.planning.plan_set import plan_texts
 from einpage.exec.planning.request import PlanRequest
+from einpage.exec.planning.text_lengths import TextLengths
 from einpage.memplan.graph.memgraph import Extent, MemGraph, Offset, PlanSet, Residency
 from einpage.memplan.graph.planfile import load_plan, load_plan_set, save_plan, save_plan_set
 from einpage.memplan.judge.plan_set import SetReason, judge_sequence, judge_set
@@ -36,7 +37,7 @@ def model_at(sizes: Mapping[str, int]) -> Model:
 @cache
 def made() -> PlanSet:
     """Of prompts of 4 tokens and three buckets, with a part of the weights resident."""
-    with patch.object(plan_set, "LEAST_POSITIONS", 6):
+    with patch.object(text_lengths, "LEAST_POSITIONS", 6):
         return plan_texts(model_at, load_machine("cpu"), PlanRequest(100 << 10), TextLengths(2, 4, 3, 14)).plan_set
 
 
@@ -153,4 +154,4 @@ def test_every_pass_of_every_sequence_has_a_bucket(batch: int, shortest: int, sp
     assert borders == sorted(set(borders))
     if buckets:
         last = buckets[-1]
-        assert last.extra + 1 - texts.spread >= min(plan_set.LEAST_POSITIONS, last.past // plan_set.POSITIONS_SHARE or 1) // 2
+        assert last.extra + 1 - texts.spread >= min(text_lengths.LEAST_POSITIONS, last.past // text_lengths.POSITIONS_SHARE or 1) // 2

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("einsum_front", "memplan", "kernels", "exec", "specs")
+FOLDERS = ("einsum_front", "checkpoints", "memplan", "kernels", "exec", "specs")
 pytestmark = pytest.mark.slow
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FOLDERS = ("einsum_front", "memplan", "kernels", "exec")
+FOLDERS = ("einsum_front", "checkpoints", "memplan", "kernels", "exec")
 PLACING = ("memplan.packing", "memplan.schedule")
 STREAMS = ("exec.device.cuda", "exec.device.driver", "exec.device.stream_judge", "exec.device.streams", "exec.dispatch")
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from einpage.exec.load.checkpoint import Checkpoint, WeightRows, rows_and_columns
-from einpage.exec.load.resolve import Resolved
+from einpage.checkpoints.files.checkpoint import Checkpoint, WeightRows, rows_and_columns
+from einpage.checkpoints.match.resolve import Resolved
 from einpage.exec.measure.cpu import cores
 from einpage.exec.planning.model import Model
 

@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from time import perf_counter
 
+from einpage.checkpoints.text.tokenizer import CURE, TextPieces, Tokenizer, TokenizerError, end_tokens, load_tokenizer
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import format_bytes, format_seconds, parse_bytes, shown
@@ -21,9 +22,9 @@ from einpage.exec.command.plan import Told
 from einpage.exec.command.run import device_of, machine_of, progress_bars, stuck, thread_warnings
 from einpage.exec.dispatch.progress import Hooks
 from einpage.exec.load.inputs import encode_prompts, refuse_surrogates
-from einpage.exec.load.tokenizer import CURE, TextPieces, Tokenizer, TokenizerError, end_tokens, load_tokenizer
 from einpage.exec.planning.model import Model, open_model, refuse_lacking_sizes
-from einpage.exec.planning.plan_set import SIZES, PlannedSet, TextLengths, replayed
+from einpage.exec.planning.plan_set import SIZES, PlannedSet, replayed
+from einpage.exec.planning.text_lengths import TextLengths
 from einpage.exec.run.choose import RunOptions, dispatch_of, kernels_for
 from einpage.exec.run.generation import Generation, GenerationFigures, plan_generation
 from einpage.exec.run.sampling import Sampling

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
+from einpage.checkpoints.files.checkpoint import folded
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.files import checksum, refuse_overwriting, refuse_unwritable, write_each
@@ -20,14 +21,14 @@ from einpage.einsum_front.base.units import format_bytes, format_seconds, parse_
 from einpage.einsum_front.graph.trace_file import read_trace
 from einpage.exec.command.machine import machine_facts
 from einpage.exec.command.options import files_read, names_of, no_fuse_of, pieces_of, request_of, settings_of, write_timeline
-from einpage.exec.load.checkpoint import folded
 from einpage.exec.planning.advice import Advice, advice
 from einpage.exec.planning.find_spec import spec_path
 from einpage.exec.planning.judged_plan import Planned, plan_program, plan_tasks
 from einpage.exec.planning.model import Model, open_model
 from einpage.exec.planning.plan_set import SIZES as GENERATION_SIZES
-from einpage.exec.planning.plan_set import PlannedSet, TextLengths, plan_texts, resident_weights
+from einpage.exec.planning.plan_set import PlannedSet, plan_texts, resident_weights
 from einpage.exec.planning.task_graph import split_as_told
+from einpage.exec.planning.text_lengths import TextLengths
 from einpage.exec.system.spinner import planning_text, spinner
 from einpage.memplan.bounds.bounds import Effort
 from einpage.memplan.graph.planfile import save_plan, save_plan_set

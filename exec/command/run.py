@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from einpage.checkpoints.text.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.files import refuse_full, refuse_overwriting, refuse_unwritable, write_each, write_through
 from einpage.einsum_front.base.units import format_bytes, format_seconds, parse_bytes, parse_rate
@@ -29,7 +30,6 @@ from einpage.exec.command.options import files_read, prompt_texts, request_of, s
 from einpage.exec.dispatch.progress import Hooks, QueueHead
 from einpage.exec.dispatch.progress import Progress as RunProgress
 from einpage.exec.load.inputs import TokenLists, encode_prompts, read_input, read_tokens
-from einpage.exec.load.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 from einpage.exec.measure.cpu import cores
 from einpage.exec.picture.chrome_trace import write_trace
 from einpage.exec.planning.judged_plan import MachineSource, Planned

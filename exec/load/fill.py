@@ -14,11 +14,11 @@ from math import prod
 
 import torch
 
+from einpage.checkpoints.files.checkpoint import Checkpoint
+from einpage.checkpoints.match.resolve import Resolved
 from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.program import Program, Source, Weight
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, TensorId
-from einpage.exec.load.checkpoint import Checkpoint
-from einpage.exec.load.resolve import Resolved
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,15 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from einpage.checkpoints.files.checkpoint import rows_and_columns
+from einpage.checkpoints.files.safetensors import open_safetensors
+from einpage.checkpoints.text.tokenizer import Tokenizer
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import EinpageError, UsageError
 from einpage.einsum_front.base.files import not_regular, read_bytes
 from einpage.einsum_front.base.json_text import JsonError, JsonTooLarge, parsed
 from einpage.einsum_front.base.units import shown
 from einpage.einsum_front.graph.program import Input, Program
-from einpage.exec.load.checkpoint import rows_and_columns
-from einpage.exec.load.safetensors import open_safetensors
-from einpage.exec.load.tokenizer import Tokenizer
 
 TOKENS, LENGTHS = "tokens", "lengths"
 """Names of the inputs that token lists and their lengths go to."""

@@ -11,24 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from einpage.einsum_front.algebra.expr import Expr, Letter, Load, Name, walk
+from einpage.checkpoints.match.metadata import check_metadata, spec_settings, tied_weights_warnings
+from einpage.checkpoints.match.resolve import Resolved, open_weights, present_names, resolve
+from einpage.checkpoints.text.tokenizer import Tokenizer
+from einpage.einsum_front.algebra.expr import Letter, Name
 from einpage.einsum_front.base.errors import EinpageError, UsageError
 from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.fuse.tied_weights import with_tied_weights
 from einpage.einsum_front.graph.program import Program
-from einpage.einsum_front.spec.document import Document
 from einpage.einsum_front.spec.reader import load_document
 from einpage.einsum_front.spec.sizes import Setting
 from einpage.exec.load.inputs import TOKENS, TokenLists, token_sizes
-from einpage.exec.load.resolve import Resolved, open_weights, present_names, resolve
-from einpage.exec.load.tokenizer import Tokenizer
 from einpage.exec.planning.find_spec import spec_path
-from einpage.exec.planning.metadata import check_metadata, spec_settings, tied_weights_warnings
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import refuse_by_first_iterations
-
-VOCABULARY = "vocab"
-"""The name of the size, where a spec says it so."""
+from einpage.exec.planning.vocabulary import vocabulary_letters
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +76,7 @@ def open_model(
     program = elaborate(document, settings_by_name)
     if tokens is not None:  # again, for settings that are expressions
         token_sizes(tokens, {name: program.sizes[name] for name in ("batch", "seq") if name in settings and name in sizes})
-    vocabulary = _vocabulary_letters(document, program)
+    vocabulary = vocabulary_letters(document, program)
     if checkpoint is None:
         return Model(program, None, tokens, tokenizer, vocabulary=vocabulary)
     present = present_names(program, checkpoint)
@@ -142,35 +139,3 @@ def logits_axes(model: Model) -> dict[str, int]:
 def _whole_numbers(settings: Mapping[str, str | int | float]) -> dict[str, int]:
     """Those settings that are whole numbers; `elaborate` evaluates expressions."""
     return {name: int(value) for name, value in settings.items() if str(value).strip().isdecimal()}
-
-
-def _vocabulary_letters(document: Document, program: Program) -> frozenset[Letter]:
-    """The letters of `program`, which is that of `document`, that run over the vocabulary: so that an output over one of them holds a
-    number for each token.
-
-    They are the letter of the axis at which token ids index a weight (`embed[tokens[b,s], m]`: the first of `embed`), the letters whose
-    size is `vocab`, and those declared with the same size as one of these. Numbers decide nothing: a model as wide as its vocabulary is
-    none.
-    """
-    indexed = _indexed_by_tokens(program)
-    size_by_letter = {Letter(entry.name): entry.expr for entry in document.axes}
-    sizes = [size for letter, size in size_by_letter.items() if letter in indexed and isinstance(size, Name)]
-    return indexed | {letter for letter, size in size_by_letter.items() if size in (*sizes, Name(VOCABULARY))}
-
-
-def _indexed_by_tokens(program: Program) -> frozenset[Letter]:
-    """Letters of the weights' axes at which an index reads token ids."""
-    letters_by_weight = {weight.name: weight.letters for weight in program.weights}
-    found: set[Letter] = set()
-    one_by_statement = {(definition.base, definition.span): definition for definition in program.definitions}
-    for definition in one_by_statement.values():  # iterations of a repeat differ in names alone
-        for part in definition.parts:
-            for node in walk(part.expr):
-                if isinstance(node, Load) and node.name in letters_by_weight:
-                    letters = letters_by_weight[node.name]
-                    found.update(letter for letter, index in zip(letters, node.indices, strict=True) if _reads_tokens(index))
-    return frozenset(found)
-
-
-def _reads_tokens(index: Expr) -> bool:
-    return any(isinstance(node, Load) and node.name == TOKENS for node in walk(index))

@@ -26,7 +26,8 @@ from einpage.exec.load.fill import NotFiniteWeight, fill
 from einpage.exec.load.inputs import LENGTHS, TOKENS, TokenLists, bind_inputs, refuse_ids_outside
 from einpage.exec.planning.judged_plan import MachineSource, least_host_bytes
 from einpage.exec.planning.model import ModelAt, refuse_positions
-from einpage.exec.planning.plan_set import AT, PlannedPhase, PlannedSet, Planning, TextLengths, asked, opened, plan_texts, refuse_budget
+from einpage.exec.planning.plan_set import AT, PlannedPhase, PlannedSet, Planning, asked, opened, plan_texts, refuse_budget
+from einpage.exec.planning.text_lengths import TextLengths
 from einpage.exec.run.choose import DeviceKind, RunOptions, make_device, repeated
 from einpage.exec.run.prepared import fill_inputs, refuse_above_device, refuse_above_host
 from einpage.exec.run.report import weight_warnings

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import torch
 
-from einpage.exec.load.tokenizer import Tokenizer
+from einpage.checkpoints.text.tokenizer import Tokenizer
 
 TopToken: TypeAlias = tuple[int, str | None, float]
 """(id, text where there is a tokenizer, logit)"""

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from einpage.checkpoints.files.checkpoint import WeightError, folded
+from einpage.checkpoints.match.resolve import open_weights
 from einpage.einsum_front.base.json_text import JsonTooLarge, parsed, parsed_size
 from einpage.exec.cli import main
-from einpage.exec.load.checkpoint import WeightError, folded
-from einpage.exec.load.resolve import open_weights
 from tiny_specs import SPEC
 
 

@@ -13,12 +13,12 @@ from fnmatch import fnmatchcase
 from math import prod
 from pathlib import Path
 
+from einpage.checkpoints.files.checkpoint import Checkpoint, WeightError, file_size, folded, some_of_each
+from einpage.checkpoints.files.gguf import open_gguf
+from einpage.checkpoints.files.random import RandomWeights
+from einpage.checkpoints.files.safetensors import open_index, open_safetensors
 from einpage.einsum_front.algebra.expr import Letter, loads
 from einpage.einsum_front.graph.program import Program, Source, Weight
-from einpage.exec.load.checkpoint import Checkpoint, WeightError, file_size, folded, some_of_each
-from einpage.exec.load.gguf import open_gguf
-from einpage.exec.load.random import RandomWeights
-from einpage.exec.load.safetensors import open_index, open_safetensors
 
 _RANDOM = "random:"
 _INDEX = ".safetensors.index.json"

@@ -9,7 +9,7 @@ import pytest
 
 import einpage
 from checkpoint_metadata import SPECS, TINY, saved
-from einpage.exec.load.checkpoint import WeightError
+from einpage.checkpoints.files.checkpoint import WeightError
 
 
 @pytest.mark.parametrize(("past", "window", "passes"), [(0, 4, True), (60, 64, True), (60, 63, False)])

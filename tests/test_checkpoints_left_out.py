@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from checkpoint_metadata import GPT2, SILENT, SPECS, TINY, TOKENS, Said, assuming, logits_of, saved, warnings_about
+from einpage.checkpoints.files.checkpoint import WeightError
+from einpage.checkpoints.match.metadata import spec_settings
+from einpage.checkpoints.match.metadata_keys import metadata_keys
 from einpage.einsum_front.spec.reader import load_document, read_document
-from einpage.exec.load.checkpoint import WeightError
-from einpage.exec.planning.metadata import spec_settings
-from einpage.exec.planning.metadata_keys import metadata_keys
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, processors
 
-from einpage.exec.load.checkpoint import WeightError
-from einpage.exec.load.tokenizer import Tokenizer, TokenizerError, load_tokenizer
+from einpage.checkpoints.files.checkpoint import WeightError
+from einpage.checkpoints.text.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 from smollm2 import smollm2_path
 
 

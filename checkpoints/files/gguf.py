@@ -21,8 +21,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from einpage.einsum_front.base.units import aligned, format_bytes, shown
-from einpage.exec.load.checkpoint import (
+from einpage.checkpoints.files.checkpoint import (
     WeightError,
     WeightRows,
     cut_off,
@@ -33,6 +32,7 @@ from einpage.exec.load.checkpoint import (
     rows_and_columns,
     unreadable,
 )
+from einpage.einsum_front.base.units import aligned, format_bytes, shown
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)

@@ -17,8 +17,8 @@ from math import prod, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
+from einpage.checkpoints.files.checkpoint import WeightRows, rows_and_columns
 from einpage.einsum_front.graph.program import Weight
-from einpage.exec.load.checkpoint import WeightRows, rows_and_columns
 
 _BLOCK_ELEMENTS = 1 << 18
 """Elements in a block, where its rows are not longer than that."""

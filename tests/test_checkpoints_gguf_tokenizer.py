@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Backend
 from transformers.convert_slow_tokenizer import Qwen2Converter, TikTokenConverter
 from transformers.integrations.ggml import GGUFLlamaConverter
 
-from einpage.exec.load.tokenizer import Tokenizer, TokenizerError, load_tokenizer
+from einpage.checkpoints.text.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 
 FOUND = json.loads((Path(__file__).parent / "data" / "sentencepiece.json").read_text(encoding="utf-8"))
 TEXTS: list[str] = FOUND["texts"]

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+from einpage.checkpoints.files.checkpoint import WeightError, folded, some_of_each
+from einpage.checkpoints.match.resolve import open_weights, resolve
 from einpage.einsum_front.graph.program import Source
-from einpage.exec.load.checkpoint import WeightError, folded, some_of_each
-from einpage.exec.load.resolve import open_weights, resolve
-from test_exec_resolve import array, program, weight
+from test_checkpoints_resolve import array, program, weight
 
 
 def test_faults_of_layers_that_are_alike_are_one_line(tmp_path: Path) -> None:

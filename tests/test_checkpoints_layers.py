@@ -16,16 +16,16 @@ from safetensors.torch import save_file
 import einpage
 from checkpoint_metadata import Said
 from command_line import facts, ran
+from einpage.checkpoints.files.checkpoint import WeightError
+from einpage.checkpoints.match.metadata import spec_settings
+from einpage.checkpoints.match.resolve import open_weights
 from einpage.einsum_front.base.errors import SpecError
 from einpage.einsum_front.spec.document import Document
 from einpage.einsum_front.spec.reader import read_document
 from einpage.exec.cli import main
-from einpage.exec.load.checkpoint import WeightError
 from einpage.exec.load.fill import read_weights
-from einpage.exec.load.resolve import open_weights
-from einpage.exec.planning.metadata import spec_settings
 from specs_small import SPECS
-from test_exec_metadata import TINY, TOKENS, logits_of, saved
+from test_checkpoints_metadata import TINY, TOKENS, logits_of, saved
 
 GEMMA3 = SPECS / "gemma3.yaml"
 KINDS = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]

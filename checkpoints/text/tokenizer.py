@@ -15,12 +15,12 @@ from typing import TypeVar
 
 from tokenizers import Tokenizer as HubTokenizer
 
+from einpage.checkpoints.files.checkpoint import WeightError
+from einpage.checkpoints.files.gguf import open_gguf
+from einpage.checkpoints.text.gguf_tokenizer import UnsupportedTokenizer, gguf_tokenizer
 from einpage.einsum_front.base.errors import EinpageError, UsageError
 from einpage.einsum_front.base.files import read_bytes
 from einpage.einsum_front.base.json_text import JsonError, parsed
-from einpage.exec.load.checkpoint import WeightError
-from einpage.exec.load.gguf import open_gguf
-from einpage.exec.load.gguf_tokenizer import UnsupportedTokenizer, gguf_tokenizer
 
 Result = TypeVar("Result")
 

@@ -14,10 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from einpage.einsum_front.base.errors import listing
-from einpage.einsum_front.base.json_text import JsonError, JsonTooLarge, parsed
-from einpage.einsum_front.base.units import format_bytes, shown
-from einpage.exec.load.checkpoint import (
+from einpage.checkpoints.files.checkpoint import (
     WeightError,
     WeightRows,
     cut_off,
@@ -28,6 +25,9 @@ from einpage.exec.load.checkpoint import (
     refuse_many,
     rows_and_columns,
 )
+from einpage.einsum_front.base.errors import listing
+from einpage.einsum_front.base.json_text import JsonError, JsonTooLarge, parsed
+from einpage.einsum_front.base.units import format_bytes, shown
 
 _BEYOND = 2**1023
 """No float holds such a number."""

@@ -17,12 +17,12 @@ from safetensors.numpy import save_file
 import einpage
 from checkpoint_metadata import GPT2, SILENT, SPECS, TINY, TOKENS, assuming, logits_of, saved, warnings_about
 from command_line import facts
+from einpage.checkpoints.files.checkpoint import WeightError
+from einpage.checkpoints.match.metadata_keys import general_key, metadata_keys, row_of
+from einpage.checkpoints.match.resolve import open_weights
 from einpage.einsum_front.base.errors import SpecError
 from einpage.einsum_front.spec.reader import load_document, read_document
 from einpage.exec.cli import main
-from einpage.exec.load.checkpoint import WeightError
-from einpage.exec.load.resolve import open_weights
-from einpage.exec.planning.metadata_keys import general_key, metadata_keys, row_of
 
 STEEP = {"rope_type": "default", "rope_theta": 5e5}
 

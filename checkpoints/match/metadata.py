@@ -11,6 +11,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from math import isclose, isfinite
 from operator import ge, gt, le, lt
 
+from einpage.checkpoints.files.checkpoint import Checkpoint, WeightError, some_of_each
+from einpage.checkpoints.files.random import RandomWeights
+from einpage.checkpoints.match.metadata_keys import AbsentKey, Harmless, MathKey, MetadataScalar, general_key, left_out, row_of, same_word
 from einpage.einsum_front.algebra import arithmetic
 from einpage.einsum_front.algebra.expr import Name
 from einpage.einsum_front.base.errors import SpecError, listing
@@ -19,9 +22,6 @@ from einpage.einsum_front.spec.document import ConfigKey, Document, states_of
 from einpage.einsum_front.spec.parse import parse_expression
 from einpage.einsum_front.spec.sizes import Evaluator, Setting, override, without_lists
 from einpage.einsum_front.spec.source import Snippet
-from einpage.exec.load.checkpoint import Checkpoint, WeightError, some_of_each
-from einpage.exec.load.random import RandomWeights
-from einpage.exec.planning.metadata_keys import AbsentKey, Harmless, MathKey, MetadataScalar, general_key, left_out, row_of, same_word
 
 POSITIONS = "positions"
 """What the table of keys calls the number of positions that a query may see."""

@@ -14,7 +14,7 @@ from enum import IntEnum
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as HubTokenizer
 
-from einpage.exec.load.gguf import GgufFile
+from einpage.checkpoints.files.gguf import GgufFile
 
 
 class UnsupportedTokenizer(Exception):

@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch
 
+from einpage.checkpoints.files.checkpoint import WeightError
+from einpage.checkpoints.match.metadata import spec_settings
+from einpage.checkpoints.match.resolve import open_weights, present_names, resolve
 from einpage.einsum_front.algebra.expr import Axis, Letter, Load
 from einpage.einsum_front.base.errors import Span
 from einpage.einsum_front.fuse.tied_weights import with_tied_weights
@@ -23,9 +26,6 @@ from einpage.einsum_front.graph.job import Part
 from einpage.einsum_front.graph.program import Definition, Output, Program, Source, Weight
 from einpage.einsum_front.spec.document import Document
 from einpage.einsum_front.spec.reader import read_document
-from einpage.exec.load.checkpoint import WeightError
-from einpage.exec.load.resolve import open_weights, present_names, resolve
-from einpage.exec.planning.metadata import spec_settings
 from einpage.exec.planning.model import open_model
 
 SPAN = Span(1, 1)

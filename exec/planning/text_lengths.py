@@ -1,0 +1,90 @@
+"""How long the texts of a generation are and may become, and the buckets of positions in which they are planned.
+
+In: lengths of prompts, and how many tokens may follow. Out: buckets, of which one serves every pass after the prompts' own. Their borders
+are the same for all texts, so that generations of one model share plans; only the last bucket ends where the text may end.
+
+    positions   0        64       128      192      256      320        400         500 …      64 each, then a quarter of what is before
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from einpage.einsum_front.base.errors import UsageError
+
+LEAST_POSITIONS, POSITIONS_SHARE = 64, 4
+"""Of a bucket: so many positions at least, and a share of those before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Positions that one plan serves."""
+
+    past: int
+    """Positions before each of its passes."""
+    extra: int
+    """Passes begin at `past` … `past + room`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextLengths:
+    """What a generation is planned for."""
+
+    batch: int
+    longest: int
+    """Tokens of the longest prompt."""
+    shortest: int
+    """Tokens of the shortest; with one sequence, and so no padding, that of any prompt may be less than `longest` as well."""
+    max_new: int
+    """Tokens generated at most, for each prompt."""
+
+    @property
+    def spread(self) -> int:
+        """By how many positions sequences of the batch are apart."""
+        return self.longest - self.shortest if self.batch > 1 else 0
+
+    @property
+    def positions(self) -> int:
+        """Of the longest text, the last token that is generated left out: nothing reads it."""
+        return self.longest + self.max_new - 1
+
+    def refuse_none(self) -> None:
+        """Raises UsageError where there is nothing to begin with, or nothing to generate."""
+        if self.max_new < 1:
+            raise UsageError(f"--max-new {self.max_new} is not at least 1")
+        if self.batch < 1 or self.shortest < 1:
+            raise UsageError("a prompt is empty; a model needs at least one token")
+
+    def refuse_others(self, prompts: Sequence[Sequence[int]], max_new: int) -> None:
+        """Raises UsageError for prompts that are not planned for, or more tokens after them."""
+        lengths = [len(prompt) for prompt in prompts]
+        cure = "plan for these"
+        if len(lengths) != self.batch:
+            raise UsageError(f"{len(lengths)} prompts, and the plans are for {self.batch}; {cure}")
+        if not lengths or min(lengths) < self.shortest or max(lengths) > self.longest:
+            said = f"{self.shortest} to {self.longest}" if self.shortest < self.longest else f"{self.longest}"
+            raise UsageError(f"prompts of {min(lengths)} to {max(lengths)} tokens, and the plans are for {said}; {cure}")
+        reached = max(max(lengths), min(lengths) + self.spread) + max_new
+        if reached > self.longest + self.max_new:
+            raise UsageError(f"{reached} tokens, and the plans are for {self.longest + self.max_new}; {cure}")
+
+    def buckets(self) -> tuple[Bucket, ...]:
+        """For the passes after the prompts': whose shortest sequence is at `shortest` first, whose longest at `positions` - 1 last."""
+        if self.max_new < 2:
+            return ()
+        last = self.positions - 1
+        borders = [*_borders(last - self.spread)]
+        ends = [min(nexts - 1 + self.spread, last) for nexts in (*borders[1:], last + 1)]
+        found = [Bucket(past, end - past) for past, end in zip(borders, ends, strict=True)]
+        return tuple(found[sum(border <= self.shortest for border in borders) - 1 :])
+
+
+def _borders(last: int) -> Iterator[int]:
+    """Where buckets begin, up to `last`: the last has at least half of its positions, or belongs to the one before."""
+    past = 0
+    while True:
+        yield past
+        past += max(LEAST_POSITIONS, past // POSITIONS_SHARE)
+        if past + max(LEAST_POSITIONS, past // POSITIONS_SHARE) // 2 > last + 1:
+            return
