@@ -1,4 +1,4 @@
-"""The Python API, with the command line's arguments by name: `einpage.load_spec`, `einpage.plan`, `einpage.run` (docs/python.md).
+"""The Python API, with the command line's arguments by name: `einpage.load_spec`, `plan`, `run` and `open` (docs/python.md).
 
 model = einpage.load_spec("llama", weights="model.gguf", prompt="The capital of France is")
 print(einpage.plan(model, budget="64MiB").report.bound_ratio)
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from einpage.checkpoints.text.tokenizer import load_tokenizer
+from einpage.checkpoints.text.tokenizer import TokenizerError, end_tokens, load_tokenizer
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import RUN_DTYPES
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import parse_bytes
-from einpage.exec.load.inputs import encode_prompts, token_lists
+from einpage.exec.load.inputs import encode_prompts, plain, token_lists
 from einpage.exec.planning.judged_plan import Planned, plan_program
-from einpage.exec.planning.model import Model, open_model
+from einpage.exec.planning.model import Model, open_model, spec_for
 from einpage.exec.planning.request import PlanRequest
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.profile import load_machine
@@ -31,6 +31,7 @@ from einpage.memplan.machine.profile import load_machine
 if TYPE_CHECKING:
     import torch
 
+    from einpage.exec.run.open_model import OpenModel
     from einpage.exec.run.prepared import RunResult
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -65,7 +66,7 @@ def load_spec(
         prompts = _texts(prompt)
         tokenizer = load_tokenizer(where)
         return open_model(spec, set, where, encode_prompts(tokenizer, prompts), tokenizer)
-    lists = None if tokens is None else token_lists(_plain(tokens), "tokens")
+    lists = None if tokens is None else token_lists(plain(tokens), "tokens")
     return open_model(spec, set, where, lists)
 
 
@@ -168,6 +169,58 @@ def run(
     return run_model(model, profile, options, given)
 
 
+def open(
+    spec: str | Path,
+    weights: str | Path | None = None,
+    *,
+    budget: str | int | None = None,
+    set: Mapping[str, str | int | float] | None = None,
+    machine: str | Machine | None = None,
+    dtype: str = "fp32",
+    split: Mapping[str, int] | None = None,
+    no_fuse: Sequence[str] = (),
+    device: str = "auto",
+    dispatch: str | None = None,
+) -> OpenModel:
+    """A model held open: its weights are loaded once, when they are first needed, and it answers as often as it is asked.
+
+    `spec` and `weights` as `load_spec` has them; with `spec` alone, a folder or file of weights, the spec is that of those that ship whose
+    math the checkpoint's metadata ask for. `budget` is the device arena (None: on a GPU what is free less 5 %, on the CPU a quarter of the
+    free memory); the other arguments are those of `run`.
+
+        with einpage.open("model folder", budget="2GiB") as model:
+            for piece in model.generate("The capital of France is"):
+                print(piece, end="")
+
+    `generate` gives text in pieces as it comes, `tokens` ids, `prefill` the spec's outputs as arrays. Raises UsageError where no spec is
+    right for the checkpoint, WeightError, SpecError; what a prompt needs is planned when it is given.
+    """
+    from einpage.exec.run.choose import Dispatch, RunOptions, default_budget, device_for, dispatch_of, kernels_for, measured_machine
+    from einpage.exec.run.open_model import OpenModel
+
+    where = str(spec if weights is None else weights)
+    name = spec_for(where) if weights is None else spec
+    if device not in DEVICES:
+        raise UsageError(f"device {device!r}: expected {' or '.join(DEVICES)}")
+    kind = device_for(device).kind
+    nbytes = default_budget(kind)[0] if budget is None else parse_bytes(budget)
+    request = PlanRequest(budget_bytes=nbytes, dtype=_choice(RUN_DTYPES, dtype, "dtype"), pieces=_letters(split), no_fuse=tuple(no_fuse))
+    asked = None if dispatch is None else _choice(Dispatch, dispatch, "dispatch").value
+    try:
+        tokenizer, ends = load_tokenizer(where), end_tokens(where)
+    except TokenizerError:
+        tokenizer, ends = None, frozenset[int]()
+    settings = dict(set or {})
+    return OpenModel(
+        spec=str(name),
+        model_at=lambda sizes, tokens: open_model(name, {**settings, **sizes}, where, tokens, tokenizer),
+        machine=(lambda: measured_machine(kind)) if machine is None else _machine_named(machine),
+        options=RunOptions(request, dispatch=dispatch_of(asked, False), device=kind, kernels=kernels_for("auto", kind)),
+        tokenizer=tokenizer,
+        ends=ends,
+    )
+
+
 def _texts(prompt: object) -> list[str]:
     """One prompt, or several, as a list. Raises UsageError for anything but text."""
     texts: list[str] = []
@@ -176,13 +229,6 @@ def _texts(prompt: object) -> list[str]:
             raise UsageError(f"a prompt is text, found one of type {type(text).__name__}; token ids go to tokens")
         texts.append(text)
     return texts
-
-
-def _plain(ids: object) -> object:
-    """Arrays, tensors, tuples and numpy's numbers as lists and numbers; anything else as it is."""
-    if hasattr(ids, "tolist"):
-        return ids.tolist()
-    return [_plain(x) for x in ids] if isinstance(ids, list | tuple | range) else ids
 
 
 def _choice(members: Iterable[Member], value: str, name: str) -> Member:

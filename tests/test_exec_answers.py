@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from einpage.checkpoints.files.checkpoint import WeightError
 from einpage.checkpoints.text.tokenizer import TextPieces, Tokenizer, end_tokens, load_tokenizer
-from einpage.exec.command.generate import Answer
+from einpage.exec.run.continuation import Continuation
 from smollm2 import smollm2_path
 
 TEXTS = st.text(st.sampled_from("ab \n.é漢🙂👨‍👩‍👧STOP"), max_size=24)
@@ -38,7 +38,7 @@ def test_no_character_is_cut(text: str) -> None:
 def test_a_text_ends_before_its_stop_string(text: str, stop: str) -> None:
     """Nothing of the string is said, wherever tokens cut it, and nothing before it is held back for good."""
     tokenizer = load_tokenizer_once()
-    answer = Answer("p", [], tokenizer, frozenset(), [stop])
+    answer = Continuation("p", [], tokenizer, frozenset(), [stop])
     said = "".join(answer.add(token) for token in (tokenizer.encode(text) if text else []))
     said += answer.rest()
     assert said == answer.text == text.split(stop)[0]
@@ -47,7 +47,7 @@ def test_a_text_ends_before_its_stop_string(text: str, stop: str) -> None:
 
 def test_the_first_of_several_stop_strings_ends_a_text() -> None:
     tokenizer = load_tokenizer_once()
-    answer = Answer("p", [], tokenizer, frozenset(), ["prom", "com"])
+    answer = Continuation("p", [], tokenizer, frozenset(), ["prom", "com"])
     said = "".join(answer.add(token) for token in tokenizer.encode("in a compromise"))
     assert said == answer.text == "in a " and answer.finish == "stop"
 
@@ -56,7 +56,7 @@ def test_an_end_token_is_not_said() -> None:
     tokenizer = load_tokenizer_once()
     (end,) = end_tokens(str(smollm2_path()))
     ids = tokenizer.encode("Paris.")
-    answer = Answer("p", [], tokenizer, frozenset((end,)), [])
+    answer = Continuation("p", [], tokenizer, frozenset((end,)), [])
     said = [answer.add(token) for token in (*ids, end, *ids)]
     assert "".join(said) == answer.text == "Paris." and answer.tokens == ids and answer.ended
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import replace
+from itertools import pairwise
 from math import prod
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +14,10 @@ import torch
 
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import Nbytes
-from einpage.exec.device.arena import HostArena, MappedArena, host_copies, outputs
-from einpage.memplan.graph.memgraph import Extent, Offset
+from einpage.exec.device.arena import HostArena, MappedArena, host_copies, outputs, used_extents
+from einpage.exec.device.cpu import CpuDevice
+from einpage.memplan.graph.memgraph import Compute, Extent, Offset
+from einpage.memplan.machine.places import DEVICE
 from hand_plan import hand_plan
 from plain_plan import plain_plan
 from real_bytes import filled_host
@@ -74,6 +78,36 @@ def test_poison_keeps_to_its_extent() -> None:
     arena.poison(extent(256, 7))
     touched = np.flatnonzero(arena.bytes(extent(0, 1024)))
     assert touched.tolist() == list(range(256, 263))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_used_bytes_are_those_of_residencies_and_workspaces(seed: int) -> None:
+    memgraph = plain_plan(random_graph(seed))
+    used = np.zeros(memgraph.budget_bytes, bool)
+    extents = [r.extents[0] for r in memgraph.residencies if r.place == DEVICE]
+    extents += [n.workspace for n in memgraph.nodes if isinstance(n, Compute) and n.workspace is not None]
+    for e in extents:
+        used[e.offset : e.end] = True
+    found = list(used_extents(memgraph))
+    assert all(a.end < b.offset for a, b in pairwise(found)), "in order, and apart"
+    told = np.zeros(memgraph.budget_bytes, bool)
+    for e in found:
+        told[e.offset : e.end] = True
+    assert np.array_equal(told, used)
+
+
+def resident() -> int:
+    """Bytes of this process in memory now."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * mmap.PAGESIZE
+
+
+def test_an_arena_larger_than_a_plan_takes_no_more_memory() -> None:
+    """A budget is a limit: what no plan uses of it is not backed."""
+    plan = plain_plan(random_graph(0)).with_arena(DEVICE, 8 << 30)
+    before = resident()
+    device = CpuDevice(plan, HostArena(plan.host_bytes))
+    assert device.arena_bytes == 8 << 30
+    assert resident() - before < 1 << 30
 
 
 def test_host_copies_are_what_is_on_the_host_at_the_start() -> None:

@@ -25,9 +25,10 @@ from einpage.exec.planning.judged_plan import MachineSource
 from einpage.exec.planning.model import Model, ModelAt, open_model
 from einpage.exec.planning.plan_set import PlannedSet
 from einpage.exec.planning.request import PlanRequest
+from einpage.exec.planning.text_lengths import TextLengths
 from einpage.exec.run import generation
 from einpage.exec.run.choose import Dispatch, RunOptions
-from einpage.exec.run.generation import Generation, GenerationFigures, plan_generation
+from einpage.exec.run.generation import Generation, GenerationFigures, LoadedWeights, plan_generation
 from einpage.exec.run.sampling import Sampling
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.simulate import all_moved_bytes
@@ -72,8 +73,9 @@ def opened(
     machine: Machine | MachineSource = CPU,
 ) -> Opened:
     options = RunOptions(PlanRequest(budget), dispatch=dispatch, poison=True)
-    plans = plan_generation(at, machine, options, TokenLists(tuple(map(tuple, prompts)), "the prompts"), max_new)
-    return Opened(Generation(plans, options), prompts, max_new)
+    lists = TokenLists(tuple(map(tuple, prompts)), "the prompts")
+    plans = plan_generation(at, machine, options, lists, TextLengths.of(lists.lists, max_new))
+    return Opened(Generation(plans, options, LoadedWeights(options)), prompts, max_new)
 
 
 def generated(opening: Opened, sampling: Sampling = GREEDY) -> list[list[int]]:
@@ -123,7 +125,7 @@ def test_where_a_bucket_begins_no_weight_is_loaded(budget: int) -> None:
 
 def test_weights_are_loaded_anew_where_a_plan_has_them_elsewhere() -> None:
     """Phases in their own pieces, as where one of them does not read some weight."""
-    with patch.object(plan_set, "_weight_pieces", lambda phase: {}):
+    with patch.object(plan_set, "weight_pieces", lambda model, planned: {}):
         chosen = PlanRequest.in_pieces
 
         def in_other_pieces(it: PlanRequest, pieces: Mapping[Letter, int]) -> PlanRequest:

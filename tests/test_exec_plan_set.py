@@ -23,7 +23,7 @@ from einpage.exec.planning.plan_set import PlannedSet, plan_texts, replayed
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.text_lengths import TextLengths
 from einpage.exec.run.choose import RunOptions
-from einpage.exec.run.generation import Generation
+from einpage.exec.run.generation import Generation, LoadedWeights
 from einpage.exec.run.sampling import Sampling
 from einpage.memplan.graph.memgraph import PlanSet
 from einpage.memplan.graph.planfile import load_plan_set, save_plan_set
@@ -60,7 +60,7 @@ def saved() -> PlanSet:
 
 
 def tokens(plans: PlannedSet, prompt: list[int], max_new: int) -> list[int]:
-    return [ids[0] for ids in Generation(plans, OPTIONS).tokens([prompt], max_new, Sampling())]
+    return [ids[0] for ids in Generation(plans, OPTIONS, LoadedWeights(OPTIONS)).tokens([prompt], max_new, Sampling())]
 
 
 @pytest.mark.parametrize("length", [1, 5, 8])
@@ -116,7 +116,7 @@ def test_another_offset_is_not_there() -> None:
 )
 def test_what_was_not_planned_for_is_refused(prompts: list[list[int]], max_new: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        next(Generation(planned(), OPTIONS).tokens(prompts, max_new, Sampling()))
+        next(Generation(planned(), OPTIONS, LoadedWeights(OPTIONS)).tokens(prompts, max_new, Sampling()))
 
 
 def test_a_short_prompt_may_go_on_for_longer() -> None:

@@ -11,7 +11,7 @@ from einpage.exec.dispatch.dynamic import run_dynamic
 from einpage.exec.dispatch.serial import random_order, run_serial
 from einpage.exec.dispatch.static import run_static
 from einpage.exec.planning.model import Model
-from einpage.exec.run.logits import mean_nll
+from einpage.exec.run.outputs import mean_nll
 from smollm2_run import MIB, Dispatch, arena, distance, open_smollm2, planned, reference, run_outputs, text_ids
 
 Pieces = tuple[tuple[str, int], ...]

@@ -36,8 +36,13 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("exec.dispatch.engine", "stop"): "ends the run's threads",
     ("exec.measure.cpu", "stop"): "ends the copying threads",
     **dict.fromkeys(
-        [("exec.command.generate", f"{name}") for name in ("stop", "stops", "_stops")], "a stop string, before which a text ends"
+        [
+            *(("exec.command.generate", "stop"), ("exec.run.open_model", "stop"), ("exec.run.open_model", "stops")),
+            *(("exec.run.continuation", name) for name in ("stop", "stops", "_stops")),
+        ],
+        "a stop string, before which a text ends",
     ),
+    ("exec.run.open_model", "__enter__"): "Python's own name",
 }
 """(module, name or piece of prose) that a pattern of WORDS finds in another meaning, and which meaning."""
 

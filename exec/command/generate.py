@@ -13,20 +13,21 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from time import perf_counter
 
-from einpage.checkpoints.text.tokenizer import CURE, TextPieces, Tokenizer, TokenizerError, end_tokens, load_tokenizer
+from einpage.checkpoints.text.tokenizer import CURE, TokenizerError, end_tokens, load_tokenizer
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.base.units import format_bytes, format_seconds, parse_bytes, shown
+from einpage.einsum_front.base.units import format_bytes, format_seconds, shown
 from einpage.exec.command.options import prompt_texts, request_of, settings_of
 from einpage.exec.command.plan import Told
-from einpage.exec.command.run import device_of, machine_of, progress_bars, stuck, thread_warnings
+from einpage.exec.command.run import budget_of, device_of, machine_of, progress_bars, spec_of, stuck, thread_warnings
 from einpage.exec.dispatch.progress import Hooks
 from einpage.exec.load.inputs import encode_prompts, refuse_surrogates
 from einpage.exec.planning.model import Model, open_model, refuse_lacking_sizes
 from einpage.exec.planning.plan_set import SIZES, PlannedSet, replayed
 from einpage.exec.planning.text_lengths import TextLengths
 from einpage.exec.run.choose import RunOptions, dispatch_of, kernels_for
-from einpage.exec.run.generation import Generation, GenerationFigures, plan_generation
+from einpage.exec.run.continuation import Continuation
+from einpage.exec.run.generation import Generation, GenerationFigures, LoadedWeights, plan_generation
 from einpage.exec.run.sampling import Sampling
 from einpage.exec.system.interrupt import INTERRUPTED
 from einpage.memplan.graph.memgraph import PlanSet
@@ -40,9 +41,6 @@ DEFAULT_TEMPERATURE = 0.8
 def generate_command(a: argparse.Namespace) -> int:
     """The `generate` command. Raises the errors of every stage; returns 0, or 130 where it was interrupted after its first token."""
     saved = saved_plans(a) if a.plan else None
-    if a.budget is None:
-        raise UsageError("generate needs --budget SIZE, the device arena, as 64MiB; or --plan FILE, plans that were saved")
-    budget = parse_bytes(a.budget, "--budget")
     warnings = thread_warnings(a.threads)
     if not a.weights:
         raise UsageError("generate needs --weights: a checkpoint's path")
@@ -56,12 +54,16 @@ def generate_command(a: argparse.Namespace) -> int:
         raise UsageError("--stop is empty: every text would end before it begins; write a text, or leave it out")
     for stop in a.stop:
         refuse_surrogates(stop, "--stop")
-    refuse_lacking_sizes(a.spec, SIZES)
+    spec = spec_of(a)
+    refuse_lacking_sizes(spec, SIZES)
     chosen = device_of(a)
     temperature = 0.0 if a.greedy else DEFAULT_TEMPERATURE if a.temperature is None else a.temperature
     sampling = Sampling(temperature, a.top_k, a.top_p, a.min_p, a.repetition_penalty, a.seed)
     options = RunOptions(
-        plan=request_of(a, budget), dispatch=dispatch_of(a.dispatch, False), device=chosen.kind, kernels=kernels_for(a.kernels, chosen.kind)
+        plan=request_of(a, budget_of(a, chosen.kind)),
+        dispatch=dispatch_of(a.dispatch, False),
+        device=chosen.kind,
+        kernels=kernels_for(a.kernels, chosen.kind),
     )
     settings = settings_of(a.set)
     texts = prompt_texts(a.prompt)
@@ -75,23 +77,23 @@ def generate_command(a: argparse.Namespace) -> int:
     def model_at(sizes: Mapping[str, int]) -> Model:
         for name in sizes.keys() & settings.keys():
             raise UsageError(f"--set {name}: generate sets it")
-        return open_model(a.spec, {**settings, **sizes}, a.weights, None, tokenizer)
+        return open_model(spec, {**settings, **sizes}, a.weights, None, tokenizer)
 
     ends = end_tokens(a.weights)
-    answers = [Answer(text, ids, tokenizer, ends, a.stop) for text, ids in zip(texts, prompts.lists, strict=True)]
+    answers = [Continuation(text, ids, tokenizer, ends, a.stop) for text, ids in zip(texts, prompts.lists, strict=True)]
     machine, told = machine_of(a, chosen.kind), Told()
     with progress_bars(chosen.why, told.text, quiet=a.json) as shown:
         began = perf_counter()
         machine = shown.without_spinner(machine)
         if saved is None:
-            plans = plan_generation(model_at, machine, options, prompts, a.max_new, told.planning)
+            plans = plan_generation(model_at, machine, options, prompts, TextLengths.of(prompts.lists, a.max_new), told.planning)
         else:
             saved.texts.refuse_others(prompts.lists, a.max_new)
             machine = machine if isinstance(machine, Machine) else machine()
             plans = replayed(saved.plans, saved.texts, model_at, machine, options.plan)
         plan_s = perf_counter() - began
         shown.planned(plans.prompts.planned)
-        generation = Generation(plans, options, shown.loading)
+        generation = Generation(plans, options, LoadedWeights(options, shown.loading))
         warnings = [*generation.warnings, *warnings]
     for warning in warnings if not a.json else ():
         print(f"warning: {warning}", file=sys.stderr)
@@ -150,56 +152,7 @@ def _whole(number: object) -> int:
     return number
 
 
-class Answer:
-    """What follows one prompt."""
-
-    def __init__(self, prompt: str, ids: Sequence[int], tokenizer: Tokenizer, ends: frozenset[int], stops: Sequence[str]) -> None:
-        self.prompt, self.tokens, self.text, self.ended = prompt, list[int](), "", False
-        self._tokenizer = tokenizer
-        self._pieces, self._ends, self._stops = TextPieces(tokenizer), ends, stops
-        self.finish = "length"
-        """Why it ends: an `end` token, a `stop` string, its `length`, or `interrupted`."""
-        self._held = ""
-        """The end of the text, which may be the beginning of a stop string."""
-
-    def add(self, token: int) -> str:
-        """The text that one more token makes certain."""
-        if self.ended:
-            return ""
-        if token in self._ends:
-            self.ended, self.finish = True, "end"
-            return self._said(self._held + self._pieces.rest())
-        self.tokens.append(token)
-        new = self._held + self._pieces.add(token)
-        if any(stop in new for stop in self._stops):
-            self.ended, self.finish = True, "stop"
-            return self._said(new[: min(new.index(stop) for stop in self._stops if stop in new)])
-        held = max((n for stop in self._stops for n in range(1, len(stop)) if new.endswith(stop[:n])), default=0)
-        self._held = new[len(new) - held :]
-        return self._said(new[: len(new) - held])
-
-    def rest(self) -> str:
-        """What was held back, where no more tokens come."""
-        if self.ended:
-            return ""
-        self.ended = True
-        return self._said(self._held + self._pieces.rest())
-
-    @property
-    def unknown(self) -> list[int]:
-        """Ids that the tokenizer has no token for: the model has more rows than the tokenizer tokens."""
-        return [token for token in self.tokens if not self._tokenizer.knows(token)]
-
-    def _said(self, text: str) -> str:
-        self.text += text
-        return text
-
-    def facts(self) -> dict[str, object]:
-        """Of the JSON object."""
-        return {"prompt": self.prompt, "text": self.text, "tokens": self.tokens, "finish": self.finish}
-
-
-def spoken(tokens: Generator[list[int], None, None], answers: Sequence[Answer]) -> Iterator[str]:
+def spoken(tokens: Generator[list[int], None, None], answers: Sequence[Continuation]) -> Iterator[str]:
     """Pieces of the first answer as they come, until all have ended."""
     try:
         with closing(tokens) as passes:
@@ -228,7 +181,7 @@ def figures_of(figures: GenerationFigures, plans: PlannedSet, plan_s: float) -> 
     }
 
 
-def rendered(figures: GenerationFigures, plans: PlannedSet, plan_s: float, answers: Sequence[Answer]) -> str:
+def rendered(figures: GenerationFigures, plans: PlannedSet, plan_s: float, answers: Sequence[Continuation]) -> str:
     """What it took, for a person."""
     budget_bytes = plans.budget_bytes
     count = sum(len(answer.tokens) for answer in answers)

@@ -139,9 +139,9 @@ def _add_plan(commands: Commands) -> None:
 
 def _add_run(commands: Commands) -> None:
     p = commands.add_parser("run", help="plan and run with real weights")
-    _spec_arguments(p)
+    _spec_arguments(p, may_be_absent=True)
     _outputs_argument(p)
-    _plan_arguments(p)
+    _plan_arguments(p, budget_required=False)
     _passes_arguments(p)
     _device_arguments(p)
     _prompt_arguments(p)
@@ -159,7 +159,7 @@ def _add_run(commands: Commands) -> None:
 
 def _add_generate(commands: Commands) -> None:
     p = commands.add_parser("generate", help="text after a prompt, token by token")
-    _spec_arguments(p, has_dtype=False)
+    _spec_arguments(p, may_be_absent=True)
     _plan_arguments(p, budget_required=False)
     _device_arguments(p)
     _prompt_arguments(p)
@@ -226,7 +226,7 @@ def _add_machine(commands: Commands) -> None:
     p.set_defaults(command_function=machine_command)
 
 
-def _spec_arguments(p: argparse.ArgumentParser, may_be_absent: bool = False, has_dtype: bool = True) -> None:
+def _spec_arguments(p: argparse.ArgumentParser, may_be_absent: bool = False) -> None:
     p.add_argument(
         "spec", metavar="SPEC", nargs="?" if may_be_absent else None, help=f"a YAML file, or one that ships: {', '.join(spec_names())}"
     )
@@ -235,7 +235,7 @@ def _spec_arguments(p: argparse.ArgumentParser, may_be_absent: bool = False, has
     p.add_argument(
         "--dtype",
         choices=[d.value for d in RUN_DTYPES],
-        default=DTYPE if has_dtype and not may_be_absent else None,
+        default=None if may_be_absent else DTYPE,
         help=f"default: {DTYPE}",
     )
     p.add_argument("--split", metavar="f=4,v=16", help="fix how many pieces letters are split into")

@@ -33,8 +33,17 @@ from einpage.exec.load.inputs import TokenLists, encode_prompts, read_input, rea
 from einpage.exec.measure.cpu import cores
 from einpage.exec.picture.chrome_trace import write_trace
 from einpage.exec.planning.judged_plan import MachineSource, Planned
-from einpage.exec.planning.model import open_model
-from einpage.exec.run.choose import ChosenDevice, DeviceKind, RunOptions, device_for, dispatch_of, kernels_for, measured_machine
+from einpage.exec.planning.model import open_model, spec_for
+from einpage.exec.run.choose import (
+    ChosenDevice,
+    DeviceKind,
+    RunOptions,
+    default_budget,
+    device_for,
+    dispatch_of,
+    kernels_for,
+    measured_machine,
+)
 from einpage.exec.run.prepared import RunResult, run_model
 from einpage.exec.system.spinner import planning_text, spinner
 from einpage.memplan.bounds.limit import limit_name
@@ -45,13 +54,12 @@ from einpage.memplan.machine.profile import checked_threads, load_machine
 
 def run_command(a: argparse.Namespace) -> int:
     """The `run` command. Raises the errors of every stage; returns 0."""
-    budget = parse_bytes(a.budget, "--budget")
     warnings = thread_warnings(a.threads)
     if not a.weights:
         raise UsageError("run needs --weights: a checkpoint's path, or random:SEED")
     chosen = device_of(a)
     options = RunOptions(
-        plan=request_of(a, budget),
+        plan=request_of(a, budget_of(a, chosen.kind)),
         perplexity=a.perplexity,
         dispatch=dispatch_of(a.dispatch, a.find_nan),
         find_nan=a.find_nan,
@@ -62,7 +70,7 @@ def run_command(a: argparse.Namespace) -> int:
     named = inputs_of(a.input)
     refuse_overwriting(files_read(a), a.logits, a.trace, a.timeline)
     refuse_unwritable(a.logits, a.trace, a.timeline)
-    model = open_model(a.spec, settings_of(a.set), a.weights, tokens, tokenizer)
+    model = open_model(spec_of(a), settings_of(a.set), a.weights, tokens, tokenizer)
     machine = machine_of(a, chosen.kind)
     pace = options.plan.pace()
     with progress_bars(chosen.why, planning_text(pace), quiet=a.json) as shown:
@@ -89,6 +97,24 @@ def run_command(a: argparse.Namespace) -> int:
         print(f"warning: {warning}", file=sys.stderr)
     print(rendered(result, a.timeline))
     return 0
+
+
+def budget_of(a: argparse.Namespace, kind: DeviceKind) -> int:
+    """Bytes of the device arena: --budget, or what the device has to spare, which is said."""
+    if a.budget is not None:
+        return parse_bytes(a.budget, "--budget")
+    nbytes, of = default_budget(kind)
+    print(f"budget: {format_bytes(nbytes)}, {of}", file=sys.stderr)
+    return nbytes
+
+
+def spec_of(a: argparse.Namespace) -> str:
+    """The spec that is named, or else the one of those that ship that is right for the weights, which is said."""
+    if a.spec is not None:
+        return str(a.spec)
+    name = spec_for(a.weights)
+    print(f"spec: {name}, by the checkpoint's metadata", file=sys.stderr)
+    return name
 
 
 def device_of(a: argparse.Namespace) -> ChosenDevice:

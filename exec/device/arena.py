@@ -24,7 +24,7 @@ from einpage.einsum_front.base.units import Nbytes, format_bytes
 from einpage.einsum_front.graph.taskgraph import Kind, TensorId
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.memplan.graph.memgraph import Extent, MemGraph, Offset, Residency, ResidencyId
-from einpage.memplan.graph.packed import Residencies
+from einpage.memplan.graph.packed import Nodes, Residencies
 from einpage.memplan.machine.places import DEVICE, PlaceKind
 
 POISON = 0x7FC1
@@ -47,7 +47,7 @@ class MappedArena:
         self._bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8, count=nbytes)
         self._storage = torch.frombuffer(self._map, dtype=torch.uint8).untyped_storage()
         if touch:
-            self._bytes[:: mmap.PAGESIZE] = 0
+            self.touch(Extent(Offset(0), Nbytes(nbytes)))
 
     def view(self, extent: Extent, shape: tuple[int, ...], dtype: DType) -> torch.Tensor:
         """The bytes of `extent` as a packed row-major tensor; no copy. `shape` must fill the extent exactly."""
@@ -68,6 +68,12 @@ class MappedArena:
         """All bytes, as one flat tensor; no copy."""
         return torch.empty(0, dtype=torch.uint8).set_(self._storage, 0, (self.nbytes,), (1,))
 
+    def touch(self, extent: Extent) -> None:
+        """Back the pages of `extent`, whose bytes nobody needs: some are 0 from here on."""
+        self.bytes(extent)[:: mmap.PAGESIZE] = 0
+        if extent.nbytes:
+            self._bytes[extent.end - 1] = 0
+
     def drop(self, extent: Extent) -> None:
         """Give the pages that lie wholly in `extent` back to the system: its bytes are 0 from here on."""
         start, end = -(-extent.offset // mmap.PAGESIZE), extent.end // mmap.PAGESIZE
@@ -84,6 +90,20 @@ class MappedArena:
 
 class HostArena(MappedArena):
     """The host's memory: host copies of weights and inputs, spill slots and outputs at the MemGraph's planned offsets."""
+
+
+def used_extents(memgraph: MemGraph) -> Iterator[Extent]:
+    """The bytes of the device's arena in which something ever lies, from the bottom up; of a budget larger than it takes, a part."""
+    nodes, residencies = Nodes.of(memgraph.nodes), Residencies.of(memgraph.residencies)
+    there = np.repeat(residencies.at(DEVICE), np.diff(residencies.extent_row))
+    starts = np.concatenate((residencies.offset[there], nodes.scratch_offset))
+    ends = np.concatenate((residencies.offset[there] + residencies.nbytes[there], nodes.scratch_offset + nodes.scratch_nbytes))
+    by_start = np.argsort(starts, kind="stable")
+    starts, reached = starts[by_start], np.maximum.accumulate(ends[by_start])
+    first = np.flatnonzero(np.concatenate(([True], starts[1:] > reached[:-1]))[: len(starts)])
+    last = np.append(first[1:], len(starts))[: len(first)] - 1
+    for start, end in zip(starts[first].tolist(), reached[last].tolist(), strict=True):
+        yield Extent(Offset(start), Nbytes(end - start))
 
 
 def residency_view(memgraph: MemGraph, residency: Residency, arena: MappedArena) -> torch.Tensor:

@@ -19,7 +19,7 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.onednn import NO_ONEDNN, OneDnn
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import TaskId
-from einpage.exec.device.arena import HostArena, MappedArena, residency_view
+from einpage.exec.device.arena import HostArena, MappedArena, residency_view, used_extents
 from einpage.exec.device.device import MovedBytes, extents_beside, left_there, no_op
 from einpage.kernels.instructions.torch_kernel import Operands, TorchKernel
 from einpage.kernels.on_torch.products import Products
@@ -58,8 +58,11 @@ class CpuDevice:
         if threads is not None:
             torch.set_num_threads(threads)
         self._memgraph, self._backend, self._poison = memgraph, Backend(backend), poison
-        self._device: MappedArena = MappedArena(memgraph.budget_bytes, touch=True) if after is None else after._device
+        self._device: MappedArena = MappedArena(memgraph.budget_bytes) if after is None else after._device
         assert self._device.nbytes == memgraph.budget_bytes, "an arena that is inherited has the same size"
+        if after is None:
+            for extent in used_extents(memgraph):
+                self._device.touch(extent)
         self._left_there = frozenset[ResidencyId]() if after is None else left_there(after._memgraph, memgraph)
         self._host = host
         if poison:

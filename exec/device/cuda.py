@@ -79,6 +79,10 @@ class CudaDriver:
     def seconds(self, first: Event, last: Event) -> float:
         return float(_cuda_event(first).elapsed_time(_cuda_event(last))) / 1000
 
+    def free_bytes(self) -> int:
+        """Bytes of the device that nobody has."""
+        return int(torch.cuda.mem_get_info(self._device)[0])
+
     def used_bytes(self) -> int:
         free, total = torch.cuda.mem_get_info(self._device)
         return int(total - free)

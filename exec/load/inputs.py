@@ -343,3 +343,10 @@ def _read_safetensors(path: Path, name: str) -> NDArray[Any]:
     with safe_open(path, "np") as integers:
         array: NDArray[Any] = integers.get_tensor(held)
     return array
+
+
+def plain(ids: object) -> object:
+    """Arrays, tensors, tuples and numpy's numbers as lists and numbers; anything else as it is."""
+    if hasattr(ids, "tolist"):
+        return ids.tolist()
+    return [plain(x) for x in ids] if isinstance(ids, list | tuple | range) else ids

@@ -11,18 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from einpage.checkpoints.files.checkpoint import Checkpoint
+from einpage.checkpoints.files.random import RandomWeights
 from einpage.checkpoints.match.metadata import check_metadata, spec_settings, tied_weights_warnings
 from einpage.checkpoints.match.resolve import Resolved, open_weights, present_names, resolve
 from einpage.checkpoints.text.tokenizer import Tokenizer
 from einpage.einsum_front.algebra.expr import Letter, Name
-from einpage.einsum_front.base.errors import EinpageError, UsageError
+from einpage.einsum_front.base.errors import EinpageError, UsageError, listing
 from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.fuse.tied_weights import with_tied_weights
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.spec.reader import load_document
 from einpage.einsum_front.spec.sizes import Setting
 from einpage.exec.load.inputs import TOKENS, TokenLists, token_sizes
-from einpage.exec.planning.find_spec import spec_path
+from einpage.exec.planning.find_spec import SHIPPED, spec_names, spec_path
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import refuse_by_first_iterations
 from einpage.exec.planning.vocabulary import vocabulary_letters
@@ -84,6 +86,55 @@ def open_model(
     program = with_tied_weights(program, present)
     size_by_letter = {Letter(entry.name): entry.expr.word for entry in document.axes if isinstance(entry.expr, Name)}
     return Model(program, resolve(program, checkpoint, size_by_letter), tokens, tokenizer, warnings, vocabulary)
+
+
+def spec_for(weights: str) -> str:
+    """The name of the spec, of those that ship, whose math a checkpoint's metadata ask for and whose tensors it has. Where several are
+    right, that of the model which the metadata name.
+
+    Raises UsageError where there is none, with what is in the way of those whose tensors it has; WeightError for a broken checkpoint.
+    """
+    checkpoint = open_weights(weights)
+    if isinstance(checkpoint, RandomWeights):
+        raise UsageError(f"--weights {weights} fit any spec: name one (shipped: {listing(spec_names())})")
+    right: list[str] = []
+    wrong: dict[str, EinpageError] = {}
+    for name in spec_names():
+        try:
+            model = open_model(SHIPPED / f"{name}.yaml", _least_sizes(name), weights)
+        except EinpageError as error:
+            wrong[name] = error
+        else:
+            right += [name] * bool(model.program.weights)
+    config = checkpoint.config()
+    named = [config.get(key) for key in ("model_type", "general.architecture")]
+    if len(right) > 1 and (of_that_name := [name for name in right if name in named]):
+        right = of_that_name
+    if len(right) == 1:
+        return right[0]
+    if right:
+        raise UsageError(f"{weights}: {' and '.join(right)} are each right for this checkpoint: name one")
+    near = [name for name in wrong if _has_tensors(name, checkpoint)]
+    told = [f"{name}: {line.strip()}" for name in near for line in str(wrong[name]).split("\n")[1:3]]
+    cure = "write one, or change the nearest (specs/README.md)" if near else "no spec reads its tensors; write one (specs/README.md)"
+    raise UsageError("\n  ".join([f"{weights}: no spec that ships is right for this checkpoint: {cure}", *told]))
+
+
+def _least_sizes(name: str) -> dict[str, int]:
+    """Of a text of one token: no table of positions is too short for it."""
+    sizes = {entry.name for entry in load_document(SHIPPED / f"{name}.yaml").sizes}
+    return {size: n for size, n in (("batch", 1), ("seq", 1), ("past", 0), ("room", 0)) if size in sizes}
+
+
+def _has_tensors(name: str, checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint has all that a spec reads, whatever its metadata say of the math."""
+    document = load_document(SHIPPED / f"{name}.yaml")
+    try:
+        program = elaborate(document, {**spec_settings(document, checkpoint), **_least_sizes(name)})
+        program = with_tied_weights(program, present_names(program, checkpoint))
+        return bool(resolve(program, checkpoint).source_by_weight)
+    except EinpageError:
+        return False
 
 
 def refuse_lacking_sizes(spec: str | Path, names: Sequence[str]) -> None:

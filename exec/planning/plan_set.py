@@ -181,10 +181,10 @@ class _Phases:
             return (self._prompts({}),)
         last = self._bucket(self._buckets[-1], self._request)
         try:
-            prompts = self._prompts(_weight_pieces(last))
+            prompts = self._prompts(weight_pieces(last.model, last.planned))
         except DoesNotFit:  # the prompts' tasks do not fit in these pieces, so the buckets are planned in theirs
             prompts = self._prompts({})
-            last = self._bucket(self._buckets[-1], self._request.in_pieces(_weight_pieces(prompts)))
+            last = self._bucket(self._buckets[-1], self._request.in_pieces(weight_pieces(prompts.model, prompts.planned)))
         return prompts, *self._chain(last)
 
     def _prompts(self, pieces: Mapping[Letter, int]) -> PlannedPhase:
@@ -253,9 +253,10 @@ def asked(model: Model, output: str, request: PlanRequest) -> tuple[Program, Pla
     return program, replace(request, outputs=wanted, pieces=pieces)
 
 
-def _weight_pieces(phase: PlannedPhase) -> dict[Letter, int]:
-    letters = {letter for weight in phase.model.program.weights for letter in weight.letters}
-    return {letter: n for letter, n in phase.planned.graph.split if letter in letters}
+def weight_pieces(model: Model, planned: Planned) -> dict[Letter, int]:
+    """Of the letters of weights: plans in the same have weights at the same offsets on the host."""
+    letters = {letter for weight in model.program.weights for letter in weight.letters}
+    return {letter: n for letter, n in planned.graph.split if letter in letters}
 
 
 def resident_weights(phase: PlannedPhase) -> tuple[str, ...]:

@@ -56,18 +56,29 @@ class TextLengths:
         if self.batch < 1 or self.shortest < 1:
             raise UsageError("a prompt is empty; a model needs at least one token")
 
+    @staticmethod
+    def of(prompts: Sequence[Sequence[int]], max_new: int) -> TextLengths:
+        """Of these prompts, and so many tokens after each."""
+        lengths = [len(prompt) for prompt in prompts]
+        return TextLengths(len(lengths), max(lengths, default=0), min(lengths, default=0), max_new)
+
     def refuse_others(self, prompts: Sequence[Sequence[int]], max_new: int) -> None:
         """Raises UsageError for prompts that are not planned for, or more tokens after them."""
-        lengths = [len(prompt) for prompt in prompts]
-        cure = "plan for these"
+        wrong = self.lacks([len(prompt) for prompt in prompts], max_new)
+        if wrong is not None:
+            raise UsageError(f"{wrong}; plan for these")
+
+    def lacks(self, lengths: Sequence[int], max_new: int) -> str | None:
+        """What prompts of `lengths`, and so many tokens after each, are too much for; None where plans for these texts serve them."""
         if len(lengths) != self.batch:
-            raise UsageError(f"{len(lengths)} prompts, and the plans are for {self.batch}; {cure}")
-        if not lengths or min(lengths) < self.shortest or max(lengths) > self.longest:
+            return f"{len(lengths)} prompts, and the plans are for {self.batch}"
+        if min(lengths) < self.shortest or max(lengths) > self.longest:
             said = f"{self.shortest} to {self.longest}" if self.shortest < self.longest else f"{self.longest}"
-            raise UsageError(f"prompts of {min(lengths)} to {max(lengths)} tokens, and the plans are for {said}; {cure}")
+            return f"prompts of {min(lengths)} to {max(lengths)} tokens, and the plans are for {said}"
         reached = max(max(lengths), min(lengths) + self.spread) + max_new
         if reached > self.longest + self.max_new:
-            raise UsageError(f"{reached} tokens, and the plans are for {self.longest + self.max_new}; {cure}")
+            return f"{reached} tokens, and the plans are for {self.longest + self.max_new}"
+        return None
 
     def buckets(self) -> tuple[Bucket, ...]:
         """For the passes after the prompts': whose shortest sequence is at `shortest` first, whose longest at `positions` - 1 last."""

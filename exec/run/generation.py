@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.graph.taskgraph import Kind, Tensor
 from einpage.exec.device.arena import HostArena, host_copies, host_results, outputs
@@ -25,17 +26,20 @@ from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.exec.load.fill import NotFiniteWeight, fill
 from einpage.exec.load.inputs import LENGTHS, TOKENS, TokenLists, bind_inputs, refuse_ids_outside
 from einpage.exec.planning.judged_plan import MachineSource, least_host_bytes
-from einpage.exec.planning.model import ModelAt, refuse_positions
+from einpage.exec.planning.model import Model, ModelAt, refuse_positions
 from einpage.exec.planning.plan_set import AT, PlannedPhase, PlannedSet, Planning, asked, opened, plan_texts, refuse_budget
 from einpage.exec.planning.text_lengths import TextLengths
 from einpage.exec.run.choose import DeviceKind, RunOptions, make_device, repeated
 from einpage.exec.run.prepared import fill_inputs, refuse_above_device, refuse_above_host
 from einpage.exec.run.report import weight_warnings
 from einpage.exec.run.sampling import Sampler, Sampling
+from einpage.memplan.graph.memgraph import Extent, MemGraph, Offset
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import PlaceKind, Queue
 
 Loading = Callable[[str, int], None]
+MOVED_BYTES = 64 << 20
+"""Of a block in which weights go to a larger arena: only so much of them is in memory twice."""
 
 
 @dataclass(slots=True)
@@ -60,18 +64,17 @@ def plan_generation(
     machine: Machine | MachineSource,
     options: RunOptions,
     prompts: TokenLists,
-    max_new: int,
+    texts: TextLengths,
     planning: Planning | None = None,
 ) -> PlannedSet:
-    """The plans for `prompts` and so many tokens after each. What can be refused without a machine is, before a function for one is
+    """Plans of `texts`, which those that follow `prompts` are. What can be refused without a machine is, before a function for one is
     called.
 
     Raises UsageError for a spec that does not generate, or not as far as that; InputError for ids that the model does not have; DoesNotFit.
     """
-    lengths, request = [len(row) for row in prompts.lists], options.plan
-    texts = TextLengths(len(lengths), max(lengths), min(lengths), max_new)
+    request = options.plan
     texts.refuse_none()
-    refuse_positions(model_at, texts.batch, texts.longest, max_new)
+    refuse_positions(model_at, texts.batch, texts.longest, texts.max_new)
     model, output = opened(model_at, texts, 0, 0, texts.longest)
     refuse_ids_outside(next(i for i in model.program.inputs if i.name == TOKENS), prompts)
     bind_inputs(_without_states(model.program), None, _first_inputs(prompts.lists, texts.longest))
@@ -86,17 +89,54 @@ def plan_generation(
     return plan_texts(model_at, machine, request, texts, planning)
 
 
+class LoadedWeights:
+    """The host's arena with the weights of a model, for all plans that have them at the same offsets."""
+
+    def __init__(self, options: RunOptions, loading: Loading | None = None) -> None:
+        """`loading` is told of every block that is loaded."""
+        self._options, self._loading = options, loading
+        self.host = HostArena(0)
+        self._weights_at: Mapping[str, int] = {}
+        """By tile, the host offset of those that are loaded."""
+        self._end = 0
+        """Bytes of the arena up to the last of them."""
+        self.not_finite: tuple[NotFiniteWeight, ...] = ()
+
+    def grow_to(self, nbytes: int) -> None:
+        """An arena of so many bytes at least, the weights in it. Raises DoesNotFit where the host has too little memory."""
+        if nbytes <= self.host.nbytes:
+            return
+        options = self._options
+        refuse_above_host(nbytes - self._end, options.plan.budget_bytes if options.device is DeviceKind.CPU else 0)
+        larger, weights = HostArena(nbytes), Extent(Offset(0), Nbytes(self._end))
+        for start in range(0, self._end, MOVED_BYTES):
+            part = Extent(Offset(start), Nbytes(min(MOVED_BYTES, weights.nbytes - start)))
+            larger.bytes(part)[:] = self.host.bytes(part)
+            self.host.drop(part)
+        self.host = larger
+
+    def load(self, model: Model, memgraph: MemGraph) -> None:
+        """Weights to where the plan has them: as a rule they are there. Raises WeightError."""
+        tensors = memgraph.graph.tensors
+        residencies = [memgraph.residencies[r] for r in memgraph.start]
+        on_host = [r for r in residencies if r.place.kind is PlaceKind.HOST and tensors[r.tensor].kind is Kind.WEIGHT]
+        weights_at = {tensors[r.tensor].name: int(r.extents[0].offset) for r in on_host}
+        if weights_at == self._weights_at:
+            return
+        assert model.resolved is not None, "a model without weights can be planned, not run"
+        self._weights_at, self._end = weights_at, max((r.extents[0].end for r in on_host), default=0)
+        self.not_finite = fill(memgraph.graph, model.resolved, host_copies(memgraph, self.host), self._loading)
+
+
 class Generation:
     """A model held open: its weights are loaded, and it generates as often as it is asked."""
 
-    def __init__(self, plans: PlannedSet, options: RunOptions, loading: Loading | None = None) -> None:
-        """Loads the weights; `loading` is told of every block. Raises DoesNotFit where the host has too little memory, WeightError."""
-        self.plans, self._options, self._loading = plans, options, loading
-        refuse_above_host(plans.host_bytes, options.plan.budget_bytes if options.device is DeviceKind.CPU else 0)
-        self._host = HostArena(plans.host_bytes)
-        self._weights_at: Mapping[str, int] = {}
-        """By tile, the host offset of those that are loaded."""
-        self.warnings = (*plans.prompts.model.warnings, *weight_warnings(self._load(plans.prompts), options.plan.dtype))
+    def __init__(self, plans: PlannedSet, options: RunOptions, weights: LoadedWeights) -> None:
+        """Loads the weights that are not there. Raises DoesNotFit where the host has too little memory, WeightError."""
+        self.plans, self._options, self._weights = plans, options, weights
+        weights.grow_to(plans.host_bytes)
+        self._load(plans.prompts)
+        self.warnings = (*plans.prompts.model.warnings, *weight_warnings(weights.not_finite, options.plan.dtype))
         self.figures = GenerationFigures()
 
     def tokens(
@@ -149,20 +189,10 @@ class Generation:
         return phase, logits
 
     def _ready(self, phase: PlannedPhase, after: _Ready | None) -> _Ready:
-        return _Ready(phase, self._host, self.plans.machine, self._options, None if after is None else after.device)
+        return _Ready(phase, self._weights.host, self.plans.machine, self._options, None if after is None else after.device)
 
-    def _load(self, phase: PlannedPhase) -> tuple[NotFiniteWeight, ...]:
-        """Weights to where the phase has them: as a rule they are there."""
-        memgraph, model = phase.planned.memgraph, phase.model
-        tensors = memgraph.graph.tensors
-        residencies = [memgraph.residencies[r] for r in memgraph.start]
-        on_host = [r for r in residencies if r.place.kind is PlaceKind.HOST and tensors[r.tensor].kind is Kind.WEIGHT]
-        weights_at = {tensors[r.tensor].name: int(r.extents[0].offset) for r in on_host}
-        if weights_at == self._weights_at:
-            return ()
-        assert model.resolved is not None, "a model without weights can be planned, not run"
-        self._weights_at = weights_at
-        return fill(phase.planned.graph, model.resolved, host_copies(memgraph, self._host), self._loading)
+    def _load(self, phase: PlannedPhase) -> None:
+        self._weights.load(phase.model, phase.planned.memgraph)
 
 
 def _first_inputs(prompts: Sequence[Sequence[int]], longest: int) -> dict[str, NDArray[np.int64]]:

@@ -1,23 +1,26 @@
 """Which outputs a run computes, and what those that are logits say about the run's text.
 
-In: a Model with its token lists before the run; the output tensors after it. Out: names of outputs; TextFigures.
+In: a Model with its token lists before the run; the output tensors after it. Out: names of outputs; TextFigures, by arithmetic in fp64.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
+from einpage.checkpoints.text.tokenizer import Tokenizer
 from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.load.inputs import TOKENS
 from einpage.exec.planning.model import Model, logits_axes
 from einpage.exec.run.choose import RunOptions
-from einpage.exec.run.logits import TopToken, last_logits, mean_nll, top_tokens
 from einpage.exec.system.finite import number_counts
 
+TopToken: TypeAlias = tuple[int, str | None, float]
+"""(id, text where there is a tokenizer, logit)"""
 TOP = 5
 """How many next tokens are reported for each sequence."""
 
@@ -99,3 +102,27 @@ def output_warnings(found: Mapping[str, torch.Tensor], text: TextFigures, search
             yield f"output {name}: {counts.text()}{cure}"
     if text.perplexity is not None and not math.isfinite(text.perplexity.perplexity):
         yield f"the perplexity is {text.perplexity.perplexity}, which says nothing of the model"
+
+
+def top_tokens(logits: torch.Tensor, count: int, tokenizer: Tokenizer | None) -> list[TopToken]:
+    """The `count` best of `logits` [v] , best first; the lower id first among equals."""
+    values, order = torch.sort(logits.double(), descending=True, stable=True)
+    best = zip(order[:count].tolist(), values[:count].tolist(), strict=True)
+    return [(token, tokenizer.token_text(token) if tokenizer else None, value) for token, value in best]
+
+
+def mean_nll(logits: torch.Tensor, tokens: Sequence[int]) -> float:
+    """Mean negative log-likelihood, in nats, of each of `tokens` but the first, given those before it. `logits` [s, v], s ≥ len(tokens)."""
+    n = len(tokens) - 1
+    total = 0.0
+    for i in range(n):
+        row = logits[i].double()
+        total += float(torch.logsumexp(row, 0) - row[tokens[i + 1]])
+    return total / n
+
+
+def last_logits(logits: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    """[b, v] from `logits` [b, v] as they are, or from [b, s, v] at each sequence's last position."""
+    if logits.dim() == 2:
+        return logits
+    return torch.stack([logits[b, n - 1] for b, n in enumerate(lengths)])

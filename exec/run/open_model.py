@@ -1,0 +1,207 @@
+"""A model held open: its weights are loaded once, and it answers as often as it is asked.
+
+In: where a model is, and how it is to be run. Out: outputs for tokens, text for prompts. What was planned is kept: a plan set serves all
+prompts up to its own length, so lengths are rounded up to powers of two and texts to the end of a bucket. All plans cut the weights alike,
+and so have them at the same host offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any
+
+from numpy.typing import NDArray
+
+from einpage.checkpoints.text.tokenizer import Tokenizer
+from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.base.errors import UsageError
+from einpage.exec.device.arena import host_copies
+from einpage.exec.device.arena import outputs as results
+from einpage.exec.dispatch.progress import SILENT
+from einpage.exec.load.inputs import TokenLists, bind_inputs, plain, token_lists
+from einpage.exec.planning.judged_plan import MachineSource, Planned, compacted, plan_program
+from einpage.exec.planning.model import Model, refuse_lacking_sizes
+from einpage.exec.planning.plan_set import SIZES, PlannedSet, weight_pieces
+from einpage.exec.planning.text_lengths import LEAST_POSITIONS, TextLengths
+from einpage.exec.run.choose import RunOptions, make_device
+from einpage.exec.run.continuation import Continuation
+from einpage.exec.run.generation import Generation, GenerationFigures, LoadedWeights, plan_generation
+from einpage.exec.run.outputs import wanted_outputs
+from einpage.exec.run.prepared import fill_inputs, run_passes
+from einpage.exec.run.sampling import Sampling
+from einpage.memplan.errors import DoesNotFit
+from einpage.memplan.machine.machine import Machine
+
+LEAST_LENGTH = 16
+"""Tokens of a prompt for which plans are made at least."""
+
+
+@dataclass(slots=True, eq=False)
+class OpenModel:
+    """To be closed, or used in a `with`."""
+
+    spec: str
+    model_at: Callable[[Mapping[str, int], TokenLists | None], Model]
+    """The model at given sizes, or those that token lists imply."""
+    machine: Machine | MachineSource
+    options: RunOptions
+    tokenizer: Tokenizer | None
+    ends: frozenset[int]
+    """Ids after which the model says no more."""
+    figures: GenerationFigures | None = None
+    """Of the last generation."""
+    warnings: tuple[str, ...] = ()
+    """About the checkpoint and its weights."""
+    finish: str = ""
+    """Why the last text ended: `end`, `stop` or `length`."""
+    _weights: LoadedWeights | None = None
+    _pieces: Mapping[Letter, int] | None = None
+    """Of the letters of weights, since the first plan."""
+    _sets: list[PlannedSet] = field(default_factory=list)
+    _passes: dict[tuple[int, int, tuple[str, ...]], Planned] = field(default_factory=dict)
+    _is_closed: bool = False
+
+    def __enter__(self) -> OpenModel:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let weights and plans go; the model is of no use afterwards."""
+        self._is_closed, self._weights = True, None
+        self._sets, self._passes = [], {}
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_new: int = 64,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int = 0,
+        stop: str | Sequence[str] = (),
+    ) -> Generator[str, None, None]:
+        """The text after `prompt`, a text or token ids, in pieces as they come. With `temperature` 0 the best token each time.
+
+        Raises UsageError for a model that does not generate or has no tokenizer, and for numbers that mean nothing; DoesNotFit; NodeError.
+        """
+        self._refuse_closed()
+        tokenizer = self._tokenizer()
+        sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+        stops = [stop] if isinstance(stop, str) else list(stop)
+        if "" in stops:
+            raise UsageError("stop is empty: every text would end before it begins")
+        ids = self._ids(prompt)
+        continuation = Continuation(prompt if isinstance(prompt, str) else "", ids, tokenizer, self.ends, stops)
+        with closing(self.tokens(ids, max_new=max_new, sampling=sampling)) as found:
+            for token in found:
+                yield continuation.add(token)
+                if continuation.ended:
+                    break
+        yield continuation.rest()
+        self.finish = continuation.finish
+
+    def tokens(self, prompt: Sequence[int], *, max_new: int, sampling: Sampling) -> Generator[int, None, None]:
+        """The ids after those of `prompt`, as they come; the model's end tokens among them."""
+        self._refuse_closed()
+        refuse_lacking_sizes(self.spec, SIZES)
+        TextLengths.of([prompt], max_new).refuse_none()
+        plans = self._plans_for(tuple(prompt), max_new)
+        generation = Generation(plans, self._plan_options(), self._held())
+        self.figures, self.warnings = generation.figures, generation.warnings
+        with closing(generation.tokens([prompt], max_new, sampling)) as passes:
+            self.figures = generation.figures
+            for (token,) in passes:
+                self.figures = generation.figures
+                yield token
+
+    def prefill(self, tokens: str | Sequence[int] | Sequence[Sequence[int]], outputs: Sequence[str] = ()) -> dict[str, NDArray[Any]]:
+        """Outputs of the spec (the first, if none is named) for one text or several: arrays by name, in the declared shapes.
+
+        Raises InputError for ids that the model does not have, UsageError, DoesNotFit, NodeError.
+        """
+        self._refuse_closed()
+        given = token_lists([self._ids(tokens)] if isinstance(tokens, str) else plain(tokens), "tokens")
+        model = self.model_at({}, given)
+        options = replace(self.options, plan=replace(self.options.plan, outputs=tuple(outputs)))
+        request = replace(options.plan, outputs=wanted_outputs(model, options)).in_pieces(self._pieces or {})
+        arrays = bind_inputs(model.program, given, {})
+        key = (len(given.lists), given.longest, request.outputs)
+        if key not in self._passes:
+            self._passes[key] = compacted(plan_program(model.program, self.machine, request))
+            self.machine = self._passes[key].machine
+        planned, held = self._passes[key], self._held()
+        if self._pieces is None:
+            self._pieces = weight_pieces(model, planned)
+        held.grow_to(planned.memgraph.host_bytes)
+        held.load(model, planned.memgraph)
+        memgraph = planned.memgraph
+        fill_inputs(planned.graph.tensors, arrays, host_copies(memgraph, held.host))
+        device = make_device(options.device, memgraph, held.host, planned.machine, options.kernels, poison=options.poison)
+        try:
+            list(run_passes(memgraph, device, options, options.dispatch, SILENT))
+        finally:
+            device.close()
+        return {name: tensor.float().numpy() for name, tensor in results(memgraph, held.host).items()}
+
+    def _held(self) -> LoadedWeights:
+        if self._weights is None:
+            self._weights = LoadedWeights(self.options)
+        return self._weights
+
+    def _plan_options(self) -> RunOptions:
+        return replace(self.options, plan=self.options.plan.in_pieces(self._pieces or {}))
+
+    def _plans_for(self, ids: tuple[int, ...], max_new: int) -> PlannedSet:
+        """Plans for a prompt: those that serve it already, or new ones, for longer prompts and texts too where the model has positions."""
+        for plans in self._sets:
+            if plans.texts.longest < 2 * max(LEAST_LENGTH, len(ids)) and plans.texts.lacks([len(ids)], max_new) is None:
+                return plans
+        given = TokenLists((ids,), "the prompt")
+        longest = max(LEAST_LENGTH, 1 << (len(ids) - 1).bit_length())
+        positions = -(-(longest + max_new) // LEAST_POSITIONS) * LEAST_POSITIONS
+        exact = TextLengths(1, len(ids), len(ids), max_new)
+        try:
+            plans = self._planned(given, TextLengths(1, longest, 1, positions - longest + 1))
+        except UsageError:  # so many positions the model has not
+            plans = self._planned(given, exact)
+        self.machine = plans.machine
+        if self._pieces is None:
+            self._pieces = weight_pieces(plans.prompts.model, plans.prompts.planned)
+        self._sets.append(plans)
+        return plans
+
+    def _planned(self, prompts: TokenLists, texts: TextLengths) -> PlannedSet:
+        """In the pieces of the weights that are loaded, where texts fit in these."""
+        try:
+            return plan_generation(self._sized, self.machine, self._plan_options(), prompts, texts)
+        except DoesNotFit:
+            if self._pieces is None:
+                raise
+        return plan_generation(self._sized, self.machine, self.options, prompts, texts)
+
+    def _sized(self, sizes: Mapping[str, int]) -> Model:
+        return self.model_at(sizes, None)
+
+    def _ids(self, prompt: str | Sequence[int]) -> list[int]:
+        if not isinstance(prompt, str):
+            return [int(token) for token in prompt]
+        tokenizer = self._tokenizer()
+        ids = tokenizer.encode(prompt)
+        return ids[: len(ids) - len(tokenizer.suffix)]
+
+    def _tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise UsageError("the checkpoint has no tokenizer: give token ids, to `prefill` or `tokens`")
+        return self.tokenizer
+
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise UsageError("the model is closed")
