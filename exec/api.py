@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from einpage.checkpoints.match.resolve import open_weights
 from einpage.checkpoints.text.tokenizer import TokenizerError, end_tokens, load_tokenizer
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import RUN_DTYPES
@@ -210,10 +211,10 @@ def open(
         tokenizer, ends = load_tokenizer(where), end_tokens(where)
     except TokenizerError:
         tokenizer, ends = None, frozenset[int]()
-    settings = dict(set or {})
+    settings, checkpoint = dict(set or {}), open_weights(where)
     return OpenModel(
         spec=str(name),
-        model_at=lambda sizes, tokens: open_model(name, {**settings, **sizes}, where, tokens, tokenizer),
+        model_at=lambda sizes, tokens: open_model(name, {**settings, **sizes}, checkpoint, tokens, tokenizer),
         machine=(lambda: measured_machine(kind)) if machine is None else _machine_named(machine),
         options=RunOptions(request, dispatch=dispatch_of(asked, False), device=kind, kernels=kernels_for("auto", kind)),
         tokenizer=tokenizer,

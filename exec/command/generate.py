@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from time import perf_counter
 
+from einpage.checkpoints.match.resolve import open_weights
 from einpage.checkpoints.text.tokenizer import CURE, TokenizerError, end_tokens, load_tokenizer
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
@@ -74,10 +75,12 @@ def generate_command(a: argparse.Namespace) -> int:
     prompts = encode_prompts(tokenizer, texts)
     prompts = replace(prompts, lists=tuple(row[: len(row) - len(tokenizer.suffix)] for row in prompts.lists))
 
+    checkpoint = open_weights(a.weights)
+
     def model_at(sizes: Mapping[str, int]) -> Model:
         for name in sizes.keys() & settings.keys():
             raise UsageError(f"--set {name}: generate sets it")
-        return open_model(spec, {**settings, **sizes}, a.weights, None, tokenizer)
+        return open_model(spec, {**settings, **sizes}, checkpoint, None, tokenizer)
 
     ends = end_tokens(a.weights)
     answers = [Continuation(text, ids, tokenizer, ends, a.stop) for text, ids in zip(texts, prompts.lists, strict=True)]

@@ -14,6 +14,7 @@ from pathlib import Path
 from time import perf_counter
 
 from einpage.checkpoints.files.checkpoint import folded
+from einpage.checkpoints.match.resolve import open_weights
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.files import checksum, refuse_overwriting, refuse_unwritable, write_each
@@ -95,7 +96,8 @@ def _plan_set_command(a: argparse.Namespace, began: float) -> int:
         raise UsageError("nothing to plan: give a SPEC that has `state:`, as specs/llama.yaml")
     request = request_of(a, parse_bytes(a.budget, "--budget"))
     machine, settings = load_machine(a.machine or "cpu", h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes), settings_of(a.set)
-    first = open_model(a.spec, settings, a.weights)
+    checkpoint = open_weights(a.weights) if a.weights else None
+    first = open_model(a.spec, settings, checkpoint)
     sizes, rest = first.program.sizes, {name: value for name, value in settings.items() if name not in GENERATION_SIZES}
     if len(rest) + len({"batch", "seq"} & settings.keys()) < len(settings):
         raise UsageError("--set past and --set room: --generate sets them; leave out")
@@ -105,7 +107,7 @@ def _plan_set_command(a: argparse.Namespace, began: float) -> int:
     texts = TextLengths(int(sizes.get("batch", 1)), prompt, 1 if sizes.get("batch", 1) == 1 else prompt, a.generate - prompt + 1)
     told = Told()
     with spinner(told.text, quiet=a.json):
-        plans = plan_texts(lambda given: open_model(a.spec, {**rest, **given}, a.weights), machine, request, texts, told.planning)
+        plans = plan_texts(lambda given: open_model(a.spec, {**rest, **given}, checkpoint), machine, request, texts, told.planning)
     plan_s = perf_counter() - began
     write_each(((a.out, lambda path: save_plan_set(path, plans.plan_set, set_recipe(a, plans, rest, machine))),))
     if a.json:

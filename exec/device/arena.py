@@ -10,7 +10,8 @@ spill slot that is never used costs nothing.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from math import prod
 from operator import mul
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import Nbytes, format_bytes
-from einpage.einsum_front.graph.taskgraph import Kind, TensorId
+from einpage.einsum_front.graph.taskgraph import Kind, Tensor, TensorId
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.memplan.graph.memgraph import Extent, MemGraph, Offset, Residency, ResidencyId
 from einpage.memplan.graph.packed import Nodes, Residencies
@@ -152,17 +153,36 @@ def bytes_before_outputs(memgraph: MemGraph) -> Extent:
 def outputs(memgraph: MemGraph, arena: HostArena, names: Collection[str] | None = None) -> dict[str, torch.Tensor]:
     """Every output (those of `names`), put together from its tiles in the host arena after a run: new tensors by output name, in the
     values' shapes. Of a state, rows that no task writes are those of the input of its name."""
+    wanted = [name for name, _ in memgraph.graph.outputs if names is None or name in names]
+    return {name: reader() for name, reader in output_readers(memgraph, arena, wanted).items()}
+
+
+def output_readers(memgraph: MemGraph, arena: HostArena, names: Collection[str]) -> dict[str, Callable[[], torch.Tensor]]:
+    """By name, what puts an output together as `outputs` does: to be called after every pass, its tiles looked up once."""
     graph = memgraph.graph
     tile_by_tensor = _HostViews(memgraph, arena, (*memgraph.start, *memgraph.end))
     shape_by_value = {v.name: v.shape for v in graph.values}
-    found: dict[str, torch.Tensor] = {}
+    name_by_value = {value: name for name, value in graph.outputs if name in names}
+    tiles_by_name: dict[str, list[Tensor]] = {name: [] for name in name_by_value.values()}
+    for tile in graph.tensors:
+        if tile.value in name_by_value:
+            tiles_by_name[name_by_value[tile.value]].append(tile)
+        elif tile.kind is Kind.CONSTANT and tile.value in tiles_by_name:
+            tiles_by_name[tile.value].append(tile)
+    readers: dict[str, Callable[[], torch.Tensor]] = {}
     for name, value in graph.outputs:
-        if names is not None and name not in names:
+        if name not in names:
             continue
-        tiles = [t for t in graph.tensors if t.value == value or (t.value == name and t.kind is Kind.CONSTANT)]
-        whole = torch.empty(shape_by_value[value], dtype=TORCH_DTYPE[tiles[0].dtype])
+        tiles = tiles_by_name[name_by_value[value]]
         for tile in tiles:
             assert tile.id in tile_by_tensor, f"output {tile.name} is not on the host at the end"
-            whole[tile.box.slices] = tile_by_tensor[tile.id]
-        found[name] = whole
-    return found
+        parts = [(tile.box.slices, tile_by_tensor[tile.id]) for tile in tiles]
+        readers[name] = partial(_assembled, shape_by_value[value], parts)
+    return readers
+
+
+def _assembled(shape: tuple[int, ...], parts: Sequence[tuple[tuple[slice, ...], torch.Tensor]]) -> torch.Tensor:
+    whole = torch.empty(shape, dtype=parts[0][1].dtype)
+    for slices, part in parts:
+        whole[slices] = part
+    return whole

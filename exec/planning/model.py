@@ -54,19 +54,19 @@ ModelAt: TypeAlias = Callable[[Mapping[str, int]], Model]
 def open_model(
     spec: str | Path,
     settings: Mapping[str, str | int | float] | None = None,
-    weights: str | None = None,
+    weights: str | Checkpoint | None = None,
     tokens: TokenLists | None = None,
     tokenizer: Tokenizer | None = None,
     request: PlanRequest | None = None,
 ) -> Model:
-    """Read a spec, a file or the name of one that ships, and give every size its value. `weights` as in `--weights`.
+    """Read a spec, a file or the name of one that ships, and give every size its value. `weights` as in `--weights`, or opened already.
 
     Raises SpecError, UsageError, WeightError, InputError: each before anything runs; DoesNotFit where a plan as in `request` is seen not to
     be, before all layers are elaborated.
     """
     document = load_document(spec_path(spec))
     settings = dict(settings or {})
-    checkpoint = open_weights(weights) if weights is not None else None
+    checkpoint = open_weights(weights) if isinstance(weights, str) else weights
     sizes = {entry.name for entry in document.sizes}
     found = spec_settings(document, checkpoint, settings) if checkpoint is not None else {}
     implied = token_sizes(tokens, _whole_numbers(settings)) if tokens is not None else {}
@@ -101,7 +101,7 @@ def spec_for(weights: str) -> str:
     wrong: dict[str, EinpageError] = {}
     for name in spec_names():
         try:
-            model = open_model(SHIPPED / f"{name}.yaml", _least_sizes(name), weights)
+            model = open_model(SHIPPED / f"{name}.yaml", _least_sizes(name), checkpoint)
         except EinpageError as error:
             wrong[name] = error
         else:

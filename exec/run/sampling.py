@@ -56,7 +56,7 @@ class Sampler:
     def next(self, logits: torch.Tensor, ids: Sequence[int]) -> int:
         """An id, after `ids`. Of equal logits the lowest id is best. Raises UsageError for logits that are no numbers."""
         s, x = self.sampling, logits.double().cpu()
-        if x.isnan().any() or x.max().isinf():
+        if not isfinite(float(x.max())):  # the largest of numbers among which is a NaN is NaN
             cure = "`einpage run … --find-nan` names the task that they come from"
             raise UsageError(f"the logits after {len(ids)} tokens hold NaN or inf, so there is no next token; {cure}")
         if s.repetition_penalty != 1.0 and ids:
