@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -17,18 +18,19 @@ from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.elaborate.reference import evaluate
 from einpage.einsum_front.graph.taskgraph import Kind
 from einpage.exec.cli import main
+from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.progress import Hooks
 from einpage.exec.load.fill import read_weights
 from einpage.exec.load.inputs import TokenLists
 from einpage.exec.planning import plan_set, text_lengths
 from einpage.exec.planning.judged_plan import MachineSource
 from einpage.exec.planning.model import Model, ModelAt, open_model
-from einpage.exec.planning.plan_set import PlannedSet
+from einpage.exec.planning.plan_set import PlannedSet, plan_texts
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.text_lengths import TextLengths
 from einpage.exec.run import generation
 from einpage.exec.run.choose import Dispatch, RunOptions
-from einpage.exec.run.generation import Generation, GenerationFigures, LoadedWeights, plan_generation
+from einpage.exec.run.generation import Conversation, Generation, GenerationFigures, LoadedWeights, plan_generation
 from einpage.exec.run.sampling import Sampling
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.simulate import all_moved_bytes
@@ -39,6 +41,7 @@ from specs_small import SPECS
 
 SIZES = {"vocab": 160, "model": 48, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 128}
 GREEDY = Sampling()
+OPTIONS = RunOptions(PlanRequest(1 << 20), dispatch=Dispatch.SERIAL, poison=True)
 CPU = load_machine("cpu")
 RAGGED = ((5, 17, 3), (1,), (90, 2, 2, 7, 61, 33, 8))
 
@@ -133,9 +136,50 @@ def test_weights_are_loaded_anew_where_a_plan_has_them_elsewhere() -> None:
 
         with patch.object(PlanRequest, "in_pieces", in_other_pieces):
             opening = opened(RAGGED, 4)
-    assert opening.plans.prompts.planned.graph.split != opening.plans.buckets[0].planned.graph.split == ()
+    assert opening.plans.first.planned.graph.split != opening.plans.buckets[0].planned.graph.split == ()
     for _ in range(2):
         assert [tuple(ids) for ids in generated(opening)] == [expected(prompt, 4) for prompt in RAGGED]
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 4, 7, 16])
+@pytest.mark.parametrize("length", [1, 4, 11, 17])
+def test_prompts_that_are_read_in_chunks_say_the_same(chunk: int, length: int) -> None:
+    """Two of one length; chunks that end in the middle of a bucket, before its end and behind it; a rest that is read token by token."""
+    prompts = [tuple(range(1, length + 1)), tuple(range(40, 40 + length))]
+    texts = replace(TextLengths.of(prompts, 5), chunk=chunk)
+    with patch.object(text_lengths, "LEAST_POSITIONS", 4), patch.object(text_lengths, "READ_POSITIONS", 4):
+        plans = plan_texts(model_at, CPU, PlanRequest(1 << 20), texts)
+        opening = Opened(Generation(plans, OPTIONS, LoadedWeights(OPTIONS)), prompts, 5)
+        assert [tuple(ids) for ids in generated(opening)] == [expected(prompt, 5) for prompt in prompts]
+        without = range(max(1, texts.positions - chunk + 1), texts.positions)
+        assert all(plans.read_at(at) is None for at in without)
+
+
+def test_a_prompt_that_does_not_fit_at_once_is_read_in_chunks() -> None:
+    prompt = tuple(n % 150 for n in range(120))
+    with patch.object(text_lengths, "CHUNKS", (64, 16, 4)):
+        opening = opened([prompt], 3, 40 << 10)
+        assert opening.plans.texts.chunk in (16, 4)
+        assert generated(opening) == [list(expected(prompt, 3))]
+    with pytest.raises(DoesNotFit, match=r"wants .* bytes on the device"), patch.object(text_lengths, "CHUNKS", ()):
+        opened([prompt], 3, 40 << 10)
+
+
+def test_a_conversation_reads_what_is_new_and_may_go_back() -> None:
+    """Turns after turns on one cache; then other tokens from some position on."""
+    texts = TextLengths(1, 60, 1, 2, chunk=8)
+    generation = Generation(plan_texts(model_at, CPU, PlanRequest(1 << 20), texts), OPTIONS, LoadedWeights(OPTIONS))
+    conversation = Conversation(generation)
+    text: tuple[int, ...] = (5, 17, 3)
+    for new in ((9, 9, 9, 120, 4, 7, 8, 8, 1, 1, 1), (2,), (30, 31, 32)):
+        said = [ids[0] for ids in conversation.tokens([text], 4, GREEDY)]
+        assert tuple(said) == expected(text, 4)
+        assert conversation.lengths == [len(text) + 3], "the last token is not read yet"
+        text = (*text, *said, *new)
+    conversation.lengths = [6]
+    back = (*text[:6], 77, 78)
+    assert tuple(ids[0] for ids in conversation.tokens([back], 3, GREEDY)) == expected(back, 3)
+    conversation.close()
 
 
 def test_one_token_needs_one_plan() -> None:
@@ -161,14 +205,14 @@ def test_states_lie_where_the_reference_has_them() -> None:
     prompt = RAGGED[2]
     opening = opened([prompt], 5)
     kept: list[dict[str, torch.Tensor]] = []
-    step = opening.generation._step
+    run = generation._Ready.run
 
-    def watched(phase: generation._Ready, ids: Sequence[Sequence[int]], hooks: Hooks) -> tuple[generation._Ready, torch.Tensor]:
-        after, logits = step(phase, ids, hooks)
-        kept.append(after.states())
-        return after, logits
+    def watched(phase: generation._Ready, arrays: Mapping[str, Any], hooks: Hooks) -> tuple[torch.Tensor, Measured]:
+        found = run(phase, arrays, hooks)
+        kept.append(phase.states())
+        return found
 
-    with patch.object(opening.generation, "_step", watched):
+    with patch.object(generation._Ready, "run", watched):
         (ids,) = generated(opening)
     text = [*prompt, *ids[:-1]]
     model = model_at({"batch": 1, "seq": len(text), "past": 0, "room": 0})
@@ -176,7 +220,7 @@ def test_states_lie_where_the_reference_has_them() -> None:
     program = model.program.with_states_as_outputs()
     names = [state.name for state in program.states]
     whole = evaluate(program, {"tokens": torch.tensor([text])}, read_weights(model.resolved, model.program), torch.float64, names)
-    assert len(kept) == 4 and len(names) == 4
+    assert len(kept) == 5 and len(names) == 4
     for name in names:
         torch.testing.assert_close(kept[-1][name][:, : len(text)].double(), whole[name], rtol=1e-4, atol=1e-5)
         assert not kept[-1][name][:, len(text) :].any(), "rows beyond the text are as they were"

@@ -48,6 +48,7 @@ CASES = (
     ),
     ("plan", "generating.yaml", *SMALL, "--generate", "9", "--set", "seq=3", "--out", "out.json"),
     ("generate", "generating.yaml", "--plan", "set.json", *SMALL[2:], "--weights", "m", "--prompt", "hell", "--max-new", "3"),
+    ("chat", "generating.yaml", *SMALL, "--device", "cpu", "--weights", "c", "--positions", "128", "--max-new", "2"),
     ("verify", "plan.json", "--graph", "trace.json"),
     ("verify", "set.json", "--spec", "generating.yaml"),
     ("pack", "buffers.csv", "--capacity", "1KiB", "--seconds", "1"),
@@ -156,6 +157,8 @@ VALUES: Mapping[str, Sequence[str]] = {
     "--plan-steps": ("0", "1", "50", "-1", "1e3", "x"),
     "--generate": ("9", "5", "4", "1", "0", "-1", "9" * 30, "x", "1e3"),
     "--plan": ("set.json", "plan.json", "no.json", "", ".", "spec.yaml"),
+    "--system": ("be brief", "", "é", "\udcff", "x" * 5000),
+    "--positions": ("128", "200", "127", "0", "-1", "9" * 30, "x", "1e3"),
     "--max-new": ("1", "2", "5", "0", "-1", "9" * 30, "x", "1.5"),
     "--temperature": ("0", "0.5", "1", "-1", "nan", "inf", "1e-300", "1e300", "x"),
     "--top-k": ("0", "1", "40", "-1", "9" * 30, "x"),
@@ -214,6 +217,8 @@ def files() -> Mapping[str, bytes]:
         "buffers.csv": b"id,lower,upper,size\na,0,3,10\nb,1,4,20\nc,3,9,30\n",
         "set.json": planned_set(),
         **small_language(),
+        **{name.replace("m/", "c/"): content for name, content in small_language().items()},
+        "c/tokenizer_config.json": json.dumps({"chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}).encode(),
         "folder/kept": b"",
     }
 

@@ -6,7 +6,8 @@ import json
 from math import inf
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -61,6 +62,19 @@ def test_a_search_is_never_worse_and_always_right(graph: TaskGraph, machine: Mac
     assert memgraph_text(plan(graph, machine, budget, options, again)) == memgraph_text(better)
     assert (again.steps, again.ended) == (pace.steps, pace.ended)
     assert all(graph.tensors[better.residencies[r].tensor].kind in HOST_AT_START for r in better.start)
+
+
+def test_nothing_slower_than_it_began_with_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little it moves, and however little slower it is."""
+    figures = {"start": (1.0, 100), "a little slower": (1.001, 10), "as fast": (1.0, 50), "faster": (0.9995, 60)}
+    monkeypatch.setattr(search, "simulate", lambda memgraph, machine: SimpleNamespace(makespan_s=figures[memgraph][0]))
+    monkeypatch.setattr(search, "all_moved_bytes", lambda memgraph: figures[memgraph][1])
+    front = search._Front(a_machine(), cast(MemGraph, "start"))
+    chosen = []
+    for name in ("a little slower", "as fast", "faster"):
+        front.add(SearchResult(cast(MemGraph, name)))
+        chosen.append(front.best.memgraph)
+    assert chosen == ["start", "as fast", "as fast"], "of those hardly slower than the fastest, the one that moves least"
 
 
 def test_more_steps_are_never_worse(monkeypatch: pytest.MonkeyPatch) -> None:

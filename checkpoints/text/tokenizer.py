@@ -53,6 +53,11 @@ class Tokenizer:
         ids: list[int] = _called(lambda: self.backend.encode(text).ids, "the tokenizer cannot encode the text")
         return [*self.prefix, *ids, *self.suffix]
 
+    def encode_rendered(self, text: str) -> list[int]:
+        """The ids of what a chat template has made: it has the tokens around it already. Raises TokenizerError as encode."""
+        ids: list[int] = _called(lambda: self.backend.encode(text, add_special_tokens=False).ids, "the tokenizer cannot encode the text")
+        return ids
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens shown; bytes that are no whole character become U+FFFD."""
         return _called(lambda: str(self.backend.decode(list(ids), skip_special_tokens=False)), "the tokenizer cannot decode token ids")

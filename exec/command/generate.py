@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 
 from einpage.checkpoints.match.resolve import open_weights
+from einpage.checkpoints.text.chat_template import Message, load_template
 from einpage.checkpoints.text.tokenizer import CURE, TokenizerError, end_tokens, load_tokenizer
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
@@ -22,13 +23,13 @@ from einpage.exec.command.options import prompt_texts, request_of, settings_of
 from einpage.exec.command.plan import Told
 from einpage.exec.command.run import budget_of, device_of, machine_of, progress_bars, spec_of, stuck, thread_warnings
 from einpage.exec.dispatch.progress import Hooks
-from einpage.exec.load.inputs import encode_prompts, refuse_surrogates
+from einpage.exec.load.inputs import TokenLists, encode_prompts, refuse_surrogates
 from einpage.exec.planning.model import Model, open_model, refuse_lacking_sizes
 from einpage.exec.planning.plan_set import SIZES, PlannedSet, replayed
 from einpage.exec.planning.text_lengths import TextLengths
 from einpage.exec.run.choose import RunOptions, dispatch_of, kernels_for
 from einpage.exec.run.continuation import Continuation
-from einpage.exec.run.generation import Generation, GenerationFigures, LoadedWeights, plan_generation
+from einpage.exec.run.generation import Conversation, Generation, GenerationFigures, LoadedWeights, plan_generation
 from einpage.exec.run.sampling import Sampling
 from einpage.exec.system.interrupt import INTERRUPTED
 from einpage.memplan.graph.memgraph import PlanSet
@@ -47,19 +48,10 @@ def generate_command(a: argparse.Namespace) -> int:
         raise UsageError("generate needs --weights: a checkpoint's path")
     if not a.prompt:
         raise UsageError("generate needs a --prompt: a text, @FILE, or - for stdin")
-    if a.greedy and a.temperature is not None:
-        raise UsageError("--greedy and --temperature exclude each other")
-    if a.greedy and (a.top_k or a.top_p != 1.0 or a.min_p or a.seed):
-        raise UsageError("--greedy takes the best token: --top-k, --top-p, --min-p and --seed have no effect beside it; leave them out")
-    if "" in a.stop:
-        raise UsageError("--stop is empty: every text would end before it begins; write a text, or leave it out")
-    for stop in a.stop:
-        refuse_surrogates(stop, "--stop")
+    sampling = sampling_of(a)
     spec = spec_of(a)
     refuse_lacking_sizes(spec, SIZES)
     chosen = device_of(a)
-    temperature = 0.0 if a.greedy else DEFAULT_TEMPERATURE if a.temperature is None else a.temperature
-    sampling = Sampling(temperature, a.top_k, a.top_p, a.min_p, a.repetition_penalty, a.seed)
     options = RunOptions(
         plan=request_of(a, budget_of(a, chosen.kind)),
         dispatch=dispatch_of(a.dispatch, False),
@@ -95,7 +87,7 @@ def generate_command(a: argparse.Namespace) -> int:
             machine = machine if isinstance(machine, Machine) else machine()
             plans = replayed(saved.plans, saved.texts, model_at, machine, options.plan)
         plan_s = perf_counter() - began
-        shown.planned(plans.prompts.planned)
+        shown.planned(plans.first.planned)
         generation = Generation(plans, options, LoadedWeights(options, shown.loading))
         warnings = [*generation.warnings, *warnings]
     for warning in warnings if not a.json else ():
@@ -124,6 +116,20 @@ def generate_command(a: argparse.Namespace) -> int:
     return status
 
 
+def sampling_of(a: argparse.Namespace) -> Sampling:
+    """How the next token is chosen. Raises UsageError for options that exclude each other, and stop strings that are none."""
+    if a.greedy and a.temperature is not None:
+        raise UsageError("--greedy and --temperature exclude each other")
+    if a.greedy and (a.top_k or a.top_p != 1.0 or a.min_p or a.seed):
+        raise UsageError("--greedy takes the best token: --top-k, --top-p, --min-p and --seed have no effect beside it; leave them out")
+    if "" in a.stop:
+        raise UsageError("--stop is empty: every text would end before it begins; write a text, or leave it out")
+    for stop in a.stop:
+        refuse_surrogates(stop, "--stop")
+    temperature = 0.0 if a.greedy else DEFAULT_TEMPERATURE if a.temperature is None else a.temperature
+    return Sampling(temperature, a.top_k, a.top_p, a.min_p, a.repetition_penalty, a.seed)
+
+
 def saved_plans(a: argparse.Namespace) -> SavedTexts:
     """The plan set of --plan, whose recipe gives `a` its budget, dtype and settings. Raises UsageError for options that it decides."""
     decided = {"--budget": a.budget, "--dtype": a.dtype, "--set": a.set, "--split": a.split, "--no-fuse": a.no_fuse}
@@ -134,7 +140,7 @@ def saved_plans(a: argparse.Namespace) -> SavedTexts:
     saved = load_plan_set(a.plan)
     recipe = saved.recipe
     with of_recipe(a.plan):
-        texts = TextLengths(**{name: _whole(recipe["texts"][name]) for name in ("batch", "longest", "shortest", "max_new")})
+        texts = TextLengths(**{name: _whole(recipe["texts"][name]) for name in ("batch", "longest", "shortest", "max_new", "chunk")})
         a.dtype, a.budget = DType(recipe["dtype"]).value, str(_whole(recipe["budget_bytes"]))
         a.set = [f"{name}={value}" for name, value in recipe["settings"].items()]
         a.no_fuse = ",".join(map(str, recipe["no_fuse"])) or None
@@ -197,3 +203,101 @@ def rendered(figures: GenerationFigures, plans: PlannedSet, plan_s: float, answe
     lines.append(f"plans       {len(plans.plan_set.phases)}, each and all together judged right, made or read in {format_seconds(plan_s)}")
     lines.append(f"memory      arena {format_bytes(budget_bytes)}, host {format_bytes(plans.host_bytes)}")
     return "\n".join(lines)
+
+
+CHUNK = 64
+"""Tokens of a pass in which chat reads what is new."""
+
+
+def chat_command(a: argparse.Namespace) -> int:
+    """The `chat` command: a line of stdin is a turn. Raises the errors of every stage; returns 0, or 130 where it was interrupted."""
+    if not a.weights:
+        raise UsageError("chat needs --weights: a checkpoint's path")
+    if a.positions < 2 * CHUNK:
+        raise UsageError(f"--positions {a.positions} is not at least {2 * CHUNK}")
+    sampling, warnings = sampling_of(a), thread_warnings(a.threads)
+    spec = spec_of(a)
+    refuse_lacking_sizes(spec, SIZES)
+    chosen, settings, told = device_of(a), settings_of(a.set), Told()
+    options = RunOptions(
+        plan=request_of(a, budget_of(a, chosen.kind)),
+        dispatch=dispatch_of(a.dispatch, False),
+        device=chosen.kind,
+        kernels=kernels_for(a.kernels, chosen.kind),
+    )
+    tokenizer, template, ends, checkpoint = (
+        load_tokenizer(a.weights),
+        load_template(a.weights),
+        end_tokens(a.weights),
+        open_weights(a.weights),
+    )
+    messages: list[Message] = [{"role": "system", "content": a.system}] if a.system else []
+    template.render([*messages, {"role": "user", "content": ""}])
+
+    def model_at(sizes: Mapping[str, int]) -> Model:
+        for name in sizes.keys() & settings.keys():
+            raise UsageError(f"--set {name}: chat sets it")
+        return open_model(spec, {**settings, **sizes}, checkpoint, None, tokenizer)
+
+    texts = TextLengths(1, a.positions - 1, 1, 2, CHUNK)
+    with progress_bars(chosen.why, told.text, quiet=a.json) as shown:
+        machine = shown.without_spinner(machine_of(a, chosen.kind))
+        began = perf_counter()
+        plans = plan_generation(model_at, machine, options, TokenLists(((0,),), "the first turn"), texts, told.planning)
+        plan_s = perf_counter() - began
+        shown.planned(plans.first.planned)
+        generation = Generation(plans, options, LoadedWeights(options, shown.loading))
+    for warning in () if a.json else (*generation.warnings, *warnings):
+        print(f"warning: {warning}", file=sys.stderr)
+    conversation, read = Conversation(generation, Hooks(stuck=stuck)), list[int]()
+    for line in _turns():
+        messages.append({"role": "user", "content": line})
+        ids = tokenizer.encode_rendered(template.render(messages))
+        left = a.positions + 1 - len(ids)
+        if left < 1:
+            conversation.close()
+            raise UsageError(f"the dialogue has {len(ids)} tokens, and positions run out at {a.positions}: begin anew, or say --positions")
+        conversation.go_back(
+            next((n for n, (old, new) in enumerate(zip(read, ids, strict=False)) if old != new), min(len(read), len(ids) - 1))
+        )
+        answer = Continuation(line, ids, tokenizer, ends, a.stop)
+        try:
+            for said in spoken(conversation.tokens([ids], min(a.max_new, left), sampling), [answer]):
+                if not a.json:
+                    sys.stdout.write(said)
+                    sys.stdout.flush()
+            read = [*ids, *answer.tokens][: conversation.lengths[0]]
+        except KeyboardInterrupt:
+            answer.finish = "interrupted"
+            conversation.close()
+            read = []
+        messages.append({"role": "assistant", "content": answer.text})
+        if a.json:
+            figures = figures_of(generation.figures, plans, plan_s)
+            print(json.dumps({**answer.facts(), **figures, "positions_left": left - len(answer.tokens), "warnings": warnings}), flush=True)
+        else:
+            print(flush=True)
+            if answer.finish == "length" and min(a.max_new, left) == left:
+                print("einpage: positions have run out; say --positions for more", file=sys.stderr)
+        if answer.finish == "interrupted" and not sys.stdin.isatty():
+            return INTERRUPTED
+    conversation.close()
+    return 0
+
+
+def _turns() -> Iterator[str]:
+    """Lines of stdin that hold something."""
+    if sys.stdin is None:
+        raise UsageError("stdin is closed: chat reads its turns from there, a line each")
+    is_asked = sys.stdin.isatty()
+    while True:
+        if is_asked:
+            print("> ", end="", file=sys.stderr, flush=True)
+        try:
+            line = sys.stdin.readline()
+        except UnicodeDecodeError as error:
+            raise UsageError(f"stdin: not UTF-8: {error.reason}") from error
+        if not line:
+            return
+        if line.strip():
+            yield line.rstrip("\r\n")

@@ -1,4 +1,4 @@
-"""The command line: `einpage show | plan | run | generate | verify | pack | machine`. Arguments in, exit status out.
+"""The command line: `einpage show | plan | run | generate | chat | verify | pack | machine`. Arguments in, exit status out.
 
 0 done, 1 our bug, 2 the user's mistake or a full disk, 3 does not fit, 130 interrupted. With `--json` stdout holds one JSON object (of
 `generate` one a prompt, each on a line) and nothing else; what is for a person's eyes while waiting goes to stderr. `show`, `plan`,
@@ -102,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
         prog="einpage", description="A model as math in YAML, a plan for every byte, a run that replays it."
     )
     commands = root.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_show, _add_plan, _add_run, _add_generate, _add_verify, _add_pack, _add_machine):
+    for add in (_add_show, _add_plan, _add_run, _add_generate, _add_chat, _add_verify, _add_pack, _add_machine):
         add(commands)
     return root
 
@@ -164,7 +164,29 @@ def _add_generate(commands: Commands) -> None:
     _device_arguments(p)
     _prompt_arguments(p)
     p.add_argument("--plan", metavar="FILE", help="replay the plan set of this file, which plan --generate saved")
-    p.add_argument("--max-new", type=int, default=64, metavar="N", help="tokens at most (default: 64)")
+    _sampling_arguments(p, 64)
+    p.set_defaults(
+        command_function=_generate_command, warm=False, policy=Policy.AUTO.value, free_order=False, bounds=Effort.FAST.value,
+        plan_worth=True, outputs=None, passes=None,
+    )  # fmt: skip
+
+
+def _add_chat(commands: Commands) -> None:
+    p = commands.add_parser("chat", help="a dialogue: a line of stdin is a turn")
+    _spec_arguments(p, may_be_absent=True)
+    _plan_arguments(p, budget_required=False)
+    _device_arguments(p)
+    p.add_argument("--system", metavar="TEXT", help="what the dialogue begins with, in the role `system`")
+    p.add_argument("--positions", type=int, default=1024, metavar="N", help="of the whole dialogue (default: 1024)")
+    _sampling_arguments(p, 256)
+    p.set_defaults(
+        command_function=_chat_command, warm=False, policy=Policy.AUTO.value, free_order=False, bounds=Effort.FAST.value,
+        plan_worth=True, outputs=None, passes=None,
+    )  # fmt: skip
+
+
+def _sampling_arguments(p: argparse.ArgumentParser, max_new: int) -> None:
+    p.add_argument("--max-new", type=int, default=max_new, metavar="N", help="tokens at most (default: %(default)s)")
     p.add_argument("--greedy", action="store_true", help="the best token each time")
     p.add_argument("--temperature", type=float, metavar="T", help="of the draw (default: 0.8)")
     p.add_argument("--top-k", type=int, default=0, metavar="K", help="draw from the K best (default: all)")
@@ -173,10 +195,6 @@ def _add_generate(commands: Commands) -> None:
     p.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X", help="make tokens that occurred less probable")
     p.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws (default: 0)")
     p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeat for others")
-    p.set_defaults(
-        command_function=_generate_command, warm=False, policy=Policy.AUTO.value, free_order=False, bounds=Effort.FAST.value,
-        plan_worth=True, outputs=None, passes=None,
-    )  # fmt: skip
 
 
 def _device_arguments(p: argparse.ArgumentParser) -> None:
@@ -266,6 +284,12 @@ def _run_command(a: argparse.Namespace) -> int:
     with exit_on_interrupt():  # torch takes seconds
         from einpage.exec.command.run import run_command
     return run_command(a)
+
+
+def _chat_command(a: argparse.Namespace) -> int:
+    with exit_on_interrupt():
+        from einpage.exec.command.generate import chat_command
+    return chat_command(a)
 
 
 def _generate_command(a: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
 
@@ -141,10 +141,10 @@ def set_recipe(a: argparse.Namespace, plans: PlannedSet, settings: Mapping[str, 
         "spec": file.name,
         "spec_sha256": checksum(file),
         "settings": dict(settings),
-        "dtype": plans.prompts.planned.graph.dtype.value,
+        "dtype": plans.first.planned.graph.dtype.value,
         "budget_bytes": plans.budget_bytes,
         "no_fuse": list(no_fuse_of(a.no_fuse)),
-        "texts": {"batch": texts.batch, "longest": texts.longest, "shortest": texts.shortest, "max_new": texts.max_new},
+        "texts": asdict(texts),
         "machine": machine_facts(machine),
     }
 
@@ -152,7 +152,7 @@ def set_recipe(a: argparse.Namespace, plans: PlannedSet, settings: Mapping[str, 
 def set_facts(plans: PlannedSet) -> dict[str, object]:
     """What `plan --generate --json` says: sizes in bytes, times in seconds."""
     phases = []
-    for phase in (plans.prompts, *plans.buckets):
+    for phase in (*plans.reads, *plans.buckets):
         report, resident = phase.planned.report, resident_weights(phase)
         phases.append(
             {
@@ -183,7 +183,7 @@ def set_facts(plans: PlannedSet) -> dict[str, object]:
 def set_text(plans: PlannedSet, plan_s: float) -> str:
     """The same for a person."""
     texts = plans.texts
-    prompts = plans.prompts.planned.report
+    prompts = plans.first.planned.report
     ratio = "" if prompts.bound_ratio is None else f", {prompts.bound_ratio:.2f} × its bound"
     lines = [
         f"prompts     {texts.batch} of up to {texts.longest} tokens: {format_seconds(prompts.predicted_s)}{ratio}",

@@ -61,6 +61,11 @@ class PlannedPhase:
     """The logits of the next token after each sequence."""
 
     @property
+    def seconds(self) -> float:
+        """What a pass takes, by the plan."""
+        return self.planned.report.predicted_s
+
+    @property
     def phase(self) -> Phase:
         """The plan among them."""
         return Phase(self.past, self.extra, self.tokens, self.planned.memgraph)
@@ -77,19 +82,29 @@ class PlannedSet:
     """By number: 0 is the prompts'."""
 
     @property
-    def prompts(self) -> PlannedPhase:
-        """The first phase."""
+    def first(self) -> PlannedPhase:
+        """The one with which prompts begin to be read."""
         return self.phase(0)
 
     @property
+    def reads(self) -> tuple[PlannedPhase, ...]:
+        """Those that read prompts, by position."""
+        return tuple(map(self.phase, range(self._first_loop)))
+
+    @property
     def buckets(self) -> tuple[PlannedPhase, ...]:
-        """The others, by position; none where one token is generated."""
-        return tuple(map(self.phase, range(1, len(self.plan_set.phases))))
+        """Those that take a token a pass, by position; none where one token is generated."""
+        return tuple(map(self.phase, range(self._first_loop, len(self.plan_set.phases))))
+
+    @property
+    def _first_loop(self) -> int:
+        phases = self.plan_set.phases
+        return next((n for n, phase in enumerate(phases) if phase.memgraph.loops), len(phases))
 
     @property
     def machine(self) -> Machine:
         """What they are planned for."""
-        return self.prompts.planned.machine
+        return self.first.planned.machine
 
     @property
     def budget_bytes(self) -> int:
@@ -101,10 +116,16 @@ class PlannedSet:
         """Of the arena on the host that every phase fits."""
         return max(phase.memgraph.host_bytes for phase in self.plan_set.phases)
 
+    def read_at(self, position: int) -> PlannedPhase | None:
+        """The one for tokens from `position` on; None where a chunk has no positions any more."""
+        phases = self.plan_set.phases
+        n = max(n for n in range(self._first_loop) if phases[n].past <= position)
+        return self.phase(n) if position <= phases[n].past + phases[n].extra else None
+
     def bucket_at(self, position: int) -> PlannedPhase:
         """The one for a pass in which the shortest sequence has `position` tokens before it."""
         phases = self.plan_set.phases
-        return self.phase(max(n for n in range(1, len(phases)) if phases[n].past <= position))
+        return self.phase(max(n for n in range(self._first_loop, len(phases)) if phases[n].past <= position))
 
 
 def plan_texts(
@@ -116,7 +137,7 @@ def plan_texts(
     """
     texts.refuse_none()
     phases = _Phases(model_at, machine, request, texts, planning or (lambda n, count: None)).all()
-    found = PlanSet(tuple(phase.phase for phase in phases), texts.shortest, texts.spread)
+    found = PlanSet(tuple(phase.phase for phase in phases), texts.shortest, texts.longest, texts.positions, texts.spread)
     violation = judge_sequence(found)
     if violation is not None:
         raise RejectedPlanSet(violation)
@@ -133,9 +154,10 @@ def replayed(plans: PlanSet, texts: TextLengths, model_at: ModelAt, machine: Mac
     violation = judge_set(plans)
     if violation is not None:
         raise UsageError(f"this plan set is wrong: {violation.reason.name}: {violation.message}")
-    first, last = plans.phases[0], plans.phases[-1]
-    serves = first.tokens, plans.shortest, plans.spread, last.past + last.extra + last.tokens, first.memgraph.budget_bytes
-    if serves != (texts.longest, texts.shortest, texts.spread, texts.positions, request.budget_bytes):
+    texts.refuse_none()
+    told = plans.shortest, plans.longest, plans.positions, plans.spread, plans.phases[0].memgraph.budget_bytes
+    same = told == (texts.shortest, texts.longest, texts.positions, texts.spread, request.budget_bytes)
+    if not same or plans.phases[0].tokens != (texts.chunk or texts.longest):
         raise UsageError("damaged plan file: its recipe speaks of other texts, or another budget, than its plans")
 
     @cache
@@ -170,25 +192,31 @@ class _Phases:
     def __init__(self, model_at: ModelAt, machine: Machine, request: PlanRequest, texts: TextLengths, planning: Planning) -> None:
         self._model_at, self._machine, self._texts, self._planning = model_at, machine, texts, planning
         self._buckets = texts.buckets()
-        self._count = len(self._buckets) + 1
+        self._count = len(self._buckets) + len(texts.reads())
         steps = None if request.plan_steps is None else request.plan_steps // self._count
         self._request = replace(request, plan_seconds=request.plan_seconds / self._count, plan_steps=steps)
         self._n = 0
 
     def all(self) -> tuple[PlannedPhase, ...]:
-        """The prompts' phase, and the buckets by position. What fits least comes first, so that little is planned in vain."""
+        """Those that read prompts, then the buckets, by position. What fits least comes first, so that little is planned in vain."""
         if not self._buckets:
-            return (self._prompts({}),)
+            return self._reads(self._read({}))
         last = self._bucket(self._buckets[-1], self._request)
         try:
-            prompts = self._prompts(weight_pieces(last.model, last.planned))
+            read = self._read(weight_pieces(last.model, last.planned))
         except DoesNotFit:  # the prompts' tasks do not fit in these pieces, so the buckets are planned in theirs
-            prompts = self._prompts({})
-            last = self._bucket(self._buckets[-1], self._request.in_pieces(weight_pieces(prompts.model, prompts.planned)))
-        return prompts, *self._chain(last)
+            read = self._read({})
+            last = self._bucket(self._buckets[-1], self._request.in_pieces(weight_pieces(read.model, read.planned)))
+        return *self._reads(read), *self._chain(last)
 
-    def _prompts(self, pieces: Mapping[Letter, int]) -> PlannedPhase:
-        return self._planned(0, 0, self._texts.longest, replace(self._request.in_pieces(pieces), passes=None))
+    def _read(self, pieces: Mapping[Letter, int], bucket: Bucket | None = None) -> PlannedPhase:
+        bucket = bucket or self._texts.reads()[-1]
+        return self._planned(bucket.past, bucket.extra, bucket.tokens, replace(self._request.in_pieces(pieces), passes=None))
+
+    def _reads(self, last: PlannedPhase) -> tuple[PlannedPhase, ...]:
+        """By position, the last of them planned already; all in its pieces."""
+        pieces = weight_pieces(last.model, last.planned)
+        return *(self._read(pieces, bucket) for bucket in self._texts.reads()[:-1]), last
 
     def _chain(self, last: PlannedPhase) -> tuple[PlannedPhase, ...]:
         """The buckets, by position; each but the last is bound to what the one after it has."""
@@ -221,15 +249,30 @@ class _Phases:
             raise _at_position(error, past + extra) from error
 
 
-def refuse_budget(model_at: ModelAt, request: PlanRequest, texts: TextLengths) -> None:
-    """Raises DoesNotFit where the prompts or the last bucket cannot be planned, whatever the machine."""
-    buckets = texts.buckets()
-    last = [(buckets[-1].past, buckets[-1].extra, 1)] if buckets else []
-    for past, extra, tokens in ((0, 0, texts.longest), *last):
+def fitting(model_at: ModelAt, request: PlanRequest, texts: TextLengths) -> TextLengths:
+    """`texts`, read in chunks where prompts do not fit the budget at once. Raises DoesNotFit where even the smallest chunks, or the last
+    bucket, do not, whatever the machine."""
+    refused: DoesNotFit | None = None
+    for tried in texts.in_chunks():
+        if tried.chunk and _whole_states(opened(model_at, texts, 0, 0, texts.longest)[0]):
+            break  # such a state would take in the padding of the last chunk
         try:
-            build_graph(*asked(*opened(model_at, texts, past, extra, tokens), request))
+            _refuse_budget(model_at, request, texts, tried.reads()[-1])
         except DoesNotFit as error:
-            raise _at_position(error, past + extra) from error
+            refused = refused or error
+        else:
+            for bucket in texts.buckets()[-1:]:
+                _refuse_budget(model_at, request, texts, bucket)
+            return tried
+    assert refused is not None
+    raise refused
+
+
+def _refuse_budget(model_at: ModelAt, request: PlanRequest, texts: TextLengths, bucket: Bucket) -> None:
+    try:
+        build_graph(*asked(*opened(model_at, texts, bucket.past, bucket.extra, bucket.tokens), request))
+    except DoesNotFit as error:
+        raise _at_position(error, bucket.past + bucket.extra) from error
 
 
 def _at_position(error: DoesNotFit, position: int) -> DoesNotFit:
@@ -284,8 +327,13 @@ def _refuse_no_generation(model: Model) -> None:
         raise UsageError(f"{program.path} does not generate: it lacks {', '.join(missing)}")
 
 
+def _whole_states(model: Model) -> list[str]:
+    """Those that every pass writes whole."""
+    return [state.base for state in model.program.states if state.along is None]
+
+
 def _refuse_padding(model: Model, texts: TextLengths) -> None:
-    whole = [state.base for state in model.program.states if state.along is None]
+    whole = _whole_states(model)
     if texts.longest > texts.shortest and whole:
         cure = "give prompts of one length, or one at a time"
         raise UsageError(f"prompts of several lengths are padded, and the state `{whole[0]}` would take the padding in; {cure}")

@@ -9,10 +9,15 @@ are the same for all texts, so that generations of one model share plans; only t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from einpage.einsum_front.base.errors import UsageError
 
+CHUNKS = (1024, 256, 64, 16)
+"""Tokens of a chunk, where prompts do not fit the budget at once."""
+READ_POSITIONS = 256
+"""Where the second plan for chunks begins; each after it begins at twice as many."""
 LEAST_POSITIONS, POSITIONS_SHARE = 64, 4
 """Of a bucket: so many positions at least, and a share of those before it."""
 
@@ -24,7 +29,9 @@ class Bucket:
     past: int
     """Positions before each of its passes."""
     extra: int
-    """Passes begin at `past` … `past + room`."""
+    """Passes begin at `past` … `past + extra`."""
+    tokens: int = 1
+    """Of a pass, of each sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,8 @@ class TextLengths:
     """Tokens of the shortest; with one sequence, and so no padding, that of any prompt may be less than `longest` as well."""
     max_new: int
     """Tokens generated at most, for each prompt."""
+    chunk: int = 0
+    """Tokens of a pass in which prompts are read; 0: each is read at once."""
 
     @property
     def spread(self) -> int:
@@ -80,15 +89,36 @@ class TextLengths:
             return f"{reached} tokens, and the plans are for {self.longest + self.max_new}"
         return None
 
+    def reads(self) -> tuple[Bucket, ...]:
+        """For the passes that read prompts. In chunks: a chunk may begin anywhere where a whole one has positions, and what is left of a
+        prompt after that is read token by token."""
+        if not self.chunk:
+            return (Bucket(0, 0, self.longest),)
+        last = max(0, min(self.longest - 1, self.positions - self.chunk))
+        borders = [0, *(border for n in range(64) if (border := READ_POSITIONS << n) <= last)]
+        return tuple(
+            Bucket(past, min(following - 1, last) - past, self.chunk) for past, following in pairwise((*borders, last + 1)) if past <= last
+        )
+
+    def in_chunks(self) -> Iterator[TextLengths]:
+        """The same texts with prompts read at once, then in smaller and smaller chunks: where sequences are of one length. There are plans
+        for single tokens then, since the end of a prompt may be no chunk."""
+        yield self
+        if not self.spread:
+            most = self.chunk or self.longest
+            yield from (replace(self, chunk=chunk, max_new=max(2, self.max_new)) for chunk in CHUNKS if chunk < most)
+
     def buckets(self) -> tuple[Bucket, ...]:
-        """For the passes after the prompts': whose shortest sequence is at `shortest` first, whose longest at `positions` - 1 last."""
+        """For the passes of one token: whose shortest sequence is at `shortest` first (with chunks at 0, where a rest may have to be read),
+        whose longest at `positions` - 1 last."""
         if self.max_new < 2:
             return ()
         last = self.positions - 1
         borders = [*_borders(last - self.spread)]
         ends = [min(nexts - 1 + self.spread, last) for nexts in (*borders[1:], last + 1)]
         found = [Bucket(past, end - past) for past, end in zip(borders, ends, strict=True)]
-        return tuple(found[sum(border <= self.shortest for border in borders) - 1 :])
+        first = 0 if self.chunk else self.shortest
+        return tuple(found[sum(border <= first for border in borders) - 1 :])
 
 
 def _borders(last: int) -> Iterator[int]:

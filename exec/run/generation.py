@@ -8,6 +8,7 @@ on the host and cut anew, and the device keeps the weights that both have at the
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
@@ -27,7 +28,7 @@ from einpage.exec.load.fill import NotFiniteWeight, fill
 from einpage.exec.load.inputs import LENGTHS, TOKENS, TokenLists, bind_inputs, refuse_ids_outside
 from einpage.exec.planning.judged_plan import MachineSource, least_host_bytes
 from einpage.exec.planning.model import Model, ModelAt, refuse_positions
-from einpage.exec.planning.plan_set import AT, PlannedPhase, PlannedSet, Planning, asked, opened, plan_texts, refuse_budget
+from einpage.exec.planning.plan_set import AT, PlannedPhase, PlannedSet, Planning, asked, fitting, opened, plan_texts
 from einpage.exec.planning.text_lengths import TextLengths
 from einpage.exec.run.choose import DeviceKind, RunOptions, make_device, repeated
 from einpage.exec.run.prepared import fill_inputs, refuse_above_device, refuse_above_host
@@ -77,14 +78,13 @@ def plan_generation(
     refuse_positions(model_at, texts.batch, texts.longest, texts.max_new)
     model, output = opened(model_at, texts, 0, 0, texts.longest)
     refuse_ids_outside(next(i for i in model.program.inputs if i.name == TOKENS), prompts)
-    bind_inputs(_without_states(model.program), None, _first_inputs(prompts.lists, texts.longest))
+    bind_inputs(_without_states(model.program), None, _inputs(prompts.lists, [0] * texts.batch, texts.longest))
     if buckets := texts.buckets():
         model, output = opened(model_at, texts, buckets[-1].past, buckets[-1].extra, 1)
     what = f"weights, inputs and states of {texts.positions} positions (fewer with a smaller --max-new)"
     refuse_above_host(least_host_bytes(*asked(model, output, request)), 0, what)
-    if not isinstance(machine, Machine):
-        refuse_budget(model_at, request, texts)
-        machine = machine()
+    texts = fitting(model_at, request, texts)
+    machine = machine if isinstance(machine, Machine) else machine()
     refuse_above_device(machine, request.budget_bytes)
     return plan_texts(model_at, machine, request, texts, planning)
 
@@ -133,74 +133,117 @@ class Generation:
 
     def __init__(self, plans: PlannedSet, options: RunOptions, weights: LoadedWeights) -> None:
         """Loads the weights that are not there. Raises DoesNotFit where the host has too little memory, WeightError."""
-        self.plans, self._options, self._weights = plans, options, weights
+        self.plans, self.options, self.weights = plans, options, weights
         weights.grow_to(plans.host_bytes)
-        self._load(plans.prompts)
-        self.warnings = (*plans.prompts.model.warnings, *weight_warnings(weights.not_finite, options.plan.dtype))
+        weights.load(plans.first.model, plans.first.planned.memgraph)
+        self.warnings = (*plans.first.model.warnings, *weight_warnings(weights.not_finite, options.plan.dtype))
         self.figures = GenerationFigures()
 
     def tokens(
         self, prompts: Sequence[Sequence[int]], max_new: int, sampling: Sampling, hooks: Hooks = SILENT
     ) -> Generator[list[int], None, None]:
         """The next id of every sequence, `max_new` times. Raises UsageError for what was not planned for, and the errors of the engines."""
-        texts = self.plans.texts
-        texts.refuse_others(prompts, max_new)
-        self.figures = figures = GenerationFigures()
-        ids = [list(prompt) for prompt in prompts]
-        samplers = [Sampler(sampling, n) for n in range(len(ids))]
-        began = perf_counter()
-        self._load(self.plans.prompts)
-        phase = self._ready(self.plans.prompts, None)
-        try:
-            phase.clear_states()
-            logits, _ = phase.run(_first_inputs(prompts, self.plans.prompts.tokens), hooks)
-            for n in range(max_new):
-                if n:
-                    began = perf_counter()
-                    phase, logits = self._step(phase, ids, hooks)
-                found = [sampler.next(row, known) for sampler, row, known in zip(samplers, logits, ids, strict=True)]
-                for known, token in zip(ids, found, strict=True):
-                    known.append(token)
-                if n:
-                    figures.decode_s += perf_counter() - began
-                else:
-                    figures.time_to_first_token_s = perf_counter() - began
-                yield found
-        finally:
-            phase.close()
+        self.plans.texts.refuse_others(prompts, max_new)
+        with closing(Conversation(self, hooks)) as conversation:
+            yield from conversation.tokens(prompts, max_new, sampling)
 
-    def _step(self, phase: _Ready, ids: Sequence[Sequence[int]], hooks: Hooks) -> tuple[_Ready, torch.Tensor]:
-        """One pass with the last id of every sequence."""
-        at = [len(known) - 1 for known in ids]
-        bucket = self.plans.bucket_at(min(at))
-        if phase.planned is not bucket:
-            before, states = phase, phase.states()
-            self._load(bucket)
-            phase = self._ready(bucket, before)
+
+class Conversation:
+    """Sequences that are read and written in turns, and their states. One at a time: its states are in the model's memory."""
+
+    def __init__(self, generation: Generation, hooks: Hooks = SILENT) -> None:
+        self._generation, self._hooks = generation, hooks
+        self.lengths = [0] * generation.plans.texts.batch
+        """Tokens of each sequence that were read: those after them may be read as others, which is all that it takes to go back."""
+        self._phase: _Ready | None = None
+
+    def close(self) -> None:
+        """Let the device go; what was read is forgotten."""
+        if self._phase is not None:
+            self._phase.close()
+        self._phase, self.lengths = None, [0] * len(self.lengths)
+
+    def go_back(self, length: int) -> None:
+        """Forget what was read of one sequence from `length` tokens on; all of it, where a state cannot be taken back."""
+        states = self._generation.plans.first.model.program.states
+        if length < self.lengths[0] and any(state.along is None for state in states):
+            self.close()
+        self.lengths = [min(length, self.lengths[0])]
+
+    def tokens(self, prompts: Sequence[Sequence[int]], max_new: int, sampling: Sampling) -> Generator[list[int], None, None]:
+        """Read what is new of every sequence; then the next id of each, `max_new` times, of which the last is not read yet."""
+        figures = self._generation.figures = GenerationFigures()
+        known = [list(prompt) for prompt in prompts]
+        samplers = [Sampler(sampling, n) for n in range(len(known))]
+        new: list[Sequence[int]] = [prompt[at:] for prompt, at in zip(prompts, self.lengths, strict=True)]
+        for n in range(max_new):
+            began = perf_counter()
+            logits = self.read(new, figures, is_prompt=n == 0)
+            found = [sampler.next(row, ids) for sampler, row, ids in zip(samplers, logits, known, strict=True)]
+            for ids, token in zip(known, found, strict=True):
+                ids.append(token)
+            new = [[token] for token in found]
+            if n:
+                figures.decode_s += perf_counter() - began
+            else:
+                figures.time_to_first_token_s = perf_counter() - began
+            yield found
+
+    def read(self, rows: Sequence[Sequence[int]], figures: GenerationFigures, *, is_prompt: bool) -> torch.Tensor:
+        """[b, v] logits after so many more tokens of every sequence: of each one, or as many of all, or a prompt that nothing is before."""
+        plans, start = self._generation.plans, min(self.lengths)
+        texts = plans.texts
+        if is_prompt and not texts.chunk and not start:
+            return self._run(plans.first, rows, figures)
+        begin, end, logits = 0, max(map(len, rows)), None
+        while begin < end:
+            phase = plans.read_at(start + begin) if texts.chunk and is_prompt else None
+            left = end - begin
+            if phase is None or left * plans.bucket_at(start + begin).seconds < phase.seconds:
+                phase = plans.bucket_at(start + begin)
+            logits = self._run(phase, [row[begin : begin + phase.tokens] for row in rows], figures, is_counted=not is_prompt)
+            begin += phase.tokens
+        assert logits is not None, "there is a token to read"
+        return logits
+
+    def _run(
+        self, phase: PlannedPhase, rows: Sequence[Sequence[int]], figures: GenerationFigures, is_counted: bool = False
+    ) -> torch.Tensor:
+        """One pass over the next tokens of every sequence."""
+        ready = self._ready(phase, figures)
+        logits, measured = ready.run(_inputs(rows, self.lengths, phase.tokens), self._hooks)
+        self.lengths = [at + len(row) for at, row in zip(self.lengths, rows, strict=True)]
+        if is_counted:
+            figures.steps += 1
+            figures.moved_bytes += sum(nbytes for queue, nbytes in measured.moved_bytes.items() if queue in (Queue.H2D, Queue.D2H))
+            figures.predicted_s += phase.seconds
+        return logits
+
+    def _ready(self, phase: PlannedPhase, figures: GenerationFigures) -> _Ready:
+        """The phase on the device, with the states as the one before has left them."""
+        before = self._phase
+        if before is not None and before.planned is phase:
+            return before
+        generation = self._generation
+        states = None if before is None else before.states()
+        generation.weights.load(phase.model, phase.planned.memgraph)
+        after = None if before is None else before.device
+        self._phase = ready = _Ready(phase, generation.weights.host, generation.plans.machine, generation.options, after)
+        if before is not None:
             before.close()
-            phase.put_states(states)
-            self.figures.loaded_bytes.append(phase.preload())
-        inputs = {TOKENS: np.array([[known[-1]] for known in ids]), LENGTHS: np.ones(len(at), np.int64), AT: np.array(at)}
-        logits, measured = phase.run(inputs, hooks)
-        figures = self.figures
-        figures.steps += 1
-        figures.moved_bytes += sum(nbytes for queue, nbytes in measured.moved_bytes.items() if queue in (Queue.H2D, Queue.D2H))
-        figures.predicted_s += phase.planned.planned.report.predicted_s
-        return phase, logits
-
-    def _ready(self, phase: PlannedPhase, after: _Ready | None) -> _Ready:
-        return _Ready(phase, self._weights.host, self.plans.machine, self._options, None if after is None else after.device)
-
-    def _load(self, phase: PlannedPhase) -> None:
-        self._weights.load(phase.model, phase.planned.memgraph)
+        ready.put_states(states)
+        loaded = ready.preload()
+        if phase.planned.memgraph.loops:
+            figures.loaded_bytes.append(loaded)
+        return ready
 
 
-def _first_inputs(prompts: Sequence[Sequence[int]], longest: int) -> dict[str, NDArray[np.int64]]:
-    """Of the prompts' pass: padded to `longest` tokens."""
-    padded = np.zeros((len(prompts), longest), np.int64)
-    for row, ids in zip(padded, prompts, strict=True):
+def _inputs(rows: Sequence[Sequence[int]], at: Sequence[int], tokens: int) -> dict[str, NDArray[np.int64]]:
+    """Of a pass over `rows`, padded to `tokens`, from the positions `at` on."""
+    padded = np.zeros((len(rows), tokens), np.int64)
+    for row, ids in zip(padded, rows, strict=True):
         row[: len(ids)] = ids
-    return {TOKENS: padded, LENGTHS: np.array([len(ids) for ids in prompts]), AT: np.zeros(len(prompts), np.int64)}
+    return {TOKENS: padded, LENGTHS: np.array([len(ids) for ids in rows]), AT: np.array(at)}
 
 
 def _without_states(program: Program) -> Program:
@@ -240,7 +283,7 @@ class _Ready:
         names = {i.name for i in self._own_inputs.inputs}
         self._given = [tensor for tensor in tensors if tensor.value in names]
         self._logits = output_readers(memgraph, host, (phase.output,))[phase.output]
-        self._is_loaded = self._is_closed = False
+        self._is_closed = False
 
     def close(self) -> None:
         """Let the device go, once."""
@@ -248,20 +291,15 @@ class _Ready:
             self._is_closed = True
             self.device.close()
 
-    def clear_states(self) -> None:
-        for tiles in self._first.values():
-            for t in tiles:
-                self._at_start[t.id].zero_()
-
-    def put_states(self, whole_by_name: Mapping[str, torch.Tensor]) -> None:
-        """What passes of another phase left, as far as it goes; 0 beyond."""
+    def put_states(self, whole_by_name: Mapping[str, torch.Tensor] | None) -> None:
+        """What passes of another phase left, as far as it goes; 0 beyond, and everywhere where there was none."""
         for name, tiles in self._first.items():
-            found = whole_by_name[name]
             for t in tiles:
                 target = self._at_start[t.id]
-                part = found[t.box.slices]
                 target.zero_()
-                target[tuple(slice(0, n) for n in part.shape)] = part
+                if whole_by_name is not None:
+                    part = whole_by_name[name][t.box.slices]
+                    target[tuple(slice(0, n) for n in part.shape)] = part
 
     def states(self) -> dict[str, torch.Tensor]:
         """As they are after the last pass."""
@@ -269,14 +307,11 @@ class _Ready:
 
     def preload(self) -> int:
         """Make resident what the first pass begins with; answers the bytes. Before that its states have to be there."""
-        self._is_loaded = True
         return self.device.preload()
 
     def run(self, arrays: Mapping[str, NDArray[np.generic]], hooks: Hooks) -> tuple[torch.Tensor, Measured]:
         """One pass: [b, v] logits after each sequence. The states that it leaves are those that the next begins with."""
         fill_inputs(self._given, bind_inputs(self._own_inputs, None, arrays), self._at_start)
-        if not self._is_loaded:
-            self.preload()
         measured = self._pass(self.device, hooks)
         for first, last in self._carried:
             first.copy_(last)

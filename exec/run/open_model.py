@@ -174,7 +174,7 @@ class OpenModel:
             plans = self._planned(given, exact)
         self.machine = plans.machine
         if self._pieces is None:
-            self._pieces = weight_pieces(plans.prompts.model, plans.prompts.planned)
+            self._pieces = weight_pieces(plans.first.model, plans.first.planned)
         self._sets.append(plans)
         return plans
 

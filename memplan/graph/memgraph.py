@@ -194,8 +194,13 @@ class PlanSet:
     where the next one has it."""
 
     phases: tuple[Phase, ...]
-    """The prompts' first, then loops, each for the positions after those of the one before."""
+    """Those that read prompts, at once or in chunks; then loops, which take a token a pass. Of both, each is for the positions after those
+    of the one before; what reads may follow a loop again."""
     shortest: int
     """Tokens of the shortest prompt: where its first pass after the prompts' is."""
+    longest: int
+    """Tokens of the longest prompt."""
+    positions: int
+    """Of the longest text."""
     spread: int = 0
     """By how many positions sequences of one batch may be apart."""

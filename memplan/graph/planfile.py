@@ -81,7 +81,8 @@ def save_plan_set(path: str | Path, plans: PlanSet, recipe: Mapping[str, Any]) -
         for n, phase in enumerate(plans.phases)
     }
     head = {"format": SET_FORMAT, "version": VERSION, "recipe": recipe}
-    _write(path, {**head, "shortest": plans.shortest, "spread": plans.spread, "phases": len(plans.phases), **phases})
+    lengths = {"shortest": plans.shortest, "longest": plans.longest, "positions": plans.positions, "spread": plans.spread}
+    _write(path, {**head, **lengths, "phases": len(plans.phases), **phases})
 
 
 def _write(path: str | Path, sections: Mapping[str, object]) -> None:
@@ -152,7 +153,8 @@ def _plan_set_in(raw: Mapping[str, Any], where: str) -> PlanSet:
         phases = tuple(
             Phase(_count(part["past"]), _count(part["extra"]), _positive(part["tokens"]), _memgraph_in(part, where)) for part in parts
         )
-        return PlanSet(phases, _positive(raw["shortest"]), _count(raw["spread"]))
+        shortest, longest, positions = (_positive(raw[name]) for name in ("shortest", "longest", "positions"))
+        return PlanSet(phases, shortest, longest, positions, _count(raw["spread"]))
 
 
 def _memgraph_in(raw: Mapping[str, Any], where: str) -> MemGraph:

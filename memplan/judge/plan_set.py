@@ -3,13 +3,13 @@
 In: a PlanSet. Out: None, or a SetViolation that says which phase and what. States are recognised by their name: an input that is an output
 too. That a phase's outputs are on the host at its end, and a loop's residents where they were, the judge of plans has proved; here
 
-    prompts ──► loop ──► loop ──►     weights at the same host offsets throughout; of residents, weights only ever leave
-       states     states    states    whole, as long as before, and in a loop each tile that a pass writes is one that the next reads
+    read ──► loop ──► loop ──►     weights at the same host offsets throughout; from loop to loop weights only ever leave the device
+      states    states   states    whole, as long as before, and within a phase each tile that a pass writes is one that the next reads
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
@@ -32,9 +32,9 @@ class SetReason(Enum):
     EMPTY = "there are no phases"
     WRONG_PLAN = "the judge rejects the plan of a phase"
     OTHER_ARENA = "two phases have device arenas of different sizes"
-    POSITION_MISSING = "between two phases is a position that neither serves"
-    NO_LOOP = "a phase after the prompts' does not end as it began"
-    WEIGHT_ELSEWHERE = "a weight is elsewhere on the host than in the phase before"
+    POSITION_MISSING = "some position is served by no phase"
+    NO_LOOP = "a phase after the first loop does not end as it began"
+    WEIGHT_ELSEWHERE = "a weight is elsewhere on the host than in the first phase"
     WEIGHT_LOADED = "a weight is resident where a phase begins, and was not so, at this offset, in the phase before"
     STATE_LOST = "a state that a phase begins with is not among what the phase before leaves, or is shorter there"
     STATE_STALE = "a tile of a state that a pass writes is none that the next pass reads"
@@ -44,7 +44,7 @@ class SetReason(Enum):
 class SetViolation:
     reason: SetReason
     phase: int
-    """Which: 0 is the prompts'."""
+    """Which."""
     message: str
     """For a person: the reason, and what it is about."""
 
@@ -67,45 +67,69 @@ def _wrong_plans(plans: PlanSet) -> Iterator[SetViolation]:
 
 
 def _wrong_sequence(plans: PlanSet) -> Iterator[SetViolation]:
-    if not plans.phases:
+    phases = plans.phases
+    if not phases:
         yield _at(SetReason.EMPTY, 0, "a set has one at least")
-    for n, (before, phase) in enumerate(zip(plans.phases, plans.phases[1:], strict=False), 1):
-        yield from _follows(before, phase, n)
-        yield from _positions(plans, before, phase, n)
-    for n, phase in enumerate(plans.phases):
-        if phase.memgraph.loops:
+    reads = next((n for n, phase in enumerate(phases) if phase.memgraph.loops), len(phases))
+    for n, phase in enumerate(phases):
+        yield from _same_memory(phases[0], phase, n)
+        if n >= reads and not phase.memgraph.loops:
+            yield _at(SetReason.NO_LOOP, n, f"{phase.extra + 1} passes")
+    yield from _positions_read(phases[:reads])
+    yield from _positions(plans, reads)
+    for n in range(reads + 1, len(phases)):
+        yield from _weights_left_alone(phases[n - 1].memgraph, phases[n].memgraph, n)
+    for n, phase in enumerate(phases):
+        for before in phases:
+            yield from _states_there(before, phase, n)
+        if phase.memgraph.loops or phase.extra:
             yield from _carried(phase.memgraph, n)
 
 
-def _positions(plans: PlanSet, before: Phase, phase: Phase, n: int) -> Iterator[SetViolation]:
-    """Proves: wherever the shortest sequence is before `phase` begins, the phase before serves all; and `phase` is a loop."""
-    last = max(p.past + p.extra for p in plans.phases)
-    if n == 1:
-        missing = phase.past > plans.shortest
-    else:
-        missing = phase.past <= before.past or before.past + before.extra < min(phase.past - 1 + plans.spread, last)
-    if missing:
-        yield _at(SetReason.POSITION_MISSING, n, f"before {phase.past}")
-    if not phase.memgraph.loops:
-        yield _at(SetReason.NO_LOOP, n, f"{phase.extra + 1} passes")
-
-
-def _follows(before: Phase, phase: Phase, n: int) -> Iterator[SetViolation]:
-    """What is wrong where `phase` follows `before`."""
-    had, has = before.memgraph, phase.memgraph
+def _same_memory(first: Phase, phase: Phase, n: int) -> Iterator[SetViolation]:
+    had, has = first.memgraph, phase.memgraph
     if had.budget_bytes != has.budget_bytes:
         yield _at(SetReason.OTHER_ARENA, n, f"{has.budget_bytes} bytes after {had.budget_bytes}")
     there, here = _weights_on_host(had), _weights_on_host(has)
     if here.keys() == there.keys():  # other tiles are loaded anew
         for name in (name for name in here if here[name] != there[name]):
-            yield _at(SetReason.WEIGHT_ELSEWHERE, n, f"{name} at {here[name][2]} after {there[name][2]}")
-    if had.loops:
-        resident = _resident_weights(had)
-        for name, place in _resident_weights(has).items():
-            if resident.get(name) != place:
-                yield _at(SetReason.WEIGHT_LOADED, n, f"{name} at {place[2]}")
-    left = _left(had.graph)
-    for name, shape in _states_read(has.graph).items():
+            yield _at(SetReason.WEIGHT_ELSEWHERE, n, f"{name} at {here[name][2]}, in the first phase at {there[name][2]}")
+
+
+def _positions_read(reads: Sequence[Phase]) -> Iterator[SetViolation]:
+    """Proves: a chunk may begin wherever one before it ends, from 0 on."""
+    reached = 0
+    for n, phase in enumerate(reads):
+        if phase.past > reached or (n and phase.past <= reads[n - 1].past):
+            yield _at(SetReason.POSITION_MISSING, n, f"before {phase.past}")
+        reached = phase.past + phase.extra + 1
+
+
+def _positions(plans: PlanSet, reads: int) -> Iterator[SetViolation]:
+    """Proves: from the end of the shortest prompt on, wherever the shortest sequence is, one loop serves all sequences."""
+    loops, last = plans.phases[reads:], plans.positions - 1
+    if not loops and plans.longest < plans.positions:
+        yield _at(SetReason.POSITION_MISSING, reads, f"after {plans.longest}")
+    for n, phase in enumerate(loops, reads):
+        following = plans.phases[n + 1].past if n + 1 < len(plans.phases) else last + 1 - plans.spread
+        if (n == reads and phase.past > plans.shortest) or following <= phase.past:
+            yield _at(SetReason.POSITION_MISSING, n, f"before {phase.past}")
+        if phase.past + phase.extra < min(following - 1 + plans.spread, last):
+            yield _at(SetReason.POSITION_MISSING, n, f"after {phase.past + phase.extra}")
+
+
+def _weights_left_alone(had: MemGraph, has: MemGraph, n: int) -> Iterator[SetViolation]:
+    """Proves: what of the weights is resident in a loop was so in the loop before, at the same offset."""
+    resident = _resident_weights(had)
+    for name, place in _resident_weights(has).items():
+        if resident.get(name) != place:
+            yield _at(SetReason.WEIGHT_LOADED, n, f"{name} at {place[2]}")
+
+
+def _states_there(before: Phase, phase: Phase, n: int) -> Iterator[SetViolation]:
+    """Proves: whatever `phase` begins with is there after `before`."""
+    left = _left(before.memgraph.graph)
+    for name, shape in _states_read(phase.memgraph.graph).items():
         if name not in left or not _covers(left[name], shape, before.past + before.extra + before.tokens):
             yield _at(SetReason.STATE_LOST, n, f"{name} of shape {shape} after {left.get(name)}")
 
