@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,12 @@ from einpage.exec.load.inputs import TokenLists
 from einpage.exec.planning import plan_set, text_lengths
 from einpage.exec.planning.judged_plan import MachineSource
 from einpage.exec.planning.model import Model, ModelAt, open_model
-from einpage.exec.planning.plan_set import PlannedSet, plan_texts
+from einpage.exec.planning.plan_set import PlannedSet
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.text_lengths import TextLengths
 from einpage.exec.run import generation
 from einpage.exec.run.choose import Dispatch, RunOptions
-from einpage.exec.run.generation import Conversation, Generation, GenerationFigures, LoadedWeights, plan_generation
+from einpage.exec.run.generation import Generation, GenerationFigures, LoadedWeights, plan_generation
 from einpage.exec.run.sampling import Sampling
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.simulate import all_moved_bytes
@@ -139,47 +139,6 @@ def test_weights_are_loaded_anew_where_a_plan_has_them_elsewhere() -> None:
     assert opening.plans.first.planned.graph.split != opening.plans.buckets[0].planned.graph.split == ()
     for _ in range(2):
         assert [tuple(ids) for ids in generated(opening)] == [expected(prompt, 4) for prompt in RAGGED]
-
-
-@pytest.mark.parametrize("chunk", [1, 3, 4, 7, 16])
-@pytest.mark.parametrize("length", [1, 4, 11, 17])
-def test_prompts_that_are_read_in_chunks_say_the_same(chunk: int, length: int) -> None:
-    """Two of one length; chunks that end in the middle of a bucket, before its end and behind it; a rest that is read token by token."""
-    prompts = [tuple(range(1, length + 1)), tuple(range(40, 40 + length))]
-    texts = replace(TextLengths.of(prompts, 5), chunk=chunk)
-    with patch.object(text_lengths, "LEAST_POSITIONS", 4), patch.object(text_lengths, "READ_POSITIONS", 4):
-        plans = plan_texts(model_at, CPU, PlanRequest(1 << 20), texts)
-        opening = Opened(Generation(plans, OPTIONS, LoadedWeights(OPTIONS)), prompts, 5)
-        assert [tuple(ids) for ids in generated(opening)] == [expected(prompt, 5) for prompt in prompts]
-        without = range(max(1, texts.positions - chunk + 1), texts.positions)
-        assert all(plans.read_at(at) is None for at in without)
-
-
-def test_a_prompt_that_does_not_fit_at_once_is_read_in_chunks() -> None:
-    prompt = tuple(n % 150 for n in range(120))
-    with patch.object(text_lengths, "CHUNKS", (64, 16, 4)):
-        opening = opened([prompt], 3, 40 << 10)
-        assert opening.plans.texts.chunk in (16, 4)
-        assert generated(opening) == [list(expected(prompt, 3))]
-    with pytest.raises(DoesNotFit, match=r"wants .* bytes on the device"), patch.object(text_lengths, "CHUNKS", ()):
-        opened([prompt], 3, 40 << 10)
-
-
-def test_a_conversation_reads_what_is_new_and_may_go_back() -> None:
-    """Turns after turns on one cache; then other tokens from some position on."""
-    texts = TextLengths(1, 60, 1, 2, chunk=8)
-    generation = Generation(plan_texts(model_at, CPU, PlanRequest(1 << 20), texts), OPTIONS, LoadedWeights(OPTIONS))
-    conversation = Conversation(generation)
-    text: tuple[int, ...] = (5, 17, 3)
-    for new in ((9, 9, 9, 120, 4, 7, 8, 8, 1, 1, 1), (2,), (30, 31, 32)):
-        said = [ids[0] for ids in conversation.tokens([text], 4, GREEDY)]
-        assert tuple(said) == expected(text, 4)
-        assert conversation.lengths == [len(text) + 3], "the last token is not read yet"
-        text = (*text, *said, *new)
-    conversation.lengths = [6]
-    back = (*text[:6], 77, 78)
-    assert tuple(ids[0] for ids in conversation.tokens([back], 3, GREEDY)) == expected(back, 3)
-    conversation.close()
 
 
 def test_one_token_needs_one_plan() -> None:

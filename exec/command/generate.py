@@ -81,7 +81,9 @@ def generate_command(a: argparse.Namespace) -> int:
         began = perf_counter()
         machine = shown.without_spinner(machine)
         if saved is None:
-            plans = plan_generation(model_at, machine, options, prompts, TextLengths.of(prompts.lists, a.max_new), told.planning)
+            plans = plan_generation(
+                model_at, machine, options, prompts, replace(TextLengths.of(prompts.lists, a.max_new), lookup=a.lookup), told.planning
+            )
         else:
             saved.texts.refuse_others(prompts.lists, a.max_new)
             machine = machine if isinstance(machine, Machine) else machine()
@@ -133,14 +135,16 @@ def sampling_of(a: argparse.Namespace) -> Sampling:
 def saved_plans(a: argparse.Namespace) -> SavedTexts:
     """The plan set of --plan, whose recipe gives `a` its budget, dtype and settings. Raises UsageError for options that it decides."""
     decided = {"--budget": a.budget, "--dtype": a.dtype, "--set": a.set, "--split": a.split, "--no-fuse": a.no_fuse}
-    decided |= {"--plan-seconds": a.plan_seconds, "--plan-steps": a.plan_steps}
+    decided |= {"--lookup": a.lookup or None, "--plan-seconds": a.plan_seconds, "--plan-steps": a.plan_steps}
     given = [name for name, value in decided.items() if value not in (None, [])]
     if given:
         raise UsageError(f"{', '.join(given)}: --plan {a.plan} says it; leave out")
     saved = load_plan_set(a.plan)
     recipe = saved.recipe
     with of_recipe(a.plan):
-        texts = TextLengths(**{name: _whole(recipe["texts"][name]) for name in ("batch", "longest", "shortest", "max_new", "chunk")})
+        texts = TextLengths(
+            **{name: _whole(recipe["texts"][name]) for name in ("batch", "longest", "shortest", "max_new", "chunk", "lookup")}
+        )
         a.dtype, a.budget = DType(recipe["dtype"]).value, str(_whole(recipe["budget_bytes"]))
         a.set = [f"{name}={value}" for name, value in recipe["settings"].items()]
         a.no_fuse = ",".join(map(str, recipe["no_fuse"])) or None
@@ -177,12 +181,13 @@ def spoken(tokens: Generator[list[int], None, None], answers: Sequence[Continuat
 
 def figures_of(figures: GenerationFigures, plans: PlannedSet, plan_s: float) -> dict[str, object]:
     """What `--json` says of the time of each prompt; null for what was not measured."""
-    steps, prompts = figures.steps if figures.decode_s else 0, plans.texts.batch
+    steps, new, prompts = figures.steps if figures.decode_s else 0, figures.new_tokens, plans.texts.batch
     return {
         "time_to_first_token_s": figures.time_to_first_token_s,
-        "tokens_per_s": steps / figures.decode_s if steps else None,
-        "bytes_per_token": figures.moved_bytes // (steps * prompts) if steps else None,
-        "predicted_tokens_per_s": steps / figures.predicted_s if steps else None,
+        "tokens_per_s": new / figures.decode_s if steps else None,
+        "bytes_per_token": figures.moved_bytes // (new * prompts) if steps else None,
+        "predicted_tokens_per_s": new / figures.predicted_s if steps else None,
+        "tokens_per_pass": new / steps if steps else None,
         "loaded_bytes": figures.loaded_bytes,
         "plan_s": plan_s,
         "plans": len(plans.plan_set.phases),
@@ -196,9 +201,11 @@ def rendered(figures: GenerationFigures, plans: PlannedSet, plan_s: float, answe
     count = sum(len(answer.tokens) for answer in answers)
     lines = [f"tokens      {count}" + (f" of {len(answers)} prompts, in batches of as many" if len(answers) > 1 else "")]
     if figures.steps and figures.decode_s:
-        rate, predicted = figures.steps / figures.decode_s, figures.steps / figures.predicted_s
+        rate, predicted = figures.new_tokens / figures.decode_s, figures.new_tokens / figures.predicted_s
         each = format_bytes(figures.moved_bytes // figures.steps)
         lines[0] += f"; {rate * len(answers):.1f} a second (predicted {predicted * len(answers):.1f}), {each} moved a pass"
+        if plans.texts.lookup:
+            lines[0] += f", {figures.new_tokens / figures.steps:.2f} tokens a pass"
     lines.append(f"first       after {format_seconds(figures.time_to_first_token_s)}")
     lines.append(f"plans       {len(plans.plan_set.phases)}, each and all together judged right, made or read in {format_seconds(plan_s)}")
     lines.append(f"memory      arena {format_bytes(budget_bytes)}, host {format_bytes(plans.host_bytes)}")
@@ -239,7 +246,7 @@ def chat_command(a: argparse.Namespace) -> int:
             raise UsageError(f"--set {name}: chat sets it")
         return open_model(spec, {**settings, **sizes}, checkpoint, None, tokenizer)
 
-    texts = TextLengths(1, a.positions - 1, 1, 2, CHUNK)
+    texts = TextLengths(1, a.positions - 1, 1, 2, CHUNK, a.lookup)
     with progress_bars(chosen.why, told.text, quiet=a.json) as shown:
         machine = shown.without_spinner(machine_of(a, chosen.kind))
         began = perf_counter()

@@ -194,6 +194,8 @@ def _sampling_arguments(p: argparse.ArgumentParser, max_new: int) -> None:
     p.add_argument("--min-p", type=float, default=0.0, metavar="P", help="draw from those at least P times as probable as the best")
     p.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X", help="make tokens that occurred less probable")
     p.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws (default: 0)")
+    guessed = "read N tokens beside the last one in each pass, looked up in the text so far: those that come cost no pass of their own"
+    p.add_argument("--lookup", type=int, default=0, metavar="N", help=guessed)
     p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeat for others")
 
 

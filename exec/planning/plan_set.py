@@ -58,7 +58,7 @@ class PlannedPhase:
     extra: int
     tokens: int
     output: str
-    """The logits of the next token after each sequence."""
+    """The logits of the next token: after each sequence [b, v], or after each token [b, s, v]."""
 
     @property
     def seconds(self) -> float:
@@ -236,7 +236,7 @@ class _Phases:
                 return tuple(reversed(found))
 
     def _bucket(self, bucket: Bucket, request: PlanRequest) -> PlannedPhase:
-        return self._planned(bucket.past, bucket.extra, 1, replace(request, passes=bucket.extra + 1))
+        return self._planned(bucket.past, bucket.extra, bucket.tokens, replace(request, passes=bucket.extra + 1))
 
     def _planned(self, past: int, extra: int, tokens: int, request: PlanRequest) -> PlannedPhase:
         self._n += 1
@@ -281,11 +281,12 @@ def _at_position(error: DoesNotFit, position: int) -> DoesNotFit:
 
 
 def opened(model_at: ModelAt, texts: TextLengths, past: int, extra: int, tokens: int) -> tuple[Model, str]:
-    """The model of a phase, and its logits. Raises UsageError for a spec that does not generate, or not such texts."""
+    """The model of a phase, and its logits: after every token where what may come next is looked up. Raises UsageError for a spec that does
+    not generate, or not such texts."""
     model = model_at({"batch": texts.batch, "seq": tokens, "past": past, "room": extra})
     _refuse_no_generation(model)
     _refuse_padding(model, texts)
-    return model, _logits_output(model)
+    return model, _logits_output(model, 3 if texts.lookup and tokens == 1 + texts.lookup else 2)
 
 
 def asked(model: Model, output: str, request: PlanRequest) -> tuple[Program, PlanRequest]:
@@ -334,16 +335,21 @@ def _whole_states(model: Model) -> list[str]:
 
 def _refuse_padding(model: Model, texts: TextLengths) -> None:
     whole = _whole_states(model)
+    if texts.lookup and whole:
+        raise UsageError(f"--lookup: what was read and does not come next cannot be taken back from the state `{whole[0]}`; leave it out")
     if texts.longest > texts.shortest and whole:
         cure = "give prompts of one length, or one at a time"
         raise UsageError(f"prompts of several lengths are padded, and the state `{whole[0]}` would take the padding in; {cure}")
 
 
-def _logits_output(model: Model) -> str:
-    axes = logits_axes(model)
-    found = [output.name for output in model.program.outputs if axes.get(output.name) == 2]
+def _logits_output(model: Model, axes: int) -> str:
+    """The output that is the logits of the next token, over so many axes: after each sequence, or after each token."""
+    axes_by_name, path = logits_axes(model), model.program.path
+    found = [output.name for output in model.program.outputs if axes_by_name.get(output.name) == axes]
     if len(found) > 1:
-        raise UsageError(f"{model.program.path}: {' and '.join(found)} could each be the logits of the next token; leave one of them out")
+        raise UsageError(f"{path}: {' and '.join(found)} could each be the logits of the next token; leave one of them out")
+    if not found and axes == 2:
+        raise UsageError(f"{path} declares no output of two axes (batch, vocabulary), the next token after each sequence")
     if not found:
-        raise UsageError(f"{model.program.path} declares no output of two axes (batch, vocabulary), the next token after each sequence")
+        raise UsageError(f"--lookup: {path} declares no output of three axes (batch, sequence, vocabulary), the next token after each one")
     return found[0]

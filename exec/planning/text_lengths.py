@@ -18,6 +18,7 @@ CHUNKS = (1024, 256, 64, 16)
 """Tokens of a chunk, where prompts do not fit the budget at once."""
 READ_POSITIONS = 256
 """Where the second plan for chunks begins; each after it begins at twice as many."""
+MOST_LOOKUP = 64
 LEAST_POSITIONS, POSITIONS_SHARE = 64, 4
 """Of a bucket: so many positions at least, and a share of those before it."""
 
@@ -47,6 +48,8 @@ class TextLengths:
     """Tokens generated at most, for each prompt."""
     chunk: int = 0
     """Tokens of a pass in which prompts are read; 0: each is read at once."""
+    lookup: int = 0
+    """So many tokens that may come next are read in a pass beside the last one."""
 
     @property
     def spread(self) -> int:
@@ -62,6 +65,10 @@ class TextLengths:
         """Raises UsageError where there is nothing to begin with, or nothing to generate."""
         if self.max_new < 1:
             raise UsageError(f"--max-new {self.max_new} is not at least 1")
+        if not 0 <= self.lookup <= MOST_LOOKUP:
+            raise UsageError(f"--lookup {self.lookup} is not between 0 and {MOST_LOOKUP}")
+        if self.lookup and self.batch > 1:
+            raise UsageError(f"--lookup is for one prompt: of {self.batch} each would go on from another position")
         if self.batch < 1 or self.shortest < 1:
             raise UsageError("a prompt is empty; a model needs at least one token")
 
@@ -109,14 +116,14 @@ class TextLengths:
             yield from (replace(self, chunk=chunk, max_new=max(2, self.max_new)) for chunk in CHUNKS if chunk < most)
 
     def buckets(self) -> tuple[Bucket, ...]:
-        """For the passes of one token: whose shortest sequence is at `shortest` first (with chunks at 0, where a rest may have to be read),
-        whose longest at `positions` - 1 last."""
+        """For the passes after the prompts': whose shortest sequence is at `shortest` first (with chunks at 0, where a rest may have to be
+        read), whose longest at `positions` - 1 last."""
         if self.max_new < 2:
             return ()
         last = self.positions - 1
         borders = [*_borders(last - self.spread)]
         ends = [min(nexts - 1 + self.spread, last) for nexts in (*borders[1:], last + 1)]
-        found = [Bucket(past, end - past) for past, end in zip(borders, ends, strict=True)]
+        found = [Bucket(past, end - past, 1 + self.lookup) for past, end in zip(borders, ends, strict=True)]
         first = 0 if self.chunk else self.shortest
         return tuple(found[sum(border <= first for border in borders) - 1 :])
 

@@ -39,6 +39,8 @@ from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import PlaceKind, Queue
 
 Loading = Callable[[str, int], None]
+LOOKED_UP = (4, 3, 2)
+"""How many tokens have to be the same."""
 MOVED_BYTES = 64 << 20
 """Of a block in which weights go to a larger arena: only so much of them is in memory twice."""
 
@@ -52,6 +54,8 @@ class GenerationFigures:
     """All passes after the prompts' own, sampling and changes of phase included."""
     steps: int = 0
     """Passes after the prompts' own."""
+    new_tokens: int = 0
+    """Of each sequence, that these gave: as many, or more where what came next was looked up."""
     moved_bytes: int = 0
     """Over both links in those."""
     loaded_bytes: list[int] = field(default_factory=list)
@@ -75,12 +79,12 @@ def plan_generation(
     """
     request = options.plan
     texts.refuse_none()
-    refuse_positions(model_at, texts.batch, texts.longest, texts.max_new)
+    refuse_positions(model_at, texts.batch, texts.longest, texts.max_new + texts.lookup)
     model, output = opened(model_at, texts, 0, 0, texts.longest)
     refuse_ids_outside(next(i for i in model.program.inputs if i.name == TOKENS), prompts)
     bind_inputs(_without_states(model.program), None, _inputs(prompts.lists, [0] * texts.batch, texts.longest))
     if buckets := texts.buckets():
-        model, output = opened(model_at, texts, buckets[-1].past, buckets[-1].extra, 1)
+        model, output = opened(model_at, texts, buckets[-1].past, buckets[-1].extra, buckets[-1].tokens)
     what = f"weights, inputs and states of {texts.positions} positions (fewer with a smaller --max-new)"
     refuse_above_host(least_host_bytes(*asked(model, output, request)), 0, what)
     texts = fitting(model_at, request, texts)
@@ -175,22 +179,39 @@ class Conversation:
         figures = self._generation.figures = GenerationFigures()
         known = [list(prompt) for prompt in prompts]
         samplers = [Sampler(sampling, n) for n in range(len(known))]
+        began, left = perf_counter(), max_new
         new: list[Sequence[int]] = [prompt[at:] for prompt, at in zip(prompts, self.lengths, strict=True)]
-        for n in range(max_new):
-            began = perf_counter()
-            logits = self.read(new, figures, is_prompt=n == 0)
-            found = [sampler.next(row, ids) for sampler, row, ids in zip(samplers, logits, known, strict=True)]
-            for ids, token in zip(known, found, strict=True):
-                ids.append(token)
-            new = [[token] for token in found]
-            if n:
-                figures.decode_s += perf_counter() - began
-            else:
-                figures.time_to_first_token_s = perf_counter() - began
-            yield found
+        rows = self.read(new, figures, is_prompt=True).unsqueeze(1)
+        drafts: list[Sequence[int]] = [()] * len(known)
+        lookup = self._generation.plans.texts.lookup
+        while True:
+            for n in range(rows.shape[1]):
+                found = [sampler.next(row[n], ids) for sampler, row, ids in zip(samplers, rows, known, strict=True)]
+                for ids, token in zip(known, found, strict=True):
+                    ids.append(token)
+                if lookup:
+                    self.lengths = [len(known[0]) - 1]  # of the tokens that were looked up and read, only those that came are text
+                left -= 1
+                if left + 1 == max_new:
+                    figures.time_to_first_token_s = perf_counter() - began
+                else:
+                    figures.new_tokens += 1
+                    figures.decode_s += perf_counter() - began
+                yield found
+                began = perf_counter()
+                if not left or n == len(drafts[0]) or found[0] != drafts[0][n]:
+                    break
+            if not left:
+                return
+            if lookup:
+                drafts = [looked_up(known[0], min(lookup, left - 1))]
+            new = [[ids[-1], *draft] for ids, draft in zip(known, drafts, strict=True)]
+            rows = self.read(new, figures, is_prompt=False)
+            rows = rows if lookup else rows.unsqueeze(1)
 
     def read(self, rows: Sequence[Sequence[int]], figures: GenerationFigures, *, is_prompt: bool) -> torch.Tensor:
-        """[b, v] logits after so many more tokens of every sequence: of each one, or as many of all, or a prompt that nothing is before."""
+        """[b, v] logits after so many more tokens of every sequence: of each one, or as many of all, or a prompt that nothing is before.
+        Where what comes next is looked up, and this is no prompt, [b, s, v] after each of them."""
         plans, start = self._generation.plans, min(self.lengths)
         texts = plans.texts
         if is_prompt and not texts.chunk and not start:
@@ -198,10 +219,13 @@ class Conversation:
         begin, end, logits = 0, max(map(len, rows)), None
         while begin < end:
             phase = plans.read_at(start + begin) if texts.chunk and is_prompt else None
-            left = end - begin
-            if phase is None or left * plans.bucket_at(start + begin).seconds < phase.seconds:
-                phase = plans.bucket_at(start + begin)
-            logits = self._run(phase, [row[begin : begin + phase.tokens] for row in rows], figures, is_counted=not is_prompt)
+            bucket = plans.bucket_at(start + begin)
+            if phase is None or -(-(end - begin) // bucket.tokens) * bucket.seconds < phase.seconds:
+                phase = bucket
+            part = [row[begin : begin + phase.tokens] for row in rows]
+            logits = self._run(phase, part, figures, is_counted=not is_prompt)
+            if is_prompt and logits.dim() == 3:
+                logits = logits[:, max(map(len, part)) - 1]
             begin += phase.tokens
         assert logits is not None, "there is a token to read"
         return logits
@@ -236,6 +260,17 @@ class Conversation:
         if phase.planned.memgraph.loops:
             figures.loaded_bytes.append(loaded)
         return ready
+
+
+def looked_up(ids: Sequence[int], most: int) -> Sequence[int]:
+    """What came after the last few of `ids` where they stood before, the longest such few and the last such place first: a guess at what
+    comes now, of `most` tokens at most (prompt lookup: Saxena 2023)."""
+    for size in LOOKED_UP:
+        end = list(ids[-size:])
+        for start in range(len(ids) - size - 1, -1, -1):
+            if ids[start : start + size] == end:
+                return ids[start + size : start + size + most]
+    return []
 
 
 def _inputs(rows: Sequence[Sequence[int]], at: Sequence[int], tokens: int) -> dict[str, NDArray[np.int64]]:
