@@ -129,7 +129,7 @@ def wrong_with(case: Case, folder: Path, status: int, stdout: str, stderr: str) 
         return f"writes {', '.join(changed + written)}, status {status}"
     if status == 0 and "--json" in case.argv and not stdout.startswith("usage: "):
         try:
-            for text in stdout.splitlines() if case.argv[:1] == ("generate",) else [stdout]:  # an object a prompt
+            for text in stdout.splitlines() if case.argv[0] in ("generate", "chat") else [stdout]:  # an object a prompt, or a turn
                 json.loads(text, parse_constant=_no_constant)
         except ValueError as error:
             return f"stdout is not JSON: {error}"

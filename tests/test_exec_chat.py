@@ -76,6 +76,7 @@ def test_positions_run_out_loudly(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         (("--set", "seq=3"), "--set seq: chat sets it"),
         (("--stop", ""), "--stop is empty"),
         (("--weights", "random:1"), "fit any spec: name one"),
+        (("--max-new", "0"), "--max-new 0 is not at least 1"),
     ],
 )
 def test_mistakes_are_one_line(

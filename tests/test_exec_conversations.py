@@ -86,7 +86,7 @@ def test_a_lookup_is_for_one_prompt_and_states_that_can_be_taken_back(tmp_path: 
     )
     path = tmp_path / "line.yaml"
     path.write_text(text.replace("sum[t](k[b,t])", "h[b]"), encoding="utf-8")
-    with pytest.raises(UsageError, match="cannot be taken back from the state `h`"):
+    with pytest.raises(UsageError, match="--lookup: the state `h` is written whole"):
         plan_texts(lambda sizes: open_model(path, sizes, "random:0"), CPU, PlanRequest(1 << 20), TextLengths(1, 2, 2, 4, lookup=2))
     path.write_text(LINE, encoding="utf-8")
     with pytest.raises(UsageError, match="declares no output of three axes"):

@@ -235,7 +235,7 @@ def test_an_input_has_its_default_in_every_pass(tmp_path: Path) -> None:
         ("", "", ((1, 41),), r"input tokens\[0, 1\] is 41, outside its range"),
         ("v == hot[b])", "v == 45)", ((1, 2),), r"input tokens\[0, 0\] is 45, outside its range"),
         ("outputs: {logits", "outputs: {other: {axes: b v}, logits", ((1, 2),), "other and logits could each be the logits"),
-        ("k: {axes: b t, along: t}", "h: {axes: b}", ((1, 2), (3,)), "the state `h` would take the padding in"),
+        ("k: {axes: b t, along: t}", "h: {axes: b}", ((1, 2), (3,)), "the state `h` is written whole, and would take in the padding"),
         ("9 * (v", "sqrt(0 * sum_of_all[b] - 1) * (v", ((1, 2),), "hold NaN or inf, so there is no next token"),
     ],
 )

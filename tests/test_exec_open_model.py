@@ -16,6 +16,7 @@ import einpage
 from checkpoint_metadata import SPECS, saved
 from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.cli import main
+from einpage.exec.device.arena import HostArena
 from einpage.exec.planning.model import spec_for
 from einpage.exec.run import choose, generation, open_model
 from einpage.exec.run.open_model import OpenModel
@@ -88,6 +89,11 @@ def test_what_has_no_state_does_not_generate() -> None:
         (lambda model: ids(model, [160], 2), r"tokens\[0, 0\] is 160, outside its range"),
         (lambda model: model.prefill([[1], [200]]), r"tokens\[1, 0\] is 200, outside its range"),
         (lambda model: model.prefill([1], outputs=["none"]), "none"),
+        (lambda model: model.prefill([1], outputs="logits"), "expected a list of names"),
+        (lambda model: ids(model, [[5, 17]], 3), "not a token id"),  # type: ignore[list-item]
+        (lambda model: ids(model, [5.5], 3), "not a token id"),  # type: ignore[list-item]
+        (lambda model: ids(model, [5], 4.5), "expected a whole number"),  # type: ignore[arg-type]
+        (lambda model: list(model.generate([5], top_k=3)), "no tokenizer"),
     ],
 )
 def test_what_it_cannot_do_is_said_and_it_goes_on(call: Any, message: str, model: OpenModel) -> None:
@@ -108,6 +114,39 @@ def test_a_text_that_is_left_early_leaves_the_model_as_it_was(model: OpenModel) 
     assert next(found) == expected((5, 17, 3), 6)[0]
     found.close()
     assert ids(model, [5, 17, 3], 6) == expected((5, 17, 3), 6)
+
+
+def test_a_text_that_is_begun_ends_the_one_before(model: OpenModel) -> None:
+    """They have the same memory: silence would be wrong tokens."""
+    for other in (lambda: ids(model, [9, 4, 77, 2], 3), lambda: model.prefill([[9, 4, 77, 2]] * 3)):
+        first = model.tokens([5, 17, 3], max_new=6, sampling=GREEDY)
+        next(first)
+        other()
+        with pytest.raises(UsageError, match="another text was begun on this model"):
+            list(first)
+        assert ids(model, [5, 17, 3], 6) == expected((5, 17, 3), 6)
+
+
+@pytest.mark.parametrize(("where", "prompt"), [("fill", [5, 17, 3]), ("drop", list(range(60)))])
+def test_weights_that_were_not_all_loaded_are_loaded_again(where: str, prompt: list[int], model: OpenModel) -> None:
+    """Ctrl-C while they are read, or while the arena grows."""
+
+    def interrupted(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    if where == "drop":
+        ids(model, [1], 2)
+    with patch.object(*((generation, "fill") if where == "fill" else (HostArena, "drop")), interrupted), pytest.raises(KeyboardInterrupt):
+        ids(model, prompt, 4)
+    assert ids(model, [5, 17, 3], 6) == expected((5, 17, 3), 6)
+
+
+def test_a_model_that_is_closed_says_no_more(model: OpenModel) -> None:
+    begun = model.tokens([5, 17, 3], max_new=6, sampling=GREEDY)
+    next(begun)
+    model.close()
+    with pytest.raises(UsageError, match="the model is closed"):
+        next(begun)
 
 
 def test_a_learned_table_of_positions_is_used_to_its_end(tmp_path: Path) -> None:

@@ -182,7 +182,8 @@ def test_the_command_replays_what_it_saved(tmp_path: Path, capsys: pytest.Captur
         (("--dtype", "fp16", "--set", "vocab=3"), "--dtype, --set: --plan "),
         (("--plan-seconds", "1"), "--plan-seconds: --plan "),
         (("--prompt", "hell"), "2 prompts, and the plans are for 1"),
-        (("--max-new", "40"), "tokens, and the plans are for"),
+        (("--max-new", "40"), "--max-new 11 is planned for"),
+        (("--max-new", "0"), "--max-new 0 is not at least 1"),
     ],
 )
 def test_what_the_file_says_is_not_asked_again(

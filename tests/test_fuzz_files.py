@@ -12,6 +12,7 @@ import json
 import struct
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -64,7 +65,8 @@ def planned_set() -> bytes:
         spec, out = Path(folder, "spec.yaml"), Path(folder, "set.json")
         spec.write_bytes(GENERATING)
         words = ("--generate", "12", "--set", "seq=4", "--budget", "64KiB", "--machine", "cpu")
-        assert main(("plan", str(spec), *words, "--out", str(out))) == 0
+        with redirect_stdout(io.StringIO()):
+            assert main(("plan", str(spec), *words, "--out", str(out))) == 0
         return out.read_bytes()
 
 

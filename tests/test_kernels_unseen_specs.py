@@ -182,9 +182,9 @@ def compile_all(names: Iterable[str], splits: Sequence[bool], dtype: DType, capa
 @pytest.mark.slow
 @pytest.mark.interpreter
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", range(8))
 def test_random_specs_compute_the_reference(block: int) -> None:
-    for seed in range(50 * block, 50 * (block + 1)):
+    for seed in range(25 * block, 25 * (block + 1)):
         program = elaborate(read_document(random_spec(seed, most_statements=6), "unseen.yaml"))
         check(program, tiled(program, partial(some, Random(seed)), DType.FP32), DType.FP32, least=1.0)
 

@@ -103,7 +103,11 @@ MUTANTS: list[tuple[SetReason, int, Callable[[PlanSet], PlanSet]]] = [
     (SetReason.WEIGHT_LOADED, 3, memgraph_of(3, lambda m: weights_swapped(m, DEVICE))),
     (SetReason.STATE_LOST, 1, memgraph_of(0, without_state)),
     (SetReason.STATE_LOST, 2, memgraph_of(1, without_state)),
-    (SetReason.STATE_LOST, 1, lambda plans: changed(plans, 0, tokens=9)),
+    (SetReason.STATE_LOST, 0, lambda plans: replace(changed(plans, 0, tokens=9), longest=9)),
+    (SetReason.STATE_LOST, 1, lambda plans: replace(plans, phases=(plans.phases[0], replace(plans.phases[1], extra=plans.positions - 1)))),
+    (SetReason.POSITION_MISSING, 0, lambda plans: replace(plans, phases=plans.phases[1:])),
+    (SetReason.POSITION_MISSING, 0, lambda plans: replace(plans, shortest=plans.longest + 1)),
+    (SetReason.POSITION_MISSING, 1, lambda plans: replace(changed(plans, 1, past=2), longest=plans.longest - 1)),
     (SetReason.STATE_STALE, 3, memgraph_of(3, with_constant_state)),
 ]
 

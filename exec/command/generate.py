@@ -15,7 +15,7 @@ from time import perf_counter
 
 from einpage.checkpoints.match.resolve import open_weights
 from einpage.checkpoints.text.chat_template import Message, load_template
-from einpage.checkpoints.text.tokenizer import CURE, TokenizerError, end_tokens, load_tokenizer
+from einpage.checkpoints.text.tokenizer import CURE, Tokenizer, TokenizerError, end_tokens, load_tokenizer
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import format_bytes, format_seconds, shown
@@ -24,10 +24,10 @@ from einpage.exec.command.plan import Told
 from einpage.exec.command.run import budget_of, device_of, machine_of, progress_bars, spec_of, stuck, thread_warnings
 from einpage.exec.dispatch.progress import Hooks
 from einpage.exec.load.inputs import TokenLists, encode_prompts, refuse_surrogates
-from einpage.exec.planning.model import Model, open_model, refuse_lacking_sizes
+from einpage.exec.planning.model import Model, ModelAt, open_model, refuse_lacking_sizes
 from einpage.exec.planning.plan_set import SIZES, PlannedSet, replayed
 from einpage.exec.planning.text_lengths import TextLengths
-from einpage.exec.run.choose import RunOptions, dispatch_of, kernels_for
+from einpage.exec.run.choose import ChosenDevice, RunOptions, dispatch_of, kernels_for
 from einpage.exec.run.continuation import Continuation
 from einpage.exec.run.generation import Conversation, Generation, GenerationFigures, LoadedWeights, plan_generation
 from einpage.exec.run.sampling import Sampling
@@ -43,87 +43,117 @@ DEFAULT_TEMPERATURE = 0.8
 def generate_command(a: argparse.Namespace) -> int:
     """The `generate` command. Raises the errors of every stage; returns 0, or 130 where it was interrupted after its first token."""
     saved = saved_plans(a) if a.plan else None
+    if a.weights and not a.prompt:
+        raise UsageError("generate needs a --prompt: a text, @FILE, or - for stdin")
+    setup = setup_of(a, "generate")
+    texts = prompt_texts(a.prompt)
+    prompts = encode_prompts(setup.tokenizer, texts)
+    prompts = replace(prompts, lists=tuple(row[: len(row) - len(setup.tokenizer.suffix)] for row in prompts.lists))
+    answers = [Continuation(text, ids, setup.tokenizer, setup.ends, a.stop) for text, ids in zip(texts, prompts.lists, strict=True)]
+    told = Told()
+    with progress_bars(setup.device.why, told.text, quiet=a.json) as shown:
+        began = perf_counter()
+        machine = shown.without_spinner(machine_of(a, setup.device.kind))
+        if saved is None:
+            lengths = replace(TextLengths.of(prompts.lists, a.max_new), lookup=a.lookup)
+            plans = plan_generation(setup.model_at, machine, setup.options, prompts, lengths, told.planning)
+        else:
+            saved.texts.refuse_others(prompts.lists, a.max_new)
+            machine = machine if isinstance(machine, Machine) else machine()
+            plans = replayed(saved.plans, saved.texts, setup.model_at, machine, setup.options.plan)
+        plan_s = perf_counter() - began
+        shown.planned(plans.first.planned)
+        generation = Generation(plans, setup.options, LoadedWeights(setup.options, shown.loading))
+    warnings = [*generation.warnings, *setup.warnings]
+    for warning in warnings if not a.json else ():
+        print(f"warning: {warning}", file=sys.stderr)
+    status = _say(generation.tokens(prompts.lists, a.max_new, setup.sampling, Hooks(stuck=stuck)), answers, a.json or len(answers) > 1)
+    if a.json:
+        for answer in answers:
+            figures = figures_of(generation.figures, plans, plan_s)
+            print(json.dumps({**answer.facts(), **figures, "warnings": [*warnings, *without_text(answers)]}))
+        return status
+    print("" if len(answers) == 1 else "\n\n".join(f"{answer.prompt!r}\n{answer.text}" for answer in answers))
+    for warning in without_text(answers):
+        print(f"warning: {warning}", file=sys.stderr)
+    print(rendered(generation.figures, plans, plan_s, answers), file=sys.stderr)
+    return status
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What generate and chat have in common: all that their options say, the checkpoint opened."""
+
+    device: ChosenDevice
+    options: RunOptions
+    tokenizer: Tokenizer
+    ends: frozenset[int]
+    model_at: ModelAt
+    sampling: Sampling
+    warnings: Sequence[str]
+
+
+def setup_of(a: argparse.Namespace, command: str) -> Setup:
+    """Raises UsageError, WeightError, SpecError: what can be refused before anything is planned."""
     warnings = thread_warnings(a.threads)
     if not a.weights:
-        raise UsageError("generate needs --weights: a checkpoint's path")
-    if not a.prompt:
-        raise UsageError("generate needs a --prompt: a text, @FILE, or - for stdin")
-    sampling = sampling_of(a)
-    spec = spec_of(a)
+        raise UsageError(f"{command} needs --weights: a checkpoint's path")
+    if a.max_new < 1:
+        raise UsageError(f"--max-new {a.max_new} is not at least 1")
+    sampling, spec = sampling_of(a), spec_of(a)
     refuse_lacking_sizes(spec, SIZES)
-    chosen = device_of(a)
+    chosen, settings = device_of(a), settings_of(a.set)
     options = RunOptions(
         plan=request_of(a, budget_of(a, chosen.kind)),
         dispatch=dispatch_of(a.dispatch, False),
         device=chosen.kind,
         kernels=kernels_for(a.kernels, chosen.kind),
     )
-    settings = settings_of(a.set)
-    texts = prompt_texts(a.prompt)
     try:
         tokenizer = load_tokenizer(a.weights)
     except TokenizerError as error:
-        raise UsageError(str(error).replace(CURE, "generate needs a checkpoint that has one")) from error
-    prompts = encode_prompts(tokenizer, texts)
-    prompts = replace(prompts, lists=tuple(row[: len(row) - len(tokenizer.suffix)] for row in prompts.lists))
-
-    checkpoint = open_weights(a.weights)
+        raise UsageError(str(error).replace(CURE, f"{command} needs a checkpoint that has one")) from error
+    checkpoint, ends = open_weights(a.weights), end_tokens(a.weights)
 
     def model_at(sizes: Mapping[str, int]) -> Model:
         for name in sizes.keys() & settings.keys():
-            raise UsageError(f"--set {name}: generate sets it")
+            raise UsageError(f"--set {name}: {command} sets it")
         return open_model(spec, {**settings, **sizes}, checkpoint, None, tokenizer)
 
-    ends = end_tokens(a.weights)
-    answers = [Continuation(text, ids, tokenizer, ends, a.stop) for text, ids in zip(texts, prompts.lists, strict=True)]
-    machine, told = machine_of(a, chosen.kind), Told()
-    with progress_bars(chosen.why, told.text, quiet=a.json) as shown:
-        began = perf_counter()
-        machine = shown.without_spinner(machine)
-        if saved is None:
-            plans = plan_generation(
-                model_at, machine, options, prompts, replace(TextLengths.of(prompts.lists, a.max_new), lookup=a.lookup), told.planning
-            )
-        else:
-            saved.texts.refuse_others(prompts.lists, a.max_new)
-            machine = machine if isinstance(machine, Machine) else machine()
-            plans = replayed(saved.plans, saved.texts, model_at, machine, options.plan)
-        plan_s = perf_counter() - began
-        shown.planned(plans.first.planned)
-        generation = Generation(plans, options, LoadedWeights(options, shown.loading))
-        warnings = [*generation.warnings, *warnings]
-    for warning in warnings if not a.json else ():
-        print(f"warning: {warning}", file=sys.stderr)
-    status = 0
+    return Setup(chosen, options, tokenizer, ends, model_at, sampling, warnings)
+
+
+def _say(tokens: Generator[list[int], None, None], answers: Sequence[Continuation], quiet: bool) -> int:
+    """Print the first answer as it comes, unless `quiet`, until all have ended; the exit status."""
+    said, status = 0, 0
     try:
-        for said in spoken(generation.tokens(prompts.lists, a.max_new, sampling, Hooks(stuck=stuck)), answers):
-            if not a.json and len(answers) == 1:
-                sys.stdout.write(said)
+        for _ in spoken(tokens, answers):
+            if not quiet:
+                sys.stdout.write(answers[0].text[said:])
                 sys.stdout.flush()
+            said = len(answers[0].text)
     except KeyboardInterrupt:
         status = INTERRUPTED
         for answer in answers:
             answer.finish = "interrupted" if answer.finish == "length" else answer.finish
-    unknown = [token for answer in answers for token in answer.unknown]
-    without_text = [f"{len(unknown)} tokens have no text, id {unknown[0]} first: the tokenizer does not know them"] if unknown else []
-    if a.json:
-        for answer in answers:
-            figures = figures_of(generation.figures, plans, plan_s)
-            print(json.dumps({**answer.facts(), **figures, "warnings": [*warnings, *without_text]}))
-        return status
-    print("" if len(answers) == 1 else "\n\n".join(f"{answer.prompt!r}\n{answer.text}" for answer in answers))
-    for warning in without_text:
-        print(f"warning: {warning}", file=sys.stderr)
-    print(rendered(generation.figures, plans, plan_s, answers), file=sys.stderr)
+    if not quiet:
+        sys.stdout.write(answers[0].text[said:])
     return status
+
+
+def without_text(answers: Sequence[Continuation]) -> list[str]:
+    """A warning where tokens have no text."""
+    unknown = [token for answer in answers for token in answer.unknown]
+    return [f"{len(unknown)} tokens have no text, id {unknown[0]} first: the tokenizer does not know them"] if unknown else []
 
 
 def sampling_of(a: argparse.Namespace) -> Sampling:
     """How the next token is chosen. Raises UsageError for options that exclude each other, and stop strings that are none."""
     if a.greedy and a.temperature is not None:
         raise UsageError("--greedy and --temperature exclude each other")
-    if a.greedy and (a.top_k or a.top_p != 1.0 or a.min_p or a.seed):
-        raise UsageError("--greedy takes the best token: --top-k, --top-p, --min-p and --seed have no effect beside it; leave them out")
+    if (a.greedy or a.temperature == 0) and (a.top_k or a.top_p != 1.0 or a.min_p or a.seed):
+        best = "--greedy" if a.greedy else "--temperature 0"
+        raise UsageError(f"{best} takes the best token: --top-k, --top-p, --min-p and --seed have no effect beside it; leave them out")
     if "" in a.stop:
         raise UsageError("--stop is empty: every text would end before it begins; write a text, or leave it out")
     for stop in a.stop:
@@ -218,84 +248,61 @@ CHUNK = 64
 
 def chat_command(a: argparse.Namespace) -> int:
     """The `chat` command: a line of stdin is a turn. Raises the errors of every stage; returns 0, or 130 where it was interrupted."""
-    if not a.weights:
-        raise UsageError("chat needs --weights: a checkpoint's path")
+    if sys.stdin is None:
+        raise UsageError("stdin is closed: chat reads its turns from there, a line each")
     if a.positions < 2 * CHUNK:
         raise UsageError(f"--positions {a.positions} is not at least {2 * CHUNK}")
-    sampling, warnings = sampling_of(a), thread_warnings(a.threads)
-    spec = spec_of(a)
-    refuse_lacking_sizes(spec, SIZES)
-    chosen, settings, told = device_of(a), settings_of(a.set), Told()
-    options = RunOptions(
-        plan=request_of(a, budget_of(a, chosen.kind)),
-        dispatch=dispatch_of(a.dispatch, False),
-        device=chosen.kind,
-        kernels=kernels_for(a.kernels, chosen.kind),
-    )
-    tokenizer, template, ends, checkpoint = (
-        load_tokenizer(a.weights),
-        load_template(a.weights),
-        end_tokens(a.weights),
-        open_weights(a.weights),
-    )
-    messages: list[Message] = [{"role": "system", "content": a.system}] if a.system else []
-    template.render([*messages, {"role": "user", "content": ""}])
-
-    def model_at(sizes: Mapping[str, int]) -> Model:
-        for name in sizes.keys() & settings.keys():
-            raise UsageError(f"--set {name}: chat sets it")
-        return open_model(spec, {**settings, **sizes}, checkpoint, None, tokenizer)
-
-    texts = TextLengths(1, a.positions - 1, 1, 2, CHUNK, a.lookup)
-    with progress_bars(chosen.why, told.text, quiet=a.json) as shown:
-        machine = shown.without_spinner(machine_of(a, chosen.kind))
+    setup, template = setup_of(a, "chat"), load_template(a.weights)
+    messages: list[Message] = []
+    if a.system:
+        refuse_surrogates(a.system, "--system")
+        messages.append({"role": "system", "content": a.system})
+    template.render([*messages, {"role": "user", "content": "?"}])
+    texts, told = TextLengths(1, a.positions - 1, 1, 2, CHUNK, a.lookup), Told()
+    with progress_bars(setup.device.why, told.text, quiet=a.json) as shown:
+        machine = shown.without_spinner(machine_of(a, setup.device.kind))
         began = perf_counter()
-        plans = plan_generation(model_at, machine, options, TokenLists(((0,),), "the first turn"), texts, told.planning)
+        plans = plan_generation(setup.model_at, machine, setup.options, TokenLists(((0,),), "the first turn"), texts, told.planning)
         plan_s = perf_counter() - began
         shown.planned(plans.first.planned)
-        generation = Generation(plans, options, LoadedWeights(options, shown.loading))
-    for warning in () if a.json else (*generation.warnings, *warnings):
+        generation = Generation(plans, setup.options, LoadedWeights(setup.options, shown.loading))
+    warnings = [*generation.warnings, *setup.warnings]
+    for warning in () if a.json else warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    conversation, read = Conversation(generation, Hooks(stuck=stuck)), list[int]()
-    for line in _turns():
-        messages.append({"role": "user", "content": line})
-        ids = tokenizer.encode_rendered(template.render(messages))
-        left = a.positions + 1 - len(ids)
-        if left < 1:
-            conversation.close()
-            raise UsageError(f"the dialogue has {len(ids)} tokens, and positions run out at {a.positions}: begin anew, or say --positions")
-        conversation.go_back(
-            next((n for n, (old, new) in enumerate(zip(read, ids, strict=False)) if old != new), min(len(read), len(ids) - 1))
-        )
-        answer = Continuation(line, ids, tokenizer, ends, a.stop)
-        try:
-            for said in spoken(conversation.tokens([ids], min(a.max_new, left), sampling), [answer]):
-                if not a.json:
-                    sys.stdout.write(said)
-                    sys.stdout.flush()
+    with closing(Conversation(generation, Hooks(stuck=stuck))) as conversation:
+        read = list[int]()
+        for line in _turns():
+            messages.append({"role": "user", "content": line})
+            ids = setup.tokenizer.encode_rendered(template.render(messages))
+            left = a.positions + 1 - len(ids)
+            if left < 1:
+                cure = "begin anew, or say --positions"
+                raise UsageError(f"the dialogue has {len(ids)} tokens, and positions run out at {a.positions}: {cure}")
+            same = next((n for n, (old, new) in enumerate(zip(read, ids, strict=False)) if old != new), len(read))
+            conversation.go_back(max(0, min(same, len(ids) - 1)))
+            answer = Continuation(line, ids, setup.tokenizer, setup.ends, a.stop)
+            status = _say(conversation.tokens([ids], min(a.max_new, left), setup.sampling), [answer], a.json)
             read = [*ids, *answer.tokens][: conversation.lengths[0]]
-        except KeyboardInterrupt:
-            answer.finish = "interrupted"
-            conversation.close()
-            read = []
-        messages.append({"role": "assistant", "content": answer.text})
-        if a.json:
-            figures = figures_of(generation.figures, plans, plan_s)
-            print(json.dumps({**answer.facts(), **figures, "positions_left": left - len(answer.tokens), "warnings": warnings}), flush=True)
-        else:
-            print(flush=True)
-            if answer.finish == "length" and min(a.max_new, left) == left:
-                print("einpage: positions have run out; say --positions for more", file=sys.stderr)
-        if answer.finish == "interrupted" and not sys.stdin.isatty():
-            return INTERRUPTED
-    conversation.close()
+            if status == INTERRUPTED:  # in the middle of a pass nobody knows what was written
+                conversation.close()
+            messages.append({"role": "assistant", "content": answer.text})
+            if a.json:
+                figures = figures_of(generation.figures, plans, plan_s)
+                told_left = {"positions_left": left - len(answer.tokens), "warnings": [*warnings, *without_text([answer])]}
+                print(json.dumps({**answer.facts(), **figures, **told_left}), flush=True)
+            else:
+                print(flush=True)
+                for warning in without_text([answer]):
+                    print(f"warning: {warning}", file=sys.stderr)
+                if answer.finish == "length" and left <= a.max_new:
+                    print("einpage: positions have run out; say --positions for more", file=sys.stderr)
+            if status == INTERRUPTED and not sys.stdin.isatty():
+                return INTERRUPTED
     return 0
 
 
 def _turns() -> Iterator[str]:
     """Lines of stdin that hold something."""
-    if sys.stdin is None:
-        raise UsageError("stdin is closed: chat reads its turns from there, a line each")
     is_asked = sys.stdin.isatty()
     while True:
         if is_asked:
@@ -307,4 +314,5 @@ def _turns() -> Iterator[str]:
         if not line:
             return
         if line.strip():
+            refuse_surrogates(line, "stdin")
             yield line.rstrip("\r\n")

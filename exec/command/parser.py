@@ -157,6 +157,13 @@ def _add_run(commands: Commands) -> None:
     )
 
 
+PLANS_OF_A_GENERATION = {
+    "warm": False, "policy": Policy.AUTO.value, "free_order": False, "bounds": Effort.FAST.value, "plan_worth": True,
+    "outputs": None, "passes": None,
+}  # fmt: skip
+"""What generate and chat do not ask."""
+
+
 def _add_generate(commands: Commands) -> None:
     p = commands.add_parser("generate", help="text after a prompt, token by token")
     _spec_arguments(p, may_be_absent=True)
@@ -165,10 +172,7 @@ def _add_generate(commands: Commands) -> None:
     _prompt_arguments(p)
     p.add_argument("--plan", metavar="FILE", help="replay the plan set of this file, which plan --generate saved")
     _sampling_arguments(p, 64)
-    p.set_defaults(
-        command_function=_generate_command, warm=False, policy=Policy.AUTO.value, free_order=False, bounds=Effort.FAST.value,
-        plan_worth=True, outputs=None, passes=None,
-    )  # fmt: skip
+    p.set_defaults(command_function=_generate_command, **PLANS_OF_A_GENERATION)
 
 
 def _add_chat(commands: Commands) -> None:
@@ -179,10 +183,7 @@ def _add_chat(commands: Commands) -> None:
     p.add_argument("--system", metavar="TEXT", help="what the dialogue begins with, in the role `system`")
     p.add_argument("--positions", type=int, default=1024, metavar="N", help="of the whole dialogue (default: 1024)")
     _sampling_arguments(p, 256)
-    p.set_defaults(
-        command_function=_chat_command, warm=False, policy=Policy.AUTO.value, free_order=False, bounds=Effort.FAST.value,
-        plan_worth=True, outputs=None, passes=None,
-    )  # fmt: skip
+    p.set_defaults(command_function=_chat_command, **PLANS_OF_A_GENERATION)
 
 
 def _sampling_arguments(p: argparse.ArgumentParser, max_new: int) -> None:

@@ -27,7 +27,7 @@ from einpage.exec.planning.find_spec import spec_path
 from einpage.exec.planning.judged_plan import Planned, plan_program, plan_tasks
 from einpage.exec.planning.model import Model, open_model
 from einpage.exec.planning.plan_set import SIZES as GENERATION_SIZES
-from einpage.exec.planning.plan_set import PlannedSet, plan_texts, resident_weights
+from einpage.exec.planning.plan_set import PlannedSet, fitting, plan_texts, resident_weights
 from einpage.exec.planning.task_graph import split_as_told
 from einpage.exec.planning.text_lengths import TextLengths
 from einpage.exec.system.spinner import planning_text, spinner
@@ -106,8 +106,12 @@ def _plan_set_command(a: argparse.Namespace, began: float) -> int:
         raise UsageError(f"--generate {a.generate} positions, and prompts of `seq` = {prompt} tokens: ask for more, or --set seq=N smaller")
     texts = TextLengths(int(sizes.get("batch", 1)), prompt, 1 if sizes.get("batch", 1) == 1 else prompt, a.generate - prompt + 1)
     told = Told()
+
+    def model_at(given: Mapping[str, int]) -> Model:
+        return open_model(a.spec, {**rest, **given}, checkpoint)
+
     with spinner(told.text, quiet=a.json):
-        plans = plan_texts(lambda given: open_model(a.spec, {**rest, **given}, checkpoint), machine, request, texts, told.planning)
+        plans = plan_texts(model_at, machine, request, fitting(model_at, request, texts), told.planning)
     plan_s = perf_counter() - began
     write_each(((a.out, lambda path: save_plan_set(path, plans.plan_set, set_recipe(a, plans, rest, machine))),))
     if a.json:
@@ -183,10 +187,15 @@ def set_facts(plans: PlannedSet) -> dict[str, object]:
 def set_text(plans: PlannedSet, plan_s: float) -> str:
     """The same for a person."""
     texts = plans.texts
-    prompts = plans.first.planned.report
-    ratio = "" if prompts.bound_ratio is None else f", {prompts.bound_ratio:.2f} × its bound"
-    lines = [
-        f"prompts     {texts.batch} of up to {texts.longest} tokens: {format_seconds(prompts.predicted_s)}{ratio}",
+    lines = []
+    for read in plans.reads:
+        report = read.planned.report
+        ratio = "" if report.bound_ratio is None else f", {report.bound_ratio:.2f} × its bound"
+        what = f"{texts.batch} of up to {texts.longest} tokens"
+        if texts.chunk:
+            what += f", {read.tokens} tokens from {read.past}-{read.past + read.extra} on"
+        lines.append(f"prompts     {what}: {format_seconds(report.predicted_s)}{ratio}")
+    lines += [
         "positions         a token     × its bound   moved a token   resident weights",
     ]
     for bucket in plans.buckets:

@@ -66,6 +66,8 @@ def _facts_of_plan(a: argparse.Namespace, saved: SavedPlan) -> dict[str, object]
 def _facts_of_set(a: argparse.Namespace, saved: SavedPlanSet) -> dict[str, object]:
     if a.graph:
         raise UsageError(f"{a.plan} is a plan set, made of a spec, {saved.recipe.get('spec')}: compare it with that")
+    if a.weights and not a.spec:
+        raise UsageError("--weights gives a spec its sizes: add --spec")
     violation, other = judge_set(saved.plans), None
     for n, phase in enumerate(saved.plans.phases if a.spec and violation is None else ()):
         wanted = _graph_of_phase(a, saved.recipe, phase)

@@ -144,7 +144,7 @@ def _plan_loop(
         if best is not None and found.timeline.makespan_s >= best.timeline.makespan_s:
             break
         best = found
-        if best.timeline.makespan_s <= GOOD_ENOUGH * best.bounds.bound_s or dict(graph.split) == request.pieces:
+        if best.timeline.makespan_s <= GOOD_ENOUGH * best.bounds.bound_s or program.extents.keys() <= request.pieces.keys():
             break
     assert best is not None, "the first split fits"
     if pace is not None:

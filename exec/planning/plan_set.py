@@ -157,7 +157,9 @@ def replayed(plans: PlanSet, texts: TextLengths, model_at: ModelAt, machine: Mac
     texts.refuse_none()
     told = plans.shortest, plans.longest, plans.positions, plans.spread, plans.phases[0].memgraph.budget_bytes
     same = told == (texts.shortest, texts.longest, texts.positions, texts.spread, request.budget_bytes)
-    if not same or plans.phases[0].tokens != (texts.chunk or texts.longest):
+    loops = [phase for phase in plans.phases if phase.memgraph.loops]
+    served = {phase.tokens for phase in plans.phases if not phase.memgraph.loops}, {phase.tokens for phase in loops}
+    if not same or served != ({texts.chunk or texts.longest}, {1 + texts.lookup} if texts.max_new > 1 else set()):
         raise UsageError("damaged plan file: its recipe speaks of other texts, or another budget, than its plans")
 
     @cache
@@ -224,13 +226,13 @@ class _Phases:
             found, bucket = [last], self._buckets[-1]
             try:
                 for bucket in reversed(self._buckets[:-1]):
-                    request = self._request.in_pieces(dict(found[-1].planned.graph.split))
+                    request = self._request.in_pieces(_all_pieces(found[-1].model, found[-1].planned))
                     found.append(self._bucket(bucket, replace(request, resident=resident_weights(found[-1]))))
             except DoesNotFit:  # one before the last wants more bytes than it: leave it some
                 resident = resident_weights(last)
                 if not resident:
                     raise
-                request = self._request.in_pieces(dict(last.planned.graph.split))
+                request = self._request.in_pieces(_all_pieces(last.model, last.planned))
                 last = self._bucket(self._buckets[-1], replace(request, resident=resident[: len(resident) // 2], resident_only=True))
             else:
                 return tuple(reversed(found))
@@ -252,14 +254,14 @@ class _Phases:
 def fitting(model_at: ModelAt, request: PlanRequest, texts: TextLengths) -> TextLengths:
     """`texts`, read in chunks where prompts do not fit the budget at once. Raises DoesNotFit where even the smallest chunks, or the last
     bucket, do not, whatever the machine."""
-    refused: DoesNotFit | None = None
+    refused: DoesNotFit | None = None  # that of the smallest chunks
     for tried in texts.in_chunks():
         if tried.chunk and _whole_states(opened(model_at, texts, 0, 0, texts.longest)[0]):
             break  # such a state would take in the padding of the last chunk
         try:
             _refuse_budget(model_at, request, texts, tried.reads()[-1])
         except DoesNotFit as error:
-            refused = refused or error
+            refused = error
         else:
             for bucket in texts.buckets()[-1:]:
                 _refuse_budget(model_at, request, texts, bucket)
@@ -300,7 +302,12 @@ def asked(model: Model, output: str, request: PlanRequest) -> tuple[Program, Pla
 def weight_pieces(model: Model, planned: Planned) -> dict[Letter, int]:
     """Of the letters of weights: plans in the same have weights at the same offsets on the host."""
     letters = {letter for weight in model.program.weights for letter in weight.letters}
-    return {letter: n for letter, n in planned.graph.split if letter in letters}
+    return {letter: n for letter, n in _all_pieces(model, planned).items() if letter in letters}
+
+
+def _all_pieces(model: Model, planned: Planned) -> dict[Letter, int]:
+    """Of every letter, those that are not cut too."""
+    return {**dict.fromkeys(model.program.extents, 1), **dict(planned.graph.split)}
 
 
 def resident_weights(phase: PlannedPhase) -> tuple[str, ...]:
@@ -335,11 +342,16 @@ def _whole_states(model: Model) -> list[str]:
 
 def _refuse_padding(model: Model, texts: TextLengths) -> None:
     whole = _whole_states(model)
-    if texts.lookup and whole:
-        raise UsageError(f"--lookup: what was read and does not come next cannot be taken back from the state `{whole[0]}`; leave it out")
-    if texts.longest > texts.shortest and whole:
+    if not whole:
+        return
+    state = f"the state `{whole[0]}` is written whole"
+    if texts.lookup:
+        raise UsageError(f"--lookup: {state}, so what was read and does not come cannot be taken back; leave it out")
+    if texts.longest > texts.shortest or texts.chunk:
         cure = "give prompts of one length, or one at a time"
-        raise UsageError(f"prompts of several lengths are padded, and the state `{whole[0]}` would take the padding in; {cure}")
+        if texts.batch == 1:
+            cure = "generate with the prompt at hand, which is planned for its own length"
+        raise UsageError(f"{state}, and would take in the padding of prompts shorter than planned; {cure}")
 
 
 def _logits_output(model: Model, axes: int) -> str:

@@ -66,9 +66,11 @@ def build_graph(program: Program, request: PlanRequest) -> Built:
     Raises DoesNotFit where the smallest working set is larger than the budget, UsageError for an unknown output or fusion,
     an impossible split, or one into more than MOST_TASKS.
     """
-    dtype, budget_bytes, pieces = request.dtype, request.budget_bytes, request.pieces
+    dtype, budget_bytes = request.dtype, request.budget_bytes
     opgraph = fuse(program, request.outputs, without_fusions(request.no_fuse))
     working_sets = WorkingSets(opgraph, dtype)
+    uncut = program.extents.keys() - working_sets.most.keys()
+    pieces = {letter: n for letter, n in request.pieces.items() if n > 1 or letter not in uncut}
     may_fit = least_of_all(working_sets, pieces) <= budget_bytes
     for choice in candidates(working_sets, budget_bytes, pieces) if may_fit else ():
         found = _built(working_sets, choice.by_letter)

@@ -82,10 +82,12 @@ class TextLengths:
         """Raises UsageError for prompts that are not planned for, or more tokens after them."""
         wrong = self.lacks([len(prompt) for prompt in prompts], max_new)
         if wrong is not None:
-            raise UsageError(f"{wrong}; plan for these")
+            raise UsageError(wrong if wrong.endswith(("planned for)", "at least 1")) else f"{wrong}; plan for these")
 
     def lacks(self, lengths: Sequence[int], max_new: int) -> str | None:
         """What prompts of `lengths`, and so many tokens after each, are too much for; None where plans for these texts serve them."""
+        if max_new < 1:
+            return f"--max-new {max_new} is not at least 1"
         if len(lengths) != self.batch:
             return f"{len(lengths)} prompts, and the plans are for {self.batch}"
         if min(lengths) < self.shortest or max(lengths) > self.longest:
@@ -93,7 +95,9 @@ class TextLengths:
             return f"prompts of {min(lengths)} to {max(lengths)} tokens, and the plans are for {said}"
         reached = max(max(lengths), min(lengths) + self.spread) + max_new
         if reached > self.longest + self.max_new:
-            return f"{reached} tokens, and the plans are for {self.longest + self.max_new}"
+            most = self.longest + self.max_new - reached + max_new
+            cure = f" (--max-new {most} is planned for)" if most > 0 else ""
+            return f"{reached} tokens, and the plans are for {self.longest + self.max_new}{cure}"
         return None
 
     def reads(self) -> tuple[Bucket, ...]:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.graph.taskgraph import Kind, Tensor
@@ -104,6 +105,8 @@ class LoadedWeights:
         """By tile, the host offset of those that are loaded."""
         self._end = 0
         """Bytes of the arena up to the last of them."""
+        self.owner: object = None
+        """Who has inputs and states beside the weights: whoever came last."""
         self.not_finite: tuple[NotFiniteWeight, ...] = ()
 
     def grow_to(self, nbytes: int) -> None:
@@ -112,12 +115,13 @@ class LoadedWeights:
             return
         options = self._options
         refuse_above_host(nbytes - self._end, options.plan.budget_bytes if options.device is DeviceKind.CPU else 0)
-        larger, weights = HostArena(nbytes), Extent(Offset(0), Nbytes(self._end))
-        for start in range(0, self._end, MOVED_BYTES):
-            part = Extent(Offset(start), Nbytes(min(MOVED_BYTES, weights.nbytes - start)))
+        larger, weights_at, end = HostArena(nbytes), self._weights_at, self._end
+        self._weights_at, self._end = {}, 0  # whatever ends this early, they are loaded anew
+        for start in range(0, end, MOVED_BYTES):
+            part = Extent(Offset(start), Nbytes(min(MOVED_BYTES, end - start)))
             larger.bytes(part)[:] = self.host.bytes(part)
             self.host.drop(part)
-        self.host = larger
+        self.host, self._weights_at, self._end = larger, weights_at, end
 
     def load(self, model: Model, memgraph: MemGraph) -> None:
         """Weights to where the plan has them: as a rule they are there. Raises WeightError."""
@@ -128,8 +132,9 @@ class LoadedWeights:
         if weights_at == self._weights_at:
             return
         assert model.resolved is not None, "a model without weights can be planned, not run"
-        self._weights_at, self._end = weights_at, max((r.extents[0].end for r in on_host), default=0)
+        self._weights_at, self._end = {}, 0
         self.not_finite = fill(memgraph.graph, model.resolved, host_copies(memgraph, self.host), self._loading)
+        self._weights_at, self._end = weights_at, max((r.extents[0].end for r in on_host), default=0)
 
 
 class Generation:
@@ -153,13 +158,15 @@ class Generation:
 
 
 class Conversation:
-    """Sequences that are read and written in turns, and their states. One at a time: its states are in the model's memory."""
+    """Sequences that are read and written in turns, and their states: in the model's memory, so that one that is begun ends the one
+    before."""
 
     def __init__(self, generation: Generation, hooks: Hooks = SILENT) -> None:
         self._generation, self._hooks = generation, hooks
         self.lengths = [0] * generation.plans.texts.batch
         """Tokens of each sequence that were read: those after them may be read as others, which is all that it takes to go back."""
         self._phase: _Ready | None = None
+        generation.weights.owner = self
 
     def close(self) -> None:
         """Let the device go; what was read is forgotten."""
@@ -168,14 +175,18 @@ class Conversation:
         self._phase, self.lengths = None, [0] * len(self.lengths)
 
     def go_back(self, length: int) -> None:
-        """Forget what was read of one sequence from `length` tokens on; all of it, where a state cannot be taken back."""
+        """Forget what was read of every sequence from `length` tokens on; all of it, where a state cannot be taken back."""
         states = self._generation.plans.first.model.program.states
-        if length < self.lengths[0] and any(state.along is None for state in states):
+        if length < max(self.lengths) and any(state.along is None for state in states):
             self.close()
-        self.lengths = [min(length, self.lengths[0])]
+        self.lengths = [min(length, at) for at in self.lengths]
 
     def tokens(self, prompts: Sequence[Sequence[int]], max_new: int, sampling: Sampling) -> Generator[list[int], None, None]:
         """Read what is new of every sequence; then the next id of each, `max_new` times, of which the last is not read yet."""
+        if not all(len(prompt) > at for prompt, at in zip(prompts, self.lengths, strict=True)):
+            raise UsageError("there is no token to read: the text is empty")
+        if max_new < 1:
+            raise UsageError(f"--max-new {max_new} is not at least 1")
         figures = self._generation.figures = GenerationFigures()
         known = [list(prompt) for prompt in prompts]
         samplers = [Sampler(sampling, n) for n in range(len(known))]
@@ -234,6 +245,8 @@ class Conversation:
         self, phase: PlannedPhase, rows: Sequence[Sequence[int]], figures: GenerationFigures, is_counted: bool = False
     ) -> torch.Tensor:
         """One pass over the next tokens of every sequence."""
+        if self._generation.weights.owner is not self:
+            raise UsageError("another text was begun on this model, in the memory of this one: one at a time; begin anew")
         ready = self._ready(phase, figures)
         logits, measured = ready.run(_inputs(rows, self.lengths, phase.tokens), self._hooks)
         self.lengths = [at + len(row) for at, row in zip(self.lengths, rows, strict=True)]

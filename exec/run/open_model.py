@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from einpage.checkpoints.text.tokenizer import Tokenizer
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.base.units import shown
 from einpage.exec.device.arena import host_copies
 from einpage.exec.device.arena import outputs as results
 from einpage.exec.dispatch.progress import SILENT
@@ -94,11 +95,13 @@ class OpenModel:
         """
         self._refuse_closed()
         tokenizer = self._tokenizer()
+        if temperature == 0 and (top_k or top_p != 1.0 or min_p or seed):
+            raise UsageError("with temperature 0 the best token is taken: top_k, top_p, min_p and seed have no effect; give a temperature")
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
         stops = [stop] if isinstance(stop, str) else list(stop)
         if "" in stops:
             raise UsageError("stop is empty: every text would end before it begins")
-        ids = self._ids(prompt)
+        self.finish, ids = "", self._ids(prompt)
         continuation = Continuation(prompt if isinstance(prompt, str) else "", ids, tokenizer, self.ends, stops)
         with closing(self.tokens(ids, max_new=max_new, sampling=sampling)) as found:
             for token in found:
@@ -112,15 +115,18 @@ class OpenModel:
         """The ids after those of `prompt`, as they come; the model's end tokens among them."""
         self._refuse_closed()
         refuse_lacking_sizes(self.spec, SIZES)
-        TextLengths.of([prompt], max_new).refuse_none()
-        plans = self._plans_for(tuple(prompt), max_new)
+        if type(max_new) is not int:
+            raise UsageError(f"max_new is {shown(max_new)}, expected a whole number")
+        ids = self._ids(prompt) if prompt else []
+        TextLengths.of([ids], max_new).refuse_none()
+        plans = self._plans_for(tuple(ids), max_new)
         generation = Generation(plans, self._plan_options(), self._held())
         self.figures, self.warnings = generation.figures, generation.warnings
-        with closing(generation.tokens([prompt], max_new, sampling)) as passes:
-            self.figures = generation.figures
+        with closing(generation.tokens([ids], max_new, sampling)) as passes:
             for (token,) in passes:
                 self.figures = generation.figures
                 yield token
+                self._refuse_closed()
 
     def prefill(self, tokens: str | Sequence[int] | Sequence[Sequence[int]], outputs: Sequence[str] = ()) -> dict[str, NDArray[Any]]:
         """Outputs of the spec (the first, if none is named) for one text or several: arrays by name, in the declared shapes.
@@ -129,6 +135,8 @@ class OpenModel:
         """
         self._refuse_closed()
         given = token_lists([self._ids(tokens)] if isinstance(tokens, str) else plain(tokens), "tokens")
+        if isinstance(outputs, str):
+            raise UsageError(f"outputs is the text {outputs!r}, expected a list of names")
         model = self.model_at({}, given)
         options = replace(self.options, plan=replace(self.options.plan, outputs=tuple(outputs)))
         request = replace(options.plan, outputs=wanted_outputs(model, options)).in_pieces(self._pieces or {})
@@ -140,6 +148,7 @@ class OpenModel:
         planned, held = self._passes[key], self._held()
         if self._pieces is None:
             self._pieces = weight_pieces(model, planned)
+        held.owner = None  # a text that was begun has lost its states
         held.grow_to(planned.memgraph.host_bytes)
         held.load(model, planned.memgraph)
         memgraph = planned.memgraph
@@ -170,7 +179,7 @@ class OpenModel:
         exact = TextLengths(1, len(ids), len(ids), max_new)
         try:
             plans = self._planned(given, TextLengths(1, longest, 1, positions - longest + 1))
-        except UsageError:  # so many positions the model has not
+        except (UsageError, DoesNotFit):  # so many positions the model, or the budget, may not have
             plans = self._planned(given, exact)
         self.machine = plans.machine
         if self._pieces is None:
@@ -192,7 +201,7 @@ class OpenModel:
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
         if not isinstance(prompt, str):
-            return [int(token) for token in prompt]
+            return list(token_lists([plain(prompt)], "the prompt").lists[0])
         tokenizer = self._tokenizer()
         ids = tokenizer.encode(prompt)
         return ids[: len(ids) - len(tokenizer.suffix)]

@@ -199,7 +199,7 @@ class PlanSet:
     shortest: int
     """Tokens of the shortest prompt: where its first pass after the prompts' is."""
     longest: int
-    """Tokens of the longest prompt."""
+    """Tokens of the longest prompt; where a pass reads fewer, prompts are read in chunks, and loops read what is left of them."""
     positions: int
     """Of the longest text."""
     spread: int = 0

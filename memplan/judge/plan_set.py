@@ -75,10 +75,12 @@ def _wrong_sequence(plans: PlanSet) -> Iterator[SetViolation]:
         yield from _same_memory(phases[0], phase, n)
         if n >= reads and not phase.memgraph.loops:
             yield _at(SetReason.NO_LOOP, n, f"{phase.extra + 1} passes")
-    yield from _positions_read(phases[:reads])
+    yield from _positions_read(plans, phases[:reads])
     yield from _positions(plans, reads)
     for n in range(reads + 1, len(phases)):
         yield from _weights_left_alone(phases[n - 1].memgraph, phases[n].memgraph, n)
+    if phases:
+        yield from _rows_there(phases)
     for n, phase in enumerate(phases):
         for before in phases:
             yield from _states_there(before, phase, n)
@@ -96,8 +98,10 @@ def _same_memory(first: Phase, phase: Phase, n: int) -> Iterator[SetViolation]:
             yield _at(SetReason.WEIGHT_ELSEWHERE, n, f"{name} at {here[name][2]}, in the first phase at {there[name][2]}")
 
 
-def _positions_read(reads: Sequence[Phase]) -> Iterator[SetViolation]:
-    """Proves: a chunk may begin wherever one before it ends, from 0 on."""
+def _positions_read(plans: PlanSet, reads: Sequence[Phase]) -> Iterator[SetViolation]:
+    """Proves: prompts are read at once, or in chunks that may begin wherever one before it ends, from 0 on."""
+    if not 1 <= plans.shortest <= plans.longest <= plans.positions or not reads:
+        yield _at(SetReason.POSITION_MISSING, 0, f"prompts of {plans.shortest} to {plans.longest}, in {plans.positions}")
     reached = 0
     for n, phase in enumerate(reads):
         if phase.past > reached or (n and phase.past <= reads[n - 1].past):
@@ -110,9 +114,10 @@ def _positions(plans: PlanSet, reads: int) -> Iterator[SetViolation]:
     loops, last = plans.phases[reads:], plans.positions - 1
     if not loops and plans.longest < plans.positions:
         yield _at(SetReason.POSITION_MISSING, reads, f"after {plans.longest}")
+    is_chunked = reads > 0 and plans.phases[0].tokens != plans.longest
     for n, phase in enumerate(loops, reads):
         following = plans.phases[n + 1].past if n + 1 < len(plans.phases) else last + 1 - plans.spread
-        if (n == reads and phase.past > plans.shortest) or following <= phase.past:
+        if (n == reads and phase.past > (0 if is_chunked else plans.shortest)) or following <= phase.past:
             yield _at(SetReason.POSITION_MISSING, n, f"before {phase.past}")
         if phase.past + phase.extra < min(following - 1 + plans.spread, last):
             yield _at(SetReason.POSITION_MISSING, n, f"after {phase.past + phase.extra}")
@@ -124,6 +129,18 @@ def _weights_left_alone(had: MemGraph, has: MemGraph, n: int) -> Iterator[SetVio
     for name, place in _resident_weights(has).items():
         if resident.get(name) != place:
             yield _at(SetReason.WEIGHT_LOADED, n, f"{name} at {place[2]}")
+
+
+def _rows_there(phases: Sequence[Phase]) -> Iterator[SetViolation]:
+    """Proves: a state that grows from phase to phase has a row for each position that a phase says it serves."""
+    shapes = [_left(phase.memgraph.graph) for phase in phases]
+    for name in shapes[0]:
+        found = [shape[name] for shape in shapes if name in shape]
+        axes = [axis for axis, sizes in enumerate(zip(*found, strict=False)) if len(set(sizes)) > 1]
+        for n, (phase, shape) in enumerate(zip(phases, found, strict=False)):
+            reach = phase.past + phase.extra + phase.tokens
+            if len(axes) == 1 and len(found) == len(phases) and shape[axes[0]] < reach:
+                yield _at(SetReason.STATE_LOST, n, f"{name} of shape {shape}, and positions up to {reach}")
 
 
 def _states_there(before: Phase, phase: Phase, n: int) -> Iterator[SetViolation]:
