@@ -126,9 +126,10 @@ def test_a_short_prompt_may_go_on_for_longer() -> None:
         tokens(plans, [4], 28)
 
 
-def test_a_set_of_another_spec_is_refused() -> None:
+@pytest.mark.parametrize("changed", [{"ffn": 96}, {"layers": 3}, {"vocab": 161}], ids=str)
+def test_a_set_of_another_spec_is_refused(changed: Mapping[str, int]) -> None:
     def other(sizes: Mapping[str, int]) -> Model:
-        return open_model(SPECS / "llama.yaml", {**SIZES, "ffn": 96, **sizes}, "random:3")
+        return open_model(SPECS / "llama.yaml", {**SIZES, **changed, **sizes}, "random:3")
 
     with pytest.raises(UsageError, match=r"another spec, or of other weights: .* \(phase 0\)"):
         replayed(saved(), LENGTHS, other, CPU, REQUEST)
