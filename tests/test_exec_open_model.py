@@ -23,7 +23,7 @@ from einpage.exec.run.open_model import OpenModel
 from einpage.exec.run.sampling import Sampling
 from smollm2 import smollm2_path
 from test_exec_generate import expected
-from test_front_gallery import MODELS
+from test_front_gallery import ENCODERS, MODELS
 
 SIZES = {"vocab": 160, "model": 48, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 128}
 GREEDY = Sampling()
@@ -170,10 +170,20 @@ def test_the_real_model_answers_by_its_file_alone() -> None:
         assert drawn[0] == drawn[1] != drawn[2]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *ENCODERS])
 def test_a_checkpoint_says_which_spec_is_right(name: str, tmp_path: Path) -> None:
-    saved(tmp_path, MODELS[name].model_type or name, **MODELS[name].config)
+    """Of decoders in one file and in shards, and of encoders, which prefill and do not generate."""
+    if name in ENCODERS:
+        saved(tmp_path, name, auto="AutoModel", **ENCODERS[name].config)
+        with einpage.open(tmp_path, budget="16MiB", machine="cpu", device="cpu") as encoder:
+            assert encoder.spec == name
+            assert all(np.isfinite(array).all() for array in encoder.prefill([[1, 2, 3], [4]]).values())
+        return
+    network = saved(tmp_path, MODELS[name].model_type or name, **MODELS[name].config)
     assert spec_for(str(tmp_path)) == name
+    network.save_pretrained(tmp_path / "shards", max_shard_size="60KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
+    assert spec_for(str(tmp_path / "shards")) == name
 
 
 def test_a_mistral_without_a_window_is_a_mistral(tmp_path: Path) -> None:
