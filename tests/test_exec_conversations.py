@@ -60,6 +60,15 @@ def test_tokens_that_are_looked_up_are_those_that_come(lookup: int, chunk: int) 
     assert generated(opening, drawn) == generated(opened([prompt], 24), drawn)
 
 
+@pytest.mark.parametrize(("length", "chunk"), [(4, 0), (9, 4), (8, 4), (3, 0), (5, 0)])
+def test_a_prompt_may_be_as_long_as_a_pass_that_looks_tokens_up(length: int, chunk: int) -> None:
+    """Or its chunks may: what reads it still says the token after it alone."""
+    prompt = (5, 17, 3, 9, 5, 17, 3, 44, 5)[:length]
+    texts = replace(TextLengths.of([prompt], 9), lookup=3, chunk=chunk)
+    opening = Opened(Generation(plan_texts(model_at, CPU, PlanRequest(1 << 20), texts), OPTIONS, LoadedWeights(OPTIONS)), [prompt], 9)
+    assert generated(opening) == [list(expected(prompt, 9))]
+
+
 @pytest.mark.parametrize(
     ("ids", "most", "found"),
     [

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from checkpoint_metadata import SPECS, saved
-from einpage.exec.load.inputs import TokenLists
 from einpage.exec.planning import text_lengths
 from einpage.exec.planning.model import Model, open_model
 from einpage.exec.planning.request import PlanRequest
@@ -36,7 +35,7 @@ def test_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
 
     with patch.object(text_lengths, "LEAST_POSITIONS", 3):
         options = RunOptions(PlanRequest(1 << 20), poison=True)
-        plans = plan_generation(model_at, load_machine("cpu"), options, TokenLists(PROMPTS, "the prompts"), TextLengths.of(PROMPTS, NEW))
+        plans = plan_generation(model_at, load_machine("cpu"), options, TextLengths.of(PROMPTS, NEW))
     found = list(zip(*Generation(plans, options, LoadedWeights(options)).tokens(PROMPTS, NEW, Sampling()), strict=True))
     assert len(plans.plan_set.phases) >= 3
     for prompt, ids in zip(PROMPTS, found, strict=True):

@@ -30,7 +30,7 @@ from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.text_lengths import TextLengths
 from einpage.exec.run import generation
 from einpage.exec.run.choose import Dispatch, RunOptions
-from einpage.exec.run.generation import Generation, GenerationFigures, LoadedWeights, plan_generation
+from einpage.exec.run.generation import Generation, GenerationFigures, LoadedWeights, plan_generation, refuse_prompts
 from einpage.exec.run.sampling import Sampling
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.simulate import all_moved_bytes
@@ -77,7 +77,9 @@ def opened(
 ) -> Opened:
     options = RunOptions(PlanRequest(budget), dispatch=dispatch, poison=True)
     lists = TokenLists(tuple(map(tuple, prompts)), "the prompts")
-    plans = plan_generation(at, machine, options, lists, TextLengths.of(lists.lists, max_new))
+    texts = TextLengths.of(lists.lists, max_new)
+    refuse_prompts(at, texts, lists)
+    plans = plan_generation(at, machine, options, texts)
     return Opened(Generation(plans, options, LoadedWeights(options)), prompts, max_new)
 
 
@@ -156,7 +158,7 @@ def test_the_bytes_of_a_pass_are_its_plans() -> None:
     assert opening.figures.moved_bytes == opening.figures.steps * all_moved_bytes(bucket.planned.memgraph)
     graph = bucket.planned.graph
     carried = [t for t in graph.tensors if t.value.startswith(("ck@", "cv@")) and t.kind.value == "input"]
-    assert carried and all(t.box.start[1] == bucket.past == 20 for t in carried), "only rows of the bucket change from pass to pass"
+    assert carried and all(t.box.start[1] == bucket.bucket.past == 20 for t in carried), "only rows of the bucket change from pass to pass"
 
 
 def test_states_lie_where_the_reference_has_them() -> None:

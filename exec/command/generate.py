@@ -23,18 +23,18 @@ from einpage.exec.command.options import prompt_texts, request_of, settings_of
 from einpage.exec.command.plan import Told
 from einpage.exec.command.run import budget_of, device_of, machine_of, progress_bars, spec_of, stuck, thread_warnings
 from einpage.exec.dispatch.progress import Hooks
-from einpage.exec.load.inputs import TokenLists, encode_prompts, refuse_surrogates
+from einpage.exec.load.inputs import encode_prompts, refuse_surrogates
+from einpage.exec.planning.judged_plan import machine_now
 from einpage.exec.planning.model import Model, ModelAt, open_model, refuse_lacking_sizes
 from einpage.exec.planning.plan_set import SIZES, PlannedSet, replayed
 from einpage.exec.planning.text_lengths import TextLengths
 from einpage.exec.run.choose import ChosenDevice, RunOptions, dispatch_of, kernels_for
 from einpage.exec.run.continuation import Continuation
-from einpage.exec.run.generation import Conversation, Generation, GenerationFigures, LoadedWeights, plan_generation
+from einpage.exec.run.generation import Conversation, Generation, GenerationFigures, LoadedWeights, plan_generation, refuse_prompts
 from einpage.exec.run.sampling import Sampling
 from einpage.exec.system.interrupt import INTERRUPTED
 from einpage.memplan.graph.memgraph import PlanSet
 from einpage.memplan.graph.planfile import load_plan_set, of_recipe
-from einpage.memplan.machine.machine import Machine
 
 DEFAULT_TEMPERATURE = 0.8
 """Where neither --greedy nor --temperature is given."""
@@ -56,11 +56,11 @@ def generate_command(a: argparse.Namespace) -> int:
         machine = shown.without_spinner(machine_of(a, setup.device.kind))
         if saved is None:
             lengths = replace(TextLengths.of(prompts.lists, a.max_new), lookup=a.lookup)
-            plans = plan_generation(setup.model_at, machine, setup.options, prompts, lengths, told.planning)
+            refuse_prompts(setup.model_at, lengths, prompts)
+            plans = plan_generation(setup.model_at, machine, setup.options, lengths, told.planning)
         else:
             saved.texts.refuse_others(prompts.lists, a.max_new)
-            machine = machine if isinstance(machine, Machine) else machine()
-            plans = replayed(saved.plans, saved.texts, setup.model_at, machine, setup.options.plan)
+            plans = replayed(saved.plans, saved.texts, setup.model_at, machine_now(machine), setup.options.plan)
         plan_s = perf_counter() - began
         shown.planned(plans.first.planned)
         generation = Generation(plans, setup.options, LoadedWeights(setup.options, shown.loading))
@@ -262,7 +262,7 @@ def chat_command(a: argparse.Namespace) -> int:
     with progress_bars(setup.device.why, told.text, quiet=a.json) as shown:
         machine = shown.without_spinner(machine_of(a, setup.device.kind))
         began = perf_counter()
-        plans = plan_generation(setup.model_at, machine, setup.options, TokenLists(((0,),), "the first turn"), texts, told.planning)
+        plans = plan_generation(setup.model_at, machine, setup.options, texts, told.planning)
         plan_s = perf_counter() - began
         shown.planned(plans.first.planned)
         generation = Generation(plans, setup.options, LoadedWeights(setup.options, shown.loading))

@@ -1,8 +1,8 @@
 """The command line: `einpage show | plan | run | generate | chat | verify | pack | machine`. Arguments in, exit status out.
 
 0 done, 1 our bug, 2 the user's mistake or a full disk, 3 does not fit, 130 interrupted. With `--json` stdout holds one JSON object (of
-`generate` one a prompt, each on a line) and nothing else; what is for a person's eyes while waiting goes to stderr. `show`, `plan`,
-`verify` and `pack` never import torch.
+`generate` one a prompt, of `chat` one a turn, each on a line) and nothing else; what is for a person's eyes while waiting goes to
+stderr. `show`, `plan`, `verify` and `pack` never import torch.
 """
 
 from __future__ import annotations

@@ -25,11 +25,11 @@ from einpage.exec.command.options import files_read, names_of, no_fuse_of, piece
 from einpage.exec.planning.advice import Advice, advice
 from einpage.exec.planning.find_spec import spec_path
 from einpage.exec.planning.judged_plan import Planned, plan_program, plan_tasks
-from einpage.exec.planning.model import Model, open_model
+from einpage.exec.planning.model import Model, open_model, refuse_lacking_sizes
 from einpage.exec.planning.plan_set import SIZES as GENERATION_SIZES
-from einpage.exec.planning.plan_set import PlannedSet, fitting, plan_texts, resident_weights
+from einpage.exec.planning.plan_set import PlannedSet, plan_texts, resident_weights
 from einpage.exec.planning.task_graph import split_as_told
-from einpage.exec.planning.text_lengths import TextLengths
+from einpage.exec.planning.text_lengths import Bucket, TextLengths
 from einpage.exec.system.spinner import planning_text, spinner
 from einpage.memplan.bounds.bounds import Effort
 from einpage.memplan.graph.planfile import save_plan, save_plan_set
@@ -94,6 +94,7 @@ def _plan_set_command(a: argparse.Namespace, began: float) -> int:
         raise UsageError(f"{', '.join(given)}: of one plan, and --generate makes a set of them; leave out")
     if a.spec is None:
         raise UsageError("nothing to plan: give a SPEC that has `state:`, as specs/llama.yaml")
+    refuse_lacking_sizes(a.spec, GENERATION_SIZES)
     request = request_of(a, parse_bytes(a.budget, "--budget"))
     machine, settings = load_machine(a.machine or "cpu", h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes), settings_of(a.set)
     checkpoint = open_weights(a.weights) if a.weights else None
@@ -111,7 +112,7 @@ def _plan_set_command(a: argparse.Namespace, began: float) -> int:
         return open_model(a.spec, {**rest, **given}, checkpoint)
 
     with spinner(told.text, quiet=a.json):
-        plans = plan_texts(model_at, machine, request, fitting(model_at, request, texts), told.planning)
+        plans = plan_texts(model_at, machine, request, texts, told.planning)
     plan_s = perf_counter() - began
     write_each(((a.out, lambda path: save_plan_set(path, plans.plan_set, set_recipe(a, plans, rest, machine))),))
     if a.json:
@@ -157,18 +158,18 @@ def set_facts(plans: PlannedSet) -> dict[str, object]:
     """What `plan --generate --json` says: sizes in bytes, times in seconds."""
     phases = []
     for phase in (*plans.reads, *plans.buckets):
-        report, resident = phase.planned.report, resident_weights(phase)
+        report, bucket = phase.planned.report, phase.bucket
         phases.append(
             {
-                "past": phase.past,
-                "extra": phase.extra,
-                "tokens": phase.tokens,
+                "past": bucket.past,
+                "extra": bucket.extra,
+                "tokens": bucket.tokens,
                 "predicted_s": report.predicted_s,
                 "bound_s": report.bound_s,
                 "bound_ratio": report.bound_ratio,
                 "h2d_bytes": report.h2d_bytes,
                 "d2h_bytes": report.d2h_bytes,
-                "resident_weights": len(resident),
+                "resident_weights": len(resident_weights(phase)),
                 "split": {str(letter): n for letter, n in phase.planned.graph.split if n > 1},
             }
         )
@@ -188,25 +189,30 @@ def set_text(plans: PlannedSet, plan_s: float) -> str:
     """The same for a person."""
     texts = plans.texts
     lines = []
-    for read in plans.reads:
-        report = read.planned.report
+    for phase in plans.reads:
+        report, bucket = phase.planned.report, phase.bucket
         ratio = "" if report.bound_ratio is None else f", {report.bound_ratio:.2f} × its bound"
         what = f"{texts.batch} of up to {texts.longest} tokens"
         if texts.chunk:
-            what += f", {read.tokens} tokens from {read.past}-{read.past + read.extra} on"
+            what += f", {bucket.tokens} tokens from {_first_positions(bucket)} on"
         lines.append(f"prompts     {what}: {format_seconds(report.predicted_s)}{ratio}")
     lines += [
         "positions         a token     × its bound   moved a token   resident weights",
     ]
-    for bucket in plans.buckets:
-        report = bucket.planned.report
+    for phase in plans.buckets:
+        report = phase.planned.report
         moved = format_bytes(report.h2d_bytes + report.d2h_bytes)
         times = "" if report.bound_ratio is None else f"{report.bound_ratio:.3f}"
-        where = f"{bucket.past}-{bucket.past + bucket.extra}"
-        lines.append(f"{where:<16}  {format_seconds(report.predicted_s):<10}  {times:<12}  {moved:<14}  {len(resident_weights(bucket))}")
+        where, resident = _first_positions(phase.bucket), len(resident_weights(phase))
+        lines.append(f"{where:<16}  {format_seconds(report.predicted_s):<10}  {times:<12}  {moved:<14}  {resident}")
     lines.append(f"memory      arena {format_bytes(plans.budget_bytes)}, host {format_bytes(plans.host_bytes)}")
     lines.append(f"plans       {len(plans.plan_set.phases)}, each and all together judged right, made in {format_seconds(plan_s)}")
     return "\n".join(lines)
+
+
+def _first_positions(bucket: Bucket) -> str:
+    """Where its passes begin."""
+    return f"{bucket.past}-{bucket.past + bucket.extra}"
 
 
 def planned_for(a: argparse.Namespace, budget: int, began: float, pace: Pace | None = None) -> Planned:

@@ -24,7 +24,8 @@ from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import difference, split_as_told
 from einpage.memplan.graph.memgraph import MemGraph, Phase
 from einpage.memplan.graph.planfile import SavedPlan, SavedPlanSet, load_saved, of_recipe
-from einpage.memplan.judge.plan_set import judge_set
+from einpage.memplan.judge.plan_set import SetViolation, judge_set
+from einpage.memplan.judge.reason import Violation
 from einpage.memplan.judge.validate import judge
 
 OTHER_GRAPH = "OTHER_GRAPH"
@@ -34,6 +35,8 @@ OTHER_GRAPH = "OTHER_GRAPH"
 def verify_command(a: argparse.Namespace) -> int:
     """The `verify` command: 0 where the plan, or every plan of a set, is right, 2 where one is not. Raises UsageError, SpecError."""
     saved = load_saved(Path(a.plan))
+    if a.weights and not a.spec:
+        raise UsageError("--weights gives a spec its sizes: add --spec")
     facts = _facts_of_plan(a, saved) if isinstance(saved, SavedPlan) else _facts_of_set(a, saved)
     if a.json:
         print(json.dumps(facts))
@@ -52,22 +55,12 @@ def _facts_of_plan(a: argparse.Namespace, saved: SavedPlan) -> dict[str, object]
     violation = judge(saved.memgraph)
     wanted = wanted_graph(a, saved.recipe)
     other = None if wanted is None or violation is not None else difference(saved.memgraph.graph, wanted)
-    return {
-        "plan": a.plan,
-        "verified": violation is None and other is None,
-        "reason": violation.reason.name if violation is not None else OTHER_GRAPH if other is not None else None,
-        "nodes": [] if violation is None else list(violation.nodes),
-        "message": violation.message if violation is not None else other or "",
-        "compared_with": a.spec or a.graph,
-        **_counts([saved.memgraph]),
-    }
+    return {**_facts(a, violation, other, [saved.memgraph]), "nodes": [] if violation is None else list(violation.nodes)}
 
 
 def _facts_of_set(a: argparse.Namespace, saved: SavedPlanSet) -> dict[str, object]:
     if a.graph:
         raise UsageError(f"{a.plan} is a plan set, made of a spec, {saved.recipe.get('spec')}: compare it with that")
-    if a.weights and not a.spec:
-        raise UsageError("--weights gives a spec its sizes: add --spec")
     violation, other = judge_set(saved.plans), None
     for n, phase in enumerate(saved.plans.phases if a.spec and violation is None else ()):
         wanted = _graph_of_phase(a, saved.recipe, phase)
@@ -75,20 +68,21 @@ def _facts_of_set(a: argparse.Namespace, saved: SavedPlanSet) -> dict[str, objec
         if other is not None:
             other = f"{other} (phase {n})"
             break
+    memgraphs = [phase.memgraph for phase in saved.plans.phases]
+    return {**_facts(a, violation, other, memgraphs), "phases": len(memgraphs)}
+
+
+def _facts(
+    a: argparse.Namespace, violation: Violation | SetViolation | None, other: str | None, memgraphs: Sequence[MemGraph]
+) -> dict[str, object]:
+    """`other` says how the graph differs from that of `--spec` or `--graph`."""
     return {
         "plan": a.plan,
         "verified": violation is None and other is None,
         "reason": violation.reason.name if violation is not None else OTHER_GRAPH if other is not None else None,
         "nodes": [],
         "message": violation.message if violation is not None else other or "",
-        "compared_with": a.spec,
-        "phases": len(saved.plans.phases),
-        **_counts([phase.memgraph for phase in saved.plans.phases]),
-    }
-
-
-def _counts(memgraphs: Sequence[MemGraph]) -> dict[str, object]:
-    return {
+        "compared_with": a.spec or a.graph,
         "tasks": sum(len(m.graph.tasks) for m in memgraphs),
         "node_count": sum(len(m.nodes) for m in memgraphs),
         "edges": sum(len(m.edges) for m in memgraphs),
@@ -108,8 +102,6 @@ def wanted_graph(a: argparse.Namespace, recipe: Mapping[str, Any]) -> TaskGraph 
     """The graph that `a.spec` or `a.graph` and the recipe make; None where neither is given. Raises UsageError, SpecError."""
     if a.spec and a.graph:
         raise UsageError(f"--spec {a.spec} and --graph {a.graph} exclude each other: give one of them")
-    if a.weights and not a.spec:
-        raise UsageError("--weights gives a spec its sizes: add --spec")
     made_of = "graph" if "graph" in recipe else "spec"
     if (a.spec and made_of != "spec") or (a.graph and made_of != "graph"):
         raise UsageError(f"{a.plan} was made of a {'trace' if made_of == 'graph' else 'spec'}, {recipe.get(made_of)}: compare it with that")

@@ -38,6 +38,11 @@ MachineSource: TypeAlias = "Callable[[], Machine]"
 """Gives a machine that is not at hand yet: to measure it takes seconds."""
 
 
+def machine_now(machine: Machine | MachineSource) -> Machine:
+    """The machine itself, measured now where it was not at hand."""
+    return machine if isinstance(machine, Machine) else machine()
+
+
 @dataclass(frozen=True, slots=True)
 class Planned:
     """A plan that the judge has passed, with its predicted time line, its bounds and its report."""

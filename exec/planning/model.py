@@ -47,6 +47,8 @@ class Model:
     """The letters over the vocabulary: an output over one of them is logits."""
 
 
+MOST_LINES = 3
+"""Told of each spec that does not fit a checkpoint."""
 ModelAt: TypeAlias = Callable[[Mapping[str, int]], Model]
 """The model at other sizes."""
 
@@ -115,9 +117,17 @@ def spec_for(weights: str) -> str:
     if right:
         raise UsageError(f"{weights}: {' and '.join(right)} are each right for this checkpoint: name one")
     near = [name for name in wrong if _has_tensors(name, checkpoint)]
-    told = [f"{name}: {line.strip()}" for name in near for line in str(wrong[name]).split("\n")[1:3]]
+    told = [f"{name}: {line}" for name in near for line in _in_the_way(wrong[name])]
     cure = "write one, or change the nearest (specs/README.md)" if near else "no spec reads its tensors; write one (specs/README.md)"
     raise UsageError("\n  ".join([f"{weights}: no spec that ships is right for this checkpoint: {cure}", *told]))
+
+
+def _in_the_way(error: EinpageError) -> list[str]:
+    """What is in the way, a line each: the first few of those that a message lists after its head."""
+    head, *listed = str(error).splitlines()
+    told = [line.strip() for line in listed or [head]]
+    more = [f"and {len(told) - MOST_LINES} more, which it says as SPEC"] if len(told) > MOST_LINES else []
+    return [*told[:MOST_LINES], *more]
 
 
 def _least_sizes(name: str) -> dict[str, int]:

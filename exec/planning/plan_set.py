@@ -22,7 +22,7 @@ from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph
 from einpage.exec.load.inputs import LENGTHS, TOKENS
-from einpage.exec.planning.judged_plan import Planned, compacted, judged, plan_program
+from einpage.exec.planning.judged_plan import MachineSource, Planned, compacted, judged, machine_now, plan_program
 from einpage.exec.planning.model import Model, ModelAt, logits_axes
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import build_graph, difference, split_as_told
@@ -54,9 +54,7 @@ class PlannedPhase:
 
     model: Model
     planned: Planned
-    past: int
-    extra: int
-    tokens: int
+    bucket: Bucket
     output: str
     """The logits of the next token: after each sequence [b, v], or after each token [b, s, v]."""
 
@@ -68,7 +66,7 @@ class PlannedPhase:
     @property
     def phase(self) -> Phase:
         """The plan among them."""
-        return Phase(self.past, self.extra, self.tokens, self.planned.memgraph)
+        return Phase(self.bucket.past, self.bucket.extra, self.bucket.tokens, self.planned.memgraph)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,14 +127,20 @@ class PlannedSet:
 
 
 def plan_texts(
-    model_at: ModelAt, machine: Machine, request: PlanRequest, texts: TextLengths, planning: Planning | None = None
+    model_at: ModelAt,
+    machine: Machine | MachineSource,
+    request: PlanRequest,
+    texts: TextLengths,
+    planning: Planning | None = None,
 ) -> PlannedSet:
-    """Plan all of a generation. The seconds or steps of the search, where there are any, are shared by the plans.
+    """Plan all of a generation: prompts in chunks where they do not fit the budget at once. The seconds or steps of the search, where there
+    are any, are shared by the plans. A function for a machine is called when all is refused that needs none.
 
     Raises UsageError for a spec that does not generate, DoesNotFit, RejectedPlanSet, and the errors of open_model.
     """
     texts.refuse_none()
-    phases = _Phases(model_at, machine, request, texts, planning or (lambda n, count: None)).all()
+    texts = _fitting(model_at, request, texts)
+    phases = _Phases(model_at, machine_now(machine), request, texts, planning or (lambda n, count: None)).all()
     found = PlanSet(tuple(phase.phase for phase in phases), texts.shortest, texts.longest, texts.positions, texts.spread)
     violation = judge_sequence(found)
     if violation is not None:
@@ -165,7 +169,8 @@ def replayed(plans: PlanSet, texts: TextLengths, model_at: ModelAt, machine: Mac
     @cache
     def phase(n: int) -> PlannedPhase:
         began, saved = perf_counter(), plans.phases[n]
-        model, output = opened(model_at, texts, saved.past, saved.extra, saved.tokens)
+        bucket = Bucket(saved.past, saved.extra, saved.tokens, not saved.memgraph.loops)
+        model, output = opened(model_at, texts, bucket)
         try:
             graph = graph_of(model, saved, request)
             other = difference(saved.memgraph.graph, graph)
@@ -174,7 +179,7 @@ def replayed(plans: PlanSet, texts: TextLengths, model_at: ModelAt, machine: Mac
         if other is not None:
             raise UsageError(f"this plan set is that of another spec, or of other weights: {other} (phase {n})")
         planned = compacted(judged(replace(saved.memgraph, graph=graph), machine, began))
-        return PlannedPhase(model, planned, saved.past, saved.extra, saved.tokens, output)
+        return PlannedPhase(model, planned, bucket, output)
 
     for n in range(min(2, len(plans.phases))):
         phase(n)
@@ -213,7 +218,7 @@ class _Phases:
 
     def _read(self, pieces: Mapping[Letter, int], bucket: Bucket | None = None) -> PlannedPhase:
         bucket = bucket or self._texts.reads()[-1]
-        return self._planned(bucket.past, bucket.extra, bucket.tokens, replace(self._request.in_pieces(pieces), passes=None))
+        return self._planned(bucket, replace(self._request.in_pieces(pieces), passes=None))
 
     def _reads(self, last: PlannedPhase) -> tuple[PlannedPhase, ...]:
         """By position, the last of them planned already; all in its pieces."""
@@ -238,33 +243,33 @@ class _Phases:
                 return tuple(reversed(found))
 
     def _bucket(self, bucket: Bucket, request: PlanRequest) -> PlannedPhase:
-        return self._planned(bucket.past, bucket.extra, bucket.tokens, replace(request, passes=bucket.extra + 1))
+        return self._planned(bucket, replace(request, passes=bucket.extra + 1))
 
-    def _planned(self, past: int, extra: int, tokens: int, request: PlanRequest) -> PlannedPhase:
+    def _planned(self, bucket: Bucket, request: PlanRequest) -> PlannedPhase:
         self._n += 1
         self._planning(min(self._n, self._count), self._count)
-        model, output = opened(self._model_at, self._texts, past, extra, tokens)
+        model, output = opened(self._model_at, self._texts, bucket)
         program, request = asked(model, output, request)
         try:
-            return PlannedPhase(model, compacted(plan_program(program, self._machine, request)), past, extra, tokens, output)
+            return PlannedPhase(model, compacted(plan_program(program, self._machine, request)), bucket, output)
         except DoesNotFit as error:
-            raise _at_position(error, past + extra) from error
+            raise _at_position(error, bucket) from error
 
 
-def fitting(model_at: ModelAt, request: PlanRequest, texts: TextLengths) -> TextLengths:
+def _fitting(model_at: ModelAt, request: PlanRequest, texts: TextLengths) -> TextLengths:
     """`texts`, read in chunks where prompts do not fit the budget at once. Raises DoesNotFit where even the smallest chunks, or the last
     bucket, do not, whatever the machine."""
     refused: DoesNotFit | None = None  # that of the smallest chunks
     for tried in texts.in_chunks():
-        if tried.chunk and _whole_states(opened(model_at, texts, 0, 0, texts.longest)[0]):
+        if tried.chunk and not texts.chunk and _whole_states(opened(model_at, texts, texts.reads()[-1])[0]):
             break  # such a state would take in the padding of the last chunk
         try:
-            _refuse_budget(model_at, request, texts, tried.reads()[-1])
+            _refuse_budget(model_at, request, tried, tried.reads()[-1])
         except DoesNotFit as error:
             refused = error
         else:
-            for bucket in texts.buckets()[-1:]:
-                _refuse_budget(model_at, request, texts, bucket)
+            for bucket in tried.buckets()[-1:]:
+                _refuse_budget(model_at, request, tried, bucket)
             return tried
     assert refused is not None
     raise refused
@@ -272,23 +277,24 @@ def fitting(model_at: ModelAt, request: PlanRequest, texts: TextLengths) -> Text
 
 def _refuse_budget(model_at: ModelAt, request: PlanRequest, texts: TextLengths, bucket: Bucket) -> None:
     try:
-        build_graph(*asked(*opened(model_at, texts, bucket.past, bucket.extra, bucket.tokens), request))
+        build_graph(*asked(*opened(model_at, texts, bucket), request))
     except DoesNotFit as error:
-        raise _at_position(error, bucket.past + bucket.extra) from error
+        raise _at_position(error, bucket) from error
 
 
-def _at_position(error: DoesNotFit, position: int) -> DoesNotFit:
+def _at_position(error: DoesNotFit, bucket: Bucket) -> DoesNotFit:
+    position = bucket.past + bucket.extra
     where = f" at position {position} (a smaller --max-new ends before it)" if position else ""
     return DoesNotFit(replace(error.misfit, task=error.misfit.task + where))
 
 
-def opened(model_at: ModelAt, texts: TextLengths, past: int, extra: int, tokens: int) -> tuple[Model, str]:
+def opened(model_at: ModelAt, texts: TextLengths, bucket: Bucket) -> tuple[Model, str]:
     """The model of a phase, and its logits: after every token where what may come next is looked up. Raises UsageError for a spec that does
     not generate, or not such texts."""
-    model = model_at({"batch": texts.batch, "seq": tokens, "past": past, "room": extra})
+    model = model_at({"batch": texts.batch, "seq": bucket.tokens, "past": bucket.past, "room": bucket.extra})
     _refuse_no_generation(model)
     _refuse_padding(model, texts)
-    return model, _logits_output(model, 3 if texts.lookup and tokens == 1 + texts.lookup else 2)
+    return model, _logits_output(model, 3 if texts.lookup and not bucket.is_read else 2)
 
 
 def asked(model: Model, output: str, request: PlanRequest) -> tuple[Program, PlanRequest]:
@@ -325,8 +331,7 @@ def _refuse_no_generation(model: Model) -> None:
         cure = "specs/README.md says how to write one"
         raise UsageError(f"{program.path} has no `state:`, so nothing is left of one token for the next; {cure}")
     names = [i.name for i in program.inputs]
-    missing = [f"the size `{size}`" for size in SIZES if size not in program.sizes]
-    missing += [f"the input `{name}`" for name in (TOKENS, AT, LENGTHS) if name not in names]
+    missing = [f"the input `{name}`" for name in (TOKENS, AT, LENGTHS) if name not in names]
     states = {state.name for state in program.states}
     missing += [
         f"a default for the input `{i.name}`" for i in program.inputs if i.default is None and i.name != TOKENS and i.name not in states

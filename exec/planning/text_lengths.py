@@ -31,8 +31,10 @@ class Bucket:
     """Positions before each of its passes."""
     extra: int
     """Passes begin at `past` … `past + extra`."""
-    tokens: int = 1
+    tokens: int
     """Of a pass, of each sequence."""
+    is_read: bool
+    """Whether its passes read a prompt, of which only the token that follows is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,34 +84,32 @@ class TextLengths:
         """Raises UsageError for prompts that are not planned for, or more tokens after them."""
         wrong = self.lacks([len(prompt) for prompt in prompts], max_new)
         if wrong is not None:
-            raise UsageError(wrong if wrong.endswith(("planned for)", "at least 1")) else f"{wrong}; plan for these")
+            raise UsageError(wrong)
 
     def lacks(self, lengths: Sequence[int], max_new: int) -> str | None:
         """What prompts of `lengths`, and so many tokens after each, are too much for; None where plans for these texts serve them."""
         if max_new < 1:
             return f"--max-new {max_new} is not at least 1"
         if len(lengths) != self.batch:
-            return f"{len(lengths)} prompts, and the plans are for {self.batch}"
+            return f"{len(lengths)} prompts, and the plans are for {self.batch}; plan for these"
         if min(lengths) < self.shortest or max(lengths) > self.longest:
             said = f"{self.shortest} to {self.longest}" if self.shortest < self.longest else f"{self.longest}"
-            return f"prompts of {min(lengths)} to {max(lengths)} tokens, and the plans are for {said}"
+            return f"prompts of {min(lengths)} to {max(lengths)} tokens, and the plans are for {said}; plan for these"
         reached = max(max(lengths), min(lengths) + self.spread) + max_new
         if reached > self.longest + self.max_new:
             most = self.longest + self.max_new - reached + max_new
-            cure = f" (--max-new {most} is planned for)" if most > 0 else ""
-            return f"{reached} tokens, and the plans are for {self.longest + self.max_new}{cure}"
+            cure = f"--max-new {most} is planned for" if most > 0 else "plan for these"
+            return f"{reached} tokens, and the plans are for {self.longest + self.max_new}; {cure}"
         return None
 
     def reads(self) -> tuple[Bucket, ...]:
         """For the passes that read prompts. In chunks: a chunk may begin anywhere where a whole one has positions, and what is left of a
         prompt after that is read token by token."""
         if not self.chunk:
-            return (Bucket(0, 0, self.longest),)
+            return (Bucket(0, 0, self.longest, True),)
         last = max(0, min(self.longest - 1, self.positions - self.chunk))
         borders = [0, *(border for n in range(64) if (border := READ_POSITIONS << n) <= last)]
-        return tuple(
-            Bucket(past, min(following - 1, last) - past, self.chunk) for past, following in pairwise((*borders, last + 1)) if past <= last
-        )
+        return tuple(Bucket(past, following - 1 - past, self.chunk, True) for past, following in pairwise((*borders, last + 1)))
 
     def in_chunks(self) -> Iterator[TextLengths]:
         """The same texts with prompts read at once, then in smaller and smaller chunks: where sequences are of one length. There are plans
@@ -127,7 +127,7 @@ class TextLengths:
         last = self.positions - 1
         borders = [*_borders(last - self.spread)]
         ends = [min(nexts - 1 + self.spread, last) for nexts in (*borders[1:], last + 1)]
-        found = [Bucket(past, end - past, 1 + self.lookup) for past, end in zip(borders, ends, strict=True)]
+        found = [Bucket(past, end - past, 1 + self.lookup, False) for past, end in zip(borders, ends, strict=True)]
         first = 0 if self.chunk else self.shortest
         return tuple(found[sum(border <= first for border in borders) - 1 :])
 

@@ -29,10 +29,10 @@ from einpage.exec.load.fill import NotFiniteWeight, fill
 from einpage.exec.load.inputs import LENGTHS, TOKENS, TokenLists, bind_inputs, refuse_ids_outside
 from einpage.exec.planning.judged_plan import MachineSource, least_host_bytes
 from einpage.exec.planning.model import Model, ModelAt, refuse_positions
-from einpage.exec.planning.plan_set import AT, PlannedPhase, PlannedSet, Planning, asked, fitting, opened, plan_texts
-from einpage.exec.planning.text_lengths import TextLengths
+from einpage.exec.planning.plan_set import AT, PlannedPhase, PlannedSet, Planning, asked, opened, plan_texts
+from einpage.exec.planning.text_lengths import Bucket, TextLengths
 from einpage.exec.run.choose import DeviceKind, RunOptions, make_device, repeated
-from einpage.exec.run.prepared import fill_inputs, refuse_above_device, refuse_above_host
+from einpage.exec.run.prepared import fill_inputs, refuse_above_host, within_device
 from einpage.exec.run.report import weight_warnings
 from einpage.exec.run.sampling import Sampler, Sampling
 from einpage.memplan.graph.memgraph import Extent, MemGraph, Offset
@@ -65,33 +65,34 @@ class GenerationFigures:
     """What the plans say these passes take."""
 
 
+def refuse_prompts(model_at: ModelAt, texts: TextLengths, prompts: TokenLists) -> None:
+    """Raises InputError for `prompts`, of such `texts`, with ids that the model does not have, UsageError for a spec that does not
+    generate, or not as far as that."""
+    texts.refuse_none()
+    refuse_positions(model_at, texts.batch, texts.longest, texts.max_new + texts.lookup)
+    model, _ = opened(model_at, texts, Bucket(0, 0, texts.longest, True))
+    refuse_ids_outside(next(i for i in model.program.inputs if i.name == TOKENS), prompts)
+    bind_inputs(_without_states(model.program), None, _inputs(prompts.lists, [0] * texts.batch, texts.longest))
+
+
 def plan_generation(
     model_at: ModelAt,
     machine: Machine | MachineSource,
     options: RunOptions,
-    prompts: TokenLists,
     texts: TextLengths,
     planning: Planning | None = None,
 ) -> PlannedSet:
-    """Plans of `texts`, which those that follow `prompts` are. What can be refused without a machine is, before a function for one is
-    called.
+    """Plans of `texts` that this host and `machine` have room for, as plan_texts makes them.
 
-    Raises UsageError for a spec that does not generate, or not as far as that; InputError for ids that the model does not have; DoesNotFit.
+    Raises UsageError for a spec that does not generate, or not as far as that; DoesNotFit.
     """
     request = options.plan
     texts.refuse_none()
     refuse_positions(model_at, texts.batch, texts.longest, texts.max_new + texts.lookup)
-    model, output = opened(model_at, texts, 0, 0, texts.longest)
-    refuse_ids_outside(next(i for i in model.program.inputs if i.name == TOKENS), prompts)
-    bind_inputs(_without_states(model.program), None, _inputs(prompts.lists, [0] * texts.batch, texts.longest))
-    if buckets := texts.buckets():
-        model, output = opened(model_at, texts, buckets[-1].past, buckets[-1].extra, buckets[-1].tokens)
+    largest = (*texts.reads(), *texts.buckets())[-1]
     what = f"weights, inputs and states of {texts.positions} positions (fewer with a smaller --max-new)"
-    refuse_above_host(least_host_bytes(*asked(model, output, request)), 0, what)
-    texts = fitting(model_at, request, texts)
-    machine = machine if isinstance(machine, Machine) else machine()
-    refuse_above_device(machine, request.budget_bytes)
-    return plan_texts(model_at, machine, request, texts, planning)
+    refuse_above_host(least_host_bytes(*asked(*opened(model_at, texts, largest), request)), 0, what)
+    return plan_texts(model_at, within_device(machine, request.budget_bytes), request, texts, planning)
 
 
 class LoadedWeights:
@@ -192,7 +193,7 @@ class Conversation:
         samplers = [Sampler(sampling, n) for n in range(len(known))]
         began, left = perf_counter(), max_new
         new: list[Sequence[int]] = [prompt[at:] for prompt, at in zip(prompts, self.lengths, strict=True)]
-        rows = self.read(new, figures, is_prompt=True).unsqueeze(1)
+        rows = self.read(new, figures, is_prompt=True)
         drafts: list[Sequence[int]] = [()] * len(known)
         lookup = self._generation.plans.texts.lookup
         while True:
@@ -218,11 +219,10 @@ class Conversation:
                 drafts = [looked_up(known[0], min(lookup, left - 1))]
             new = [[ids[-1], *draft] for ids, draft in zip(known, drafts, strict=True)]
             rows = self.read(new, figures, is_prompt=False)
-            rows = rows if lookup else rows.unsqueeze(1)
 
     def read(self, rows: Sequence[Sequence[int]], figures: GenerationFigures, *, is_prompt: bool) -> torch.Tensor:
-        """[b, v] logits after so many more tokens of every sequence: of each one, or as many of all, or a prompt that nothing is before.
-        Where what comes next is looked up, and this is no prompt, [b, s, v] after each of them."""
+        """Logits [b, s, v] after so many more tokens of every sequence: of each one, or as many of all, or a prompt that nothing is before.
+        After a prompt those of its last token, s = 1; else, where what comes next is looked up, after each token."""
         plans, start = self._generation.plans, min(self.lengths)
         texts = plans.texts
         if is_prompt and not texts.chunk and not start:
@@ -231,30 +231,31 @@ class Conversation:
         while begin < end:
             phase = plans.read_at(start + begin) if texts.chunk and is_prompt else None
             bucket = plans.bucket_at(start + begin)
-            if phase is None or -(-(end - begin) // bucket.tokens) * bucket.seconds < phase.seconds:
+            if phase is None or -(-(end - begin) // bucket.bucket.tokens) * bucket.seconds < phase.seconds:
                 phase = bucket
-            part = [row[begin : begin + phase.tokens] for row in rows]
+            part = [row[begin : begin + phase.bucket.tokens] for row in rows]
             logits = self._run(phase, part, figures, is_counted=not is_prompt)
-            if is_prompt and logits.dim() == 3:
-                logits = logits[:, max(map(len, part)) - 1]
-            begin += phase.tokens
+            if is_prompt and not phase.bucket.is_read:
+                last = max(map(len, part)) if texts.lookup else 1
+                logits = logits[:, last - 1 : last]
+            begin += phase.bucket.tokens
         assert logits is not None, "there is a token to read"
         return logits
 
     def _run(
         self, phase: PlannedPhase, rows: Sequence[Sequence[int]], figures: GenerationFigures, is_counted: bool = False
     ) -> torch.Tensor:
-        """One pass over the next tokens of every sequence."""
+        """One pass over the next tokens of every sequence: logits [b, s, v], s = 1 where the phase has them after the last alone."""
         if self._generation.weights.owner is not self:
             raise UsageError("another text was begun on this model, in the memory of this one: one at a time; begin anew")
         ready = self._ready(phase, figures)
-        logits, measured = ready.run(_inputs(rows, self.lengths, phase.tokens), self._hooks)
+        logits, measured = ready.run(_inputs(rows, self.lengths, phase.bucket.tokens), self._hooks)
         self.lengths = [at + len(row) for at, row in zip(self.lengths, rows, strict=True)]
         if is_counted:
             figures.steps += 1
             figures.moved_bytes += sum(nbytes for queue, nbytes in measured.moved_bytes.items() if queue in (Queue.H2D, Queue.D2H))
             figures.predicted_s += phase.seconds
-        return logits
+        return logits if logits.dim() == 3 else logits.unsqueeze(1)
 
     def _ready(self, phase: PlannedPhase, figures: GenerationFigures) -> _Ready:
         """The phase on the device, with the states as the one before has left them."""

@@ -20,8 +20,6 @@ from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import shown
 from einpage.exec.device.arena import host_copies
-from einpage.exec.device.arena import outputs as results
-from einpage.exec.dispatch.progress import SILENT
 from einpage.exec.load.inputs import TokenLists, bind_inputs, plain, token_lists
 from einpage.exec.planning.judged_plan import MachineSource, Planned, compacted, plan_program
 from einpage.exec.planning.model import Model, refuse_lacking_sizes
@@ -29,9 +27,9 @@ from einpage.exec.planning.plan_set import SIZES, PlannedSet, weight_pieces
 from einpage.exec.planning.text_lengths import LEAST_POSITIONS, TextLengths
 from einpage.exec.run.choose import RunOptions, make_device
 from einpage.exec.run.continuation import Continuation
-from einpage.exec.run.generation import Generation, GenerationFigures, LoadedWeights, plan_generation
+from einpage.exec.run.generation import Generation, GenerationFigures, LoadedWeights, plan_generation, refuse_prompts
 from einpage.exec.run.outputs import wanted_outputs
-from einpage.exec.run.prepared import fill_inputs, run_passes
+from einpage.exec.run.prepared import Prepared, fill_inputs
 from einpage.exec.run.sampling import Sampling
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.machine.machine import Machine
@@ -154,11 +152,9 @@ class OpenModel:
         memgraph = planned.memgraph
         fill_inputs(planned.graph.tensors, arrays, host_copies(memgraph, held.host))
         device = make_device(options.device, memgraph, held.host, planned.machine, options.kernels, poison=options.poison)
-        try:
-            list(run_passes(memgraph, device, options, options.dispatch, SILENT))
-        finally:
-            device.close()
-        return {name: tensor.float().numpy() for name, tensor in results(memgraph, held.host).items()}
+        with closing(Prepared(model, options, planned, held.host, device)) as prepared:
+            prepared.run(options.dispatch)
+        return {name: tensor.float().numpy() for name, tensor in prepared.outputs().items()}
 
     def _held(self) -> LoadedWeights:
         if self._weights is None:
@@ -173,28 +169,28 @@ class OpenModel:
         for plans in self._sets:
             if plans.texts.longest < 2 * max(LEAST_LENGTH, len(ids)) and plans.texts.lacks([len(ids)], max_new) is None:
                 return plans
-        given = TokenLists((ids,), "the prompt")
         longest = max(LEAST_LENGTH, 1 << (len(ids) - 1).bit_length())
         positions = -(-(longest + max_new) // LEAST_POSITIONS) * LEAST_POSITIONS
         exact = TextLengths(1, len(ids), len(ids), max_new)
+        refuse_prompts(self._sized, exact, TokenLists((ids,), "the prompt"))
         try:
-            plans = self._planned(given, TextLengths(1, longest, 1, positions - longest + 1))
+            plans = self._planned(TextLengths(1, longest, 1, positions - longest + 1))
         except (UsageError, DoesNotFit):  # so many positions the model, or the budget, may not have
-            plans = self._planned(given, exact)
+            plans = self._planned(exact)
         self.machine = plans.machine
         if self._pieces is None:
             self._pieces = weight_pieces(plans.first.model, plans.first.planned)
         self._sets.append(plans)
         return plans
 
-    def _planned(self, prompts: TokenLists, texts: TextLengths) -> PlannedSet:
+    def _planned(self, texts: TextLengths) -> PlannedSet:
         """In the pieces of the weights that are loaded, where texts fit in these."""
         try:
-            return plan_generation(self._sized, self.machine, self._plan_options(), prompts, texts)
+            return plan_generation(self._sized, self.machine, self._plan_options(), texts)
         except DoesNotFit:
             if self._pieces is None:
                 raise
-        return plan_generation(self._sized, self.machine, self.options, prompts, texts)
+        return plan_generation(self._sized, self.machine, self.options, texts)
 
     def _sized(self, sizes: Mapping[str, int]) -> Model:
         return self.model_at(sizes, None)

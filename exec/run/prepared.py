@@ -26,7 +26,7 @@ from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.exec.load.fill import NotFiniteWeight, fill
 from einpage.exec.load.inputs import bind_inputs, refuse_beyond
-from einpage.exec.planning.judged_plan import MachineSource, Planned, compacted, least_host_bytes, plan_program
+from einpage.exec.planning.judged_plan import MachineSource, Planned, compacted, least_host_bytes, machine_now, plan_program
 from einpage.exec.planning.model import Model
 from einpage.exec.run.choose import DeviceKind, Dispatch, RunOptions, make_device, repeated
 from einpage.exec.run.find_nan import CheckedDevice, FoundNan, find_nan
@@ -193,7 +193,7 @@ def within_device(machine: Machine | MachineSource, budget_bytes: int) -> Machin
     """`machine`, which is refused where the budget is more than it has: now, or when a function for it is called."""
 
     def checked() -> Machine:
-        found = machine if isinstance(machine, Machine) else machine()
+        found = machine_now(machine)
         refuse_above_device(found, budget_bytes)
         return found
 
