@@ -12,7 +12,6 @@ where some task's footprint exceeds the budget (or the host is full).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from einpage.einsum_front.base.errors import UsageError
@@ -31,7 +30,7 @@ from einpage.memplan.problem.pace import Ended, Pace
 from einpage.memplan.problem.problem import Problem
 from einpage.memplan.problem.slots import slots_of
 from einpage.memplan.residency.loop import with_residents, without
-from einpage.memplan.residency.resident_sets import NO_RESIDENTS, Residents, Start, resident_sets
+from einpage.memplan.residency.resident_sets import NO_RESIDENTS, Residents, ResidentSets, Start
 from einpage.memplan.schedule.search import Begun, Bound, better_plan, better_plans
 from einpage.memplan.schedule.static_plans import Policy, static_plans
 
@@ -60,6 +59,8 @@ class PlanOptions(HorizonOptions):
     """Of a loop: the names of weights that are resident whatever others are, from the arena's top downwards."""
     resident_only: bool = False
     """No others are."""
+    resident_bytes: int | None = None
+    """Of a loop, about, with those that are named: where a plan of the same model says how many are good."""
 
 
 def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions | None = None, pace: Pace | None = None) -> MemGraph:
@@ -153,6 +154,11 @@ class _Tried:
     seconds: float
     is_near_bound: bool
 
+    @property
+    def resident_bytes(self) -> int:
+        """Of all residents."""
+        return sum(self.memgraph.graph.tensors[t].nbytes for t in self.residents.tensors)
+
 
 def _from_residents(problem: Problem, options: PlanOptions, pace: Pace | None) -> MemGraph:
     """The best plan that starts with some set of residents: of those hardly slower than the fastest, the one that moves fewest bytes.
@@ -160,13 +166,7 @@ def _from_residents(problem: Problem, options: PlanOptions, pace: Pace | None) -
     Sets are tried until a plan comes near its bound. With a pace, better plans are searched for from the best set and from LARGER more.
     Those that `options` names are in all of them.
     """
-    tried: list[_Tried] = []
-    is_loop = options.start is Start.LOOP
-    steady_s = steady_bounds(problem.graph, problem.machine, problem.budget_bytes).bound_order_s if is_loop else None
-    for residents in _resident_sets(problem, options):
-        tried.append(_try(problem, options, residents, steady_s))
-        if tried[-1].is_near_bound:
-            break
+    tried = _tried(problem, options)
     if pace is not None:
         if tried[-1].is_near_bound:
             pace.ended = Ended.NEAR_BOUNDS
@@ -176,17 +176,33 @@ def _from_residents(problem: Problem, options: PlanOptions, pace: Pace | None) -
     return min((t.memgraph for t in tried if t.seconds <= enough), key=all_moved_bytes)
 
 
-def _resident_sets(problem: Problem, options: PlanOptions) -> Iterator[Residents]:
-    """Raises DoesNotFit where the residents that `options` names leave too little to some task."""
-    if not (options.resident or options.resident_only):
-        yield from resident_sets(problem, options.start)
-        return
-    tensor_by_name = {t.name: t.id for t in problem.graph.tensors if t.kind is Kind.WEIGHT}
-    named = Residents(tuple(tensor_by_name[name] for name in options.resident), True)
-    rest = without(problem, named)
-    refuse_too_small(rest)
-    for others in (NO_RESIDENTS,) if options.resident_only else resident_sets(rest, options.start):
-        yield Residents((*named.tensors, *others.tensors), True)
+def _tried(problem: Problem, options: PlanOptions) -> list[_Tried]:
+    """Plans from different sets: the last alone may be near the bound. Raises DoesNotFit where the residents that `options` names leave too
+    little to some task."""
+    is_loop = options.start is Start.LOOP
+    steady_s = steady_bounds(problem.graph, problem.machine, problem.budget_bytes).bound_order_s if is_loop else None
+    tensor_by_name = {t.name: t.id for t in problem.graph.tensors if t.kind is Kind.WEIGHT} if options.resident else {}
+    named = Residents(tuple(tensor_by_name[name] for name in options.resident), is_loop)
+    rest = problem
+    if options.resident:
+        rest = without(problem, named)
+        refuse_too_small(rest)
+    plan_by_others: dict[Residents, _Tried] = {}
+
+    def is_near_with(others: Residents) -> bool:
+        residents = Residents((*named.tensors, *others.tensors), is_loop)
+        plan_by_others[others] = _try(problem, options, residents, steady_s)
+        return plan_by_others[others].is_near_bound
+
+    if options.resident_only:
+        is_near_with(NO_RESIDENTS)
+    else:
+        named_bytes = problem.capacity - rest.capacity
+        resident_bytes = None if options.resident_bytes is None else max(0, options.resident_bytes - named_bytes)
+        sets = ResidentSets(rest, options.start, resident_bytes)
+        if not any(map(is_near_with, sets.spread())) and is_loop:
+            any(map(is_near_with, sets.small_first(min(plan_by_others, key=lambda others: plan_by_others[others].seconds))))
+    return [*plan_by_others.values()]
 
 
 def _try(problem: Problem, options: PlanOptions, residents: Residents, steady_s: float | None) -> _Tried:
@@ -203,11 +219,12 @@ def _try(problem: Problem, options: PlanOptions, residents: Residents, steady_s:
 
 def _searched(problem: Problem, options: PlanOptions, tried: list[_Tried], pace: Pace) -> list[_Tried]:
     """Plans of loops that were searched for: from the best set that was tried, and from LARGER more."""
-    best = min(range(len(tried)), key=lambda i: tried[i].seconds)
+    best = min(tried, key=lambda t: t.seconds)
+    more = sorted((t for t in tried if t.resident_bytes > best.resident_bytes), key=lambda t: t.resident_bytes)
     steady = steady_bounds(problem.graph, problem.machine, problem.budget_bytes)
     bound = Bound(steady.bound_order_s, steady.bytes_bound_order)
     begun: list[tuple[Residents, Begun]] = []
-    for residents in (t.residents for t in tried[max(0, best - LARGER) : best + 1][::-1]):
+    for residents in (t.residents for t in (best, *more[:LARGER])):
         rest = without(problem, residents)
         if (slots := slots_of(rest)) is not None:
             begun.append((residents, Begun(slots, plan_by_horizons(rest, options), bound)))

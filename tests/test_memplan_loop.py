@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 from hypothesis import given, settings
@@ -78,6 +80,18 @@ def test_no_loop_moves_less_than_its_bound_whatever_the_arena_holds(name: str) -
         assert moved[-1] >= b.bytes_bound_order
         assert simulate(found, machine).makespan_s >= b.bound_order_s * (1 - 1e-9)
     assert moved[-1] < moved[0]
+
+
+def test_small_weights_stay_where_a_copy_has_its_latency() -> None:
+    """Of as many bytes they are the most copies: where these alone take time, nearly as many weights stay as the arena can hold."""
+    graph = split(fuse(small_program("llama", {"seq": 1, "batch": 1, "layers": 4})), {}, DType.FP32)
+    machine = a_machine(h2d_bytes_per_s=1e12, d2h_bytes_per_s=1e12, copy_latency_s=1.0)
+    weights = sorted(aligned(t.nbytes) for t in graph.tensors if t.kind is Kind.WEIGHT)
+    least = largest_footprint(graph)[1]
+    for share in (0.3, 0.5, 0.7):
+        found = plan(graph, machine, least + int(share * sum(weights)), LOOP)
+        most = bisect_right([*accumulate(weights)], share * sum(weights))
+        assert len(on_device(found, found.start)) >= 0.9 * most, share
 
 
 @settings(max_examples=60, deadline=None)

@@ -26,7 +26,7 @@ from einpage.memplan.problem.order import OrderPolicy
 from einpage.memplan.problem.pace import Pace
 from einpage.memplan.problem.problem import problem_of
 from einpage.memplan.report import tasks_in_order
-from einpage.memplan.residency.resident_sets import Start, resident_sets
+from einpage.memplan.residency.resident_sets import ResidentSets, Start
 from hand_plan import hand_graph, hand_plan
 from strategies import a_machine, alignments, budgets, machines, random_graph, task_graphs
 
@@ -57,7 +57,10 @@ def test_warm_plans_are_right(data: st.DataObject, graph: TaskGraph, machine: Ma
 def test_residents_leave_every_task_what_it_needs(data: st.DataObject, graph: TaskGraph, start: Start) -> None:
     """Counted again, step by step."""
     budget, last_use = data.draw(budgets(graph)), last_use_by_tensor(graph)
-    for found in resident_sets(problem_of(graph, a_machine(), budget), start):
+    sets = ResidentSets(problem_of(graph, a_machine(), budget), start, data.draw(st.none() | st.integers(0, 2 * budget)))
+    spread = [*sets.spread()]
+    small_first = [*sets.small_first(data.draw(st.sampled_from(spread)))] if start is Start.LOOP else []
+    for found in (*spread, *small_first):
         for task in graph.tasks:
             there = {t for t in found.tensors if start is Start.LOOP or last_use[t] >= task.id}
             unread = sum(aligned(graph.tensors[t].nbytes) for t in there - set(() if task.gathers else task.reads()))

@@ -26,7 +26,7 @@ from einpage.exec.dispatch.progress import Hooks
 from einpage.exec.load.inputs import encode_prompts, refuse_surrogates
 from einpage.exec.planning.judged_plan import machine_now
 from einpage.exec.planning.model import Model, ModelAt, open_model, refuse_lacking_sizes
-from einpage.exec.planning.plan_set import SIZES, PlannedSet, replayed
+from einpage.exec.planning.plan_set import PlannedSet, replayed
 from einpage.exec.planning.text_lengths import TextLengths
 from einpage.exec.run.choose import ChosenDevice, RunOptions, dispatch_of, kernels_for
 from einpage.exec.run.continuation import Continuation
@@ -101,7 +101,7 @@ def setup_of(a: argparse.Namespace, command: str) -> Setup:
     if a.max_new < 1:
         raise UsageError(f"--max-new {a.max_new} is not at least 1")
     sampling, spec = sampling_of(a), spec_of(a)
-    refuse_lacking_sizes(spec, SIZES)
+    refuse_lacking_sizes(spec)
     chosen, settings = device_of(a), settings_of(a.set)
     options = RunOptions(
         plan=request_of(a, budget_of(a, chosen.kind)),

@@ -25,8 +25,7 @@ from einpage.exec.command.options import files_read, names_of, no_fuse_of, piece
 from einpage.exec.planning.advice import Advice, advice
 from einpage.exec.planning.find_spec import spec_path
 from einpage.exec.planning.judged_plan import Planned, plan_program, plan_tasks
-from einpage.exec.planning.model import Model, open_model, refuse_lacking_sizes
-from einpage.exec.planning.plan_set import SIZES as GENERATION_SIZES
+from einpage.exec.planning.model import SIZES, Model, open_model, refuse_lacking_sizes
 from einpage.exec.planning.plan_set import PlannedSet, plan_texts, resident_weights
 from einpage.exec.planning.task_graph import split_as_told
 from einpage.exec.planning.text_lengths import Bucket, TextLengths
@@ -94,12 +93,12 @@ def _plan_set_command(a: argparse.Namespace, began: float) -> int:
         raise UsageError(f"{', '.join(given)}: of one plan, and --generate makes a set of them; leave out")
     if a.spec is None:
         raise UsageError("nothing to plan: give a SPEC that has `state:`, as specs/llama.yaml")
-    refuse_lacking_sizes(a.spec, GENERATION_SIZES)
+    refuse_lacking_sizes(a.spec)
     request = request_of(a, parse_bytes(a.budget, "--budget"))
     machine, settings = load_machine(a.machine or "cpu", h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes), settings_of(a.set)
     checkpoint = open_weights(a.weights) if a.weights else None
     first = open_model(a.spec, settings, checkpoint)
-    sizes, rest = first.program.sizes, {name: value for name, value in settings.items() if name not in GENERATION_SIZES}
+    sizes, rest = first.program.sizes, {name: value for name, value in settings.items() if name not in SIZES}
     if len(rest) + len({"batch", "seq"} & settings.keys()) < len(settings):
         raise UsageError("--set past and --set room: --generate sets them; leave out")
     prompt = int(sizes.get("seq", 1))

@@ -15,11 +15,12 @@ from time import perf_counter
 from typing import TypeAlias
 
 from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.choose.working_set import WorkingSets
 from einpage.einsum_front.graph.packed import packed
 from einpage.einsum_front.graph.program import Program, needed
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.exec.planning.request import PlanRequest
-from einpage.exec.planning.task_graph import build_graph
+from einpage.exec.planning.task_graph import fused, split_for
 from einpage.memplan.bounds.bounds import GOOD_ENOUGH, Bounds, Effort, Reached, bounds
 from einpage.memplan.bounds.steady import steady_bounds
 from einpage.memplan.errors import DoesNotFit, Misfit
@@ -64,7 +65,7 @@ class Planned:
         return self.report.facts()
 
 
-LOOP_SPLITS = (1, 4, 8, 16)
+LOOP_SPLITS = (1, 2, 4, 8, 16)
 """A loop is planned with the splits that these parts of its budget would get."""
 MOST_TASKS = 4000
 """Finer splits than the budget's own are not tried beyond this."""
@@ -78,17 +79,20 @@ class RejectedPlan(AssertionError):
 
 
 def plan_program(
-    program: Program, machine: Machine | MachineSource, request: PlanRequest, since: float | None = None, pace: Pace | None = None
-) -> Planned:
+    program: Program, machine: Machine | MachineSource, request: PlanRequest, since: float | None = None, pace: Pace | None = None,
+    working_sets: WorkingSets | None = None,
+) -> Planned:  # fmt: skip
     """Split `program` for the budget and plan it. `since` is when the caller began (perf_counter), for `plan_s`; `pace` that of the
-    request, where somebody watches it. A function for a machine is called when all is refused that needs none.
+    request, where somebody watches it; `working_sets` its fused operations, where they are at hand. A function for a machine is called when
+    all is refused that needs none.
 
     Raises as build_graph and plan_graph.
     """
     since = perf_counter() if since is None else since
     if isinstance(machine, Machine):
         refuse_full_host(program, machine, request)
-    graph = build_graph(program, request).graph
+    working_sets = working_sets or fused(program, request)
+    graph = split_for(working_sets, program, request).graph
     if not isinstance(machine, Machine):
         asked_s = perf_counter()
         machine = machine()
@@ -99,7 +103,7 @@ def plan_program(
         refuse_full_host(program, machine, request)
     pace = pace or request.pace()
     if request.passes is not None:
-        planned = _plan_loop(program, graph, machine, request, request.passes, since, pace)
+        planned = _plan_loop(program, working_sets, graph, machine, request, request.passes, since, pace)
     else:
         planned = plan_tasks(graph, machine, request, since, pace)
     return replace(planned, sizes=dict(program.sizes))
@@ -129,15 +133,16 @@ def least_host_bytes(program: Program, request: PlanRequest) -> int:
 
 
 def _plan_loop(
-    program: Program, coarsest: TaskGraph, machine: Machine, request: PlanRequest, passes: int, since: float, pace: Pace | None
-) -> Planned:
+    program: Program, working_sets: WorkingSets, coarsest: TaskGraph, machine: Machine, request: PlanRequest, passes: int, since: float,
+    pace: Pace | None,
+) -> Planned:  # fmt: skip
     """Plan a pass that ends as it began, with the best of a few splits, of which the first is `coarsest`: what is streamed wants small
     pieces."""
     best: Planned | None = None
     budget_bytes, options = request.budget_bytes, request.planner
     for share in LOOP_SPLITS:
         try:
-            graph = coarsest if share == 1 else build_graph(program, replace(request, budget_bytes=budget_bytes // share)).graph
+            graph = coarsest if share == 1 else split_for(working_sets, program, replace(request, budget_bytes=budget_bytes // share)).graph
         except DoesNotFit:
             break
         if best is not None:

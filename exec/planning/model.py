@@ -6,7 +6,7 @@ checkpoint's own metadata, else from the spec. Only headers of the checkpoint ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -23,7 +23,7 @@ from einpage.einsum_front.fuse.tied_weights import with_tied_weights
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.spec.reader import load_document
 from einpage.einsum_front.spec.sizes import Setting
-from einpage.exec.load.inputs import TOKENS, TokenLists, token_sizes
+from einpage.exec.load.inputs import LENGTHS, TOKENS, TokenLists, token_sizes
 from einpage.exec.planning.find_spec import SHIPPED, spec_names, spec_path
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import refuse_by_first_iterations
@@ -49,6 +49,10 @@ class Model:
 
 MOST_LINES = 3
 """Told of each spec that does not fit a checkpoint."""
+AT = "at"
+"""The input that says where the first token of a run stands, by sequence."""
+SIZES = ("batch", "seq", "past", "room")
+"""What a spec that generates is sized by: sequences, tokens of a run, positions before it, and for how many more runs a plan serves."""
 ModelAt: TypeAlias = Callable[[Mapping[str, int]], Model]
 """The model at other sizes."""
 
@@ -147,12 +151,33 @@ def _has_tensors(name: str, checkpoint: Checkpoint) -> bool:
         return False
 
 
-def refuse_lacking_sizes(spec: str | Path, names: Sequence[str]) -> None:
-    """Raises UsageError for a spec without sizes of these names, by which one that generates is sized: an encoder's, or without states."""
+def refuse_lacking_sizes(spec: str | Path) -> None:
+    """Raises UsageError for a spec without the sizes of one that generates: an encoder's, or without states."""
     sizes = {entry.name for entry in load_document(spec_path(spec)).sizes}
-    if missing := ", ".join(f"`{name}`" for name in names if name not in sizes):
+    if missing := ", ".join(f"`{name}`" for name in SIZES if name not in sizes):
         cure = "specs/README.md says how to write one"
         raise UsageError(f"{spec} does not generate: it lacks the sizes {missing} of a spec with `state:`; {cure}")
+
+
+def refuse_no_generation(model: Model) -> None:
+    """Raises UsageError for a spec without states, or without an input by which one that generates is run."""
+    program = model.program
+    if not program.states:
+        cure = "specs/README.md says how to write one"
+        raise UsageError(f"{program.path} has no `state:`, so nothing is left of one token for the next; {cure}")
+    names = [i.name for i in program.inputs]
+    missing = [f"the input `{name}`" for name in (TOKENS, AT, LENGTHS) if name not in names]
+    states = {state.name for state in program.states}
+    missing += [
+        f"a default for the input `{i.name}`" for i in program.inputs if i.default is None and i.name != TOKENS and i.name not in states
+    ]
+    if missing:
+        raise UsageError(f"{program.path} does not generate: it lacks {', '.join(missing)}")
+
+
+def whole_states(model: Model) -> list[str]:
+    """The states that every pass writes whole."""
+    return [state.base for state in model.program.states if state.along is None]
 
 
 def refuse_positions(model_at: ModelAt, batch: int, longest: int, max_new: int) -> None:
@@ -195,6 +220,20 @@ def logits_axes(model: Model) -> dict[str, int]:
         return {}
     over = {o.name: o.letters[:-1] for o in model.program.outputs if o.letters and o.letters[-1] in model.vocabulary}
     return {name: len(before) + 1 for name, before in over.items() if before in (positions, positions[:1])}
+
+
+def next_logits(model: Model, axes: int) -> str:
+    """The output that is the logits of the next token, over so many axes: after each sequence, or after each token. Raises UsageError
+    where there is none, or another."""
+    axes_by_name, path = logits_axes(model), model.program.path
+    found = [output.name for output in model.program.outputs if axes_by_name.get(output.name) == axes]
+    if len(found) > 1:
+        raise UsageError(f"{path}: {' and '.join(found)} could each be the logits of the next token; leave one of them out")
+    if not found and axes == 2:
+        raise UsageError(f"{path} declares no output of two axes (batch, vocabulary), the next token after each sequence")
+    if not found:
+        raise UsageError(f"--lookup: {path} declares no output of three axes (batch, sequence, vocabulary), the next token after each one")
+    return found[0]
 
 
 def _whole_numbers(settings: Mapping[str, str | int | float]) -> dict[str, int]:

@@ -14,18 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from time import perf_counter
+from typing import TypeAlias
 
 from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.base.collection import garbage_collection_paused
 from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.base.units import aligned
+from einpage.einsum_front.choose.working_set import WorkingSets
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph
-from einpage.exec.load.inputs import LENGTHS, TOKENS
 from einpage.exec.planning.judged_plan import MachineSource, Planned, compacted, judged, machine_now, plan_program
-from einpage.exec.planning.model import Model, ModelAt, logits_axes
+from einpage.exec.planning.model import Model, ModelAt, next_logits, refuse_no_generation, whole_states
 from einpage.exec.planning.request import PlanRequest
-from einpage.exec.planning.task_graph import build_graph, difference, split_as_told
+from einpage.exec.planning.task_graph import difference, fused, split_as_told, split_for
 from einpage.exec.planning.text_lengths import Bucket, TextLengths
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.memgraph import Phase, PlanSet
@@ -33,10 +36,6 @@ from einpage.memplan.judge.plan_set import SetViolation, judge_sequence, judge_s
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import DEVICE
 
-AT = "at"
-"""The input that says where the first token of a run stands, by sequence."""
-SIZES = ("batch", "seq", "past", "room")
-"""What a spec that generates is sized by: sequences, tokens of a run, positions before it, and for how many more runs a plan serves."""
 Planning = Callable[[int, int], None]
 """Told, before a plan is made, which it is and how many there are."""
 
@@ -126,6 +125,7 @@ class PlannedSet:
         return self.phase(max(n for n in range(self._first_loop, len(phases)) if phases[n].past <= position))
 
 
+@garbage_collection_paused()
 def plan_texts(
     model_at: ModelAt,
     machine: Machine | MachineSource,
@@ -139,8 +139,14 @@ def plan_texts(
     Raises UsageError for a spec that does not generate, DoesNotFit, RejectedPlanSet, and the errors of open_model.
     """
     texts.refuse_none()
-    texts = _fitting(model_at, request, texts)
-    phases = _Phases(model_at, machine_now(machine), request, texts, planning or (lambda n, count: None)).all()
+
+    @lru_cache(maxsize=2)
+    def opened_at(bucket: Bucket) -> _Opened:
+        model, output = opened(model_at, texts, bucket)
+        return _Opened(model, output, fused(*asked(model, output, request)))
+
+    texts = _fitting(opened_at, request, texts)
+    phases = _Phases(opened_at, machine_now(machine), request, texts, planning or (lambda n, count: None)).all()
     found = PlanSet(tuple(phase.phase for phase in phases), texts.shortest, texts.longest, texts.positions, texts.spread)
     violation = judge_sequence(found)
     if violation is not None:
@@ -193,11 +199,24 @@ def graph_of(model: Model, phase: Phase, request: PlanRequest) -> TaskGraph:
     return split_as_told(model.program.with_states_as_outputs(), request.dtype, dict(graph.split), outputs, request.no_fuse).graph
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Opened:
+    """A phase before it is planned."""
+
+    model: Model
+    output: str
+    working_sets: WorkingSets
+    """Of its operations."""
+
+
+OpenedAt: TypeAlias = Callable[[Bucket], _Opened]
+
+
 class _Phases:
     """Plans them, the last bucket first."""
 
-    def __init__(self, model_at: ModelAt, machine: Machine, request: PlanRequest, texts: TextLengths, planning: Planning) -> None:
-        self._model_at, self._machine, self._texts, self._planning = model_at, machine, texts, planning
+    def __init__(self, opened_at: OpenedAt, machine: Machine, request: PlanRequest, texts: TextLengths, planning: Planning) -> None:
+        self._opened_at, self._machine, self._texts, self._planning = opened_at, machine, texts, planning
         self._buckets = texts.buckets()
         self._count = len(self._buckets) + len(texts.reads())
         steps = None if request.plan_steps is None else request.plan_steps // self._count
@@ -232,7 +251,7 @@ class _Phases:
             try:
                 for bucket in reversed(self._buckets[:-1]):
                     request = self._request.in_pieces(_all_pieces(found[-1].model, found[-1].planned))
-                    found.append(self._bucket(bucket, replace(request, resident=resident_weights(found[-1]))))
+                    found.append(self._bucket(bucket, _beside(found[-1], request)))
             except DoesNotFit:  # one before the last wants more bytes than it: leave it some
                 resident = resident_weights(last)
                 if not resident:
@@ -248,36 +267,38 @@ class _Phases:
     def _planned(self, bucket: Bucket, request: PlanRequest) -> PlannedPhase:
         self._n += 1
         self._planning(min(self._n, self._count), self._count)
-        model, output = opened(self._model_at, self._texts, bucket)
-        program, request = asked(model, output, request)
+        at = self._opened_at(bucket)
+        program, request = asked(at.model, at.output, request)
         try:
-            return PlannedPhase(model, compacted(plan_program(program, self._machine, request)), bucket, output)
+            planned = plan_program(program, self._machine, request, working_sets=at.working_sets)
+            return PlannedPhase(at.model, compacted(planned), bucket, at.output)
         except DoesNotFit as error:
             raise _at_position(error, bucket) from error
 
 
-def _fitting(model_at: ModelAt, request: PlanRequest, texts: TextLengths) -> TextLengths:
+def _fitting(opened_at: OpenedAt, request: PlanRequest, texts: TextLengths) -> TextLengths:
     """`texts`, read in chunks where prompts do not fit the budget at once. Raises DoesNotFit where even the smallest chunks, or the last
     bucket, do not, whatever the machine."""
     refused: DoesNotFit | None = None  # that of the smallest chunks
     for tried in texts.in_chunks():
-        if tried.chunk and not texts.chunk and _whole_states(opened(model_at, texts, texts.reads()[-1])[0]):
+        if tried.chunk and not texts.chunk and whole_states(opened_at(texts.reads()[-1]).model):
             break  # such a state would take in the padding of the last chunk
         try:
-            _refuse_budget(model_at, request, tried, tried.reads()[-1])
+            _refuse_budget(opened_at, request, tried.reads()[-1])
         except DoesNotFit as error:
             refused = error
         else:
             for bucket in tried.buckets()[-1:]:
-                _refuse_budget(model_at, request, tried, bucket)
+                _refuse_budget(opened_at, request, bucket)
             return tried
     assert refused is not None
     raise refused
 
 
-def _refuse_budget(model_at: ModelAt, request: PlanRequest, texts: TextLengths, bucket: Bucket) -> None:
+def _refuse_budget(opened_at: OpenedAt, request: PlanRequest, bucket: Bucket) -> None:
+    at = opened_at(bucket)
     try:
-        build_graph(*asked(*opened(model_at, texts, bucket), request))
+        split_for(at.working_sets, *asked(at.model, at.output, request))
     except DoesNotFit as error:
         raise _at_position(error, bucket) from error
 
@@ -292,9 +313,9 @@ def opened(model_at: ModelAt, texts: TextLengths, bucket: Bucket) -> tuple[Model
     """The model of a phase, and its logits: after every token where what may come next is looked up. Raises UsageError for a spec that does
     not generate, or not such texts."""
     model = model_at({"batch": texts.batch, "seq": bucket.tokens, "past": bucket.past, "room": bucket.extra})
-    _refuse_no_generation(model)
+    refuse_no_generation(model)
     _refuse_padding(model, texts)
-    return model, _logits_output(model, 3 if texts.lookup and not bucket.is_read else 2)
+    return model, next_logits(model, 3 if texts.lookup and not bucket.is_read else 2)
 
 
 def asked(model: Model, output: str, request: PlanRequest) -> tuple[Program, PlanRequest]:
@@ -325,28 +346,15 @@ def resident_weights(phase: PlannedPhase) -> tuple[str, ...]:
     return tuple(t.name for t in tensors if t.kind is Kind.WEIGHT)
 
 
-def _refuse_no_generation(model: Model) -> None:
-    program = model.program
-    if not program.states:
-        cure = "specs/README.md says how to write one"
-        raise UsageError(f"{program.path} has no `state:`, so nothing is left of one token for the next; {cure}")
-    names = [i.name for i in program.inputs]
-    missing = [f"the input `{name}`" for name in (TOKENS, AT, LENGTHS) if name not in names]
-    states = {state.name for state in program.states}
-    missing += [
-        f"a default for the input `{i.name}`" for i in program.inputs if i.default is None and i.name != TOKENS and i.name not in states
-    ]
-    if missing:
-        raise UsageError(f"{program.path} does not generate: it lacks {', '.join(missing)}")
-
-
-def _whole_states(model: Model) -> list[str]:
-    """Those that every pass writes whole."""
-    return [state.base for state in model.program.states if state.along is None]
+def _beside(following: PlannedPhase, request: PlanRequest) -> PlanRequest:
+    """`request` for a plan that has the residents of the one after it: in all about as many bytes, which were good there."""
+    graph = following.planned.graph
+    nbytes = sum(aligned(graph.tensors[t].nbytes) for t in following.planned.memgraph.resident)
+    return replace(request, resident=resident_weights(following), resident_bytes=nbytes)
 
 
 def _refuse_padding(model: Model, texts: TextLengths) -> None:
-    whole = _whole_states(model)
+    whole = whole_states(model)
     if not whole:
         return
     state = f"the state `{whole[0]}` is written whole"
@@ -357,16 +365,3 @@ def _refuse_padding(model: Model, texts: TextLengths) -> None:
         if texts.batch == 1:
             cure = "generate with the prompt at hand, which is planned for its own length"
         raise UsageError(f"{state}, and would take in the padding of prompts shorter than planned; {cure}")
-
-
-def _logits_output(model: Model, axes: int) -> str:
-    """The output that is the logits of the next token, over so many axes: after each sequence, or after each token."""
-    axes_by_name, path = logits_axes(model), model.program.path
-    found = [output.name for output in model.program.outputs if axes_by_name.get(output.name) == axes]
-    if len(found) > 1:
-        raise UsageError(f"{path}: {' and '.join(found)} could each be the logits of the next token; leave one of them out")
-    if not found and axes == 2:
-        raise UsageError(f"{path} declares no output of two axes (batch, vocabulary), the next token after each sequence")
-    if not found:
-        raise UsageError(f"--lookup: {path} declares no output of three axes (batch, sequence, vocabulary), the next token after each one")
-    return found[0]

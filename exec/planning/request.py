@@ -58,6 +58,8 @@ class PlanRequest:
     """With `passes`: the names of weights that are resident whatever others are, from the arena's top downwards."""
     resident_only: bool = False
     """No others are."""
+    resident_bytes: int | None = None
+    """With `passes`: of all that are resident, about; None: what is best is searched for."""
     free_order: bool = False
     """Let independent tasks change places where that is faster."""
     bound_effort: Effort = Effort.FAST
@@ -118,4 +120,5 @@ class PlanRequest:
             free_order=self.free_order,
             resident=self.resident,
             resident_only=self.resident_only,
+            resident_bytes=self.resident_bytes,
         )

@@ -59,16 +59,26 @@ class Built:
         return f"{render(self.opgraph, self.graph)}\n\n{largest}"
 
 
-@garbage_collection_paused()
 def build_graph(program: Program, request: PlanRequest) -> Built:
-    """Fuse (all but `no_fuse`), choose a split for the budget (letters in `pieces` are fixed), and split.
+    """Fuse (all but `no_fuse`), choose a split for the budget (letters in `pieces` are fixed), and split. Raises as both do."""
+    return split_for(fused(program, request), program, request)
 
-    Raises DoesNotFit where the smallest working set is larger than the budget, UsageError for an unknown output or fusion,
-    an impossible split, or one into more than MOST_TASKS.
+
+@garbage_collection_paused()
+def fused(program: Program, request: PlanRequest) -> WorkingSets:
+    """The operations that outputs need, fused, and what each would take: the same whatever the budget. Raises UsageError for an unknown
+    output or fusion."""
+    return WorkingSets(fuse(program, request.outputs, without_fusions(request.no_fuse)), request.dtype)
+
+
+@garbage_collection_paused()
+def split_for(working_sets: WorkingSets, program: Program, request: PlanRequest) -> Built:
+    """The tasks of a split that fits the budget (letters in `pieces` are fixed).
+
+    Raises DoesNotFit where the smallest working set is larger than the budget, UsageError for an impossible split, or one into more than
+    MOST_TASKS.
     """
-    dtype, budget_bytes = request.dtype, request.budget_bytes
-    opgraph = fuse(program, request.outputs, without_fusions(request.no_fuse))
-    working_sets = WorkingSets(opgraph, dtype)
+    budget_bytes = request.budget_bytes
     uncut = program.extents.keys() - working_sets.most.keys()
     pieces = {letter: n for letter, n in request.pieces.items() if n > 1 or letter not in uncut}
     may_fit = least_of_all(working_sets, pieces) <= budget_bytes

@@ -28,8 +28,8 @@ from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.exec.load.fill import NotFiniteWeight, fill
 from einpage.exec.load.inputs import LENGTHS, TOKENS, TokenLists, bind_inputs, refuse_ids_outside
 from einpage.exec.planning.judged_plan import MachineSource, least_host_bytes
-from einpage.exec.planning.model import Model, ModelAt, refuse_positions
-from einpage.exec.planning.plan_set import AT, PlannedPhase, PlannedSet, Planning, asked, opened, plan_texts
+from einpage.exec.planning.model import AT, Model, ModelAt, refuse_positions
+from einpage.exec.planning.plan_set import PlannedPhase, PlannedSet, Planning, asked, opened, plan_texts
 from einpage.exec.planning.text_lengths import Bucket, TextLengths
 from einpage.exec.run.choose import DeviceKind, RunOptions, make_device, repeated
 from einpage.exec.run.prepared import fill_inputs, refuse_above_host, within_device

@@ -23,7 +23,7 @@ from einpage.exec.device.arena import host_copies
 from einpage.exec.load.inputs import TokenLists, bind_inputs, plain, token_lists
 from einpage.exec.planning.judged_plan import MachineSource, Planned, compacted, plan_program
 from einpage.exec.planning.model import Model, refuse_lacking_sizes
-from einpage.exec.planning.plan_set import SIZES, PlannedSet, weight_pieces
+from einpage.exec.planning.plan_set import PlannedSet, weight_pieces
 from einpage.exec.planning.text_lengths import LEAST_POSITIONS, TextLengths
 from einpage.exec.run.choose import RunOptions, make_device
 from einpage.exec.run.continuation import Continuation
@@ -112,7 +112,7 @@ class OpenModel:
     def tokens(self, prompt: Sequence[int], *, max_new: int, sampling: Sampling) -> Generator[int, None, None]:
         """The ids after those of `prompt`, as they come; the model's end tokens among them."""
         self._refuse_closed()
-        refuse_lacking_sizes(self.spec, SIZES)
+        refuse_lacking_sizes(self.spec)
         if type(max_new) is not int:
             raise UsageError(f"max_new is {shown(max_new)}, expected a whole number")
         ids = self._ids(prompt) if prompt else []

@@ -14,6 +14,7 @@ topmost, so that what is left of the arena is one piece at all times:
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -33,6 +34,8 @@ ResidentWeights: TypeAlias = Bools
 
 RESERVES = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.2)
 """Shares of the arena that residents leave free beyond what tasks need and what is in use between tasks."""
+LEFT_FREE = (1.0, 0.6)
+"""Where it is known how many bytes are good: the shares of the bytes left free then that sets leave free."""
 MUCH = 0.25
 """Where more than this share of the arena is in use between tasks, sets that leave no bytes for it are tried too."""
 BISECTIONS = 24
@@ -63,14 +66,44 @@ class Residents:
 NO_RESIDENTS = Residents((), False)
 
 
-def resident_sets(problem: Problem, start: Start) -> Iterator[Residents]:
-    """Different sets worth planning with, at least one; those with the most bytes first, about."""
-    weights = _Weights(problem, start is Start.LOOP)
-    seen: set[bytes] = set()
-    for resident in _tried(weights):
-        if resident.tobytes() not in seen:
-            seen.add(resident.tobytes())
-            yield weights.residents(resident)
+class ResidentSets:
+    """Different sets worth planning with."""
+
+    def __init__(self, problem: Problem, start: Start, resident_bytes: int | None = None) -> None:
+        """`resident_bytes`: about so many, where a plan of the same model for other positions says how many are good."""
+        self._weights = weights = _Weights(problem, start is Start.LOOP)
+        if resident_bytes is None:
+            self._reserves = [*_reserves(weights)]
+        else:
+            free = weights.capacity - weights.needs - resident_bytes
+            self._reserves = [np.maximum(free - int((1 - share) * free.min(initial=0)), weights.pending) for share in LEFT_FREE]
+        self._number_by_set: dict[Residents, int] = {}
+        """Of the reserve that a set was made for."""
+
+    def spread(self) -> Iterator[Residents]:
+        """What streams is spread over a pass. Those with the most bytes first, about, and none last unless the number is known."""
+        weights = self._weights
+        for n, reserve in enumerate(self._reserves):
+            if not weights.for_good:
+                yield from self._new(n, _filled(weights, _most(weights, reserve, lambda share: _head(weights, share)), reserve))
+            yield from self._new(n, _filled(weights, _most(weights, reserve, lambda share: _evenly(weights, share)), reserve))
+        if len(self._reserves) > 1:
+            yield from self._new(len(self._reserves), np.zeros(len(weights.size), bool))
+
+    def small_first(self, like: Residents) -> Iterator[Residents]:
+        """About as many bytes as in `like`, one of spread(), small weights before large ones: what streams is fewer copies, each with its
+        latency."""
+        weights, like_n = self._weights, self._number_by_set[like]
+        for n, reserve in enumerate(self._reserves):
+            if abs(n - like_n) <= 1:
+                yield from self._new(n, _filled(weights, _small_first(weights, reserve), reserve))
+
+    def _new(self, n: int, resident: ResidentWeights) -> Iterator[Residents]:
+        """The set for the n-th reserve, unless it was found before."""
+        found = self._weights.residents(resident)
+        if found not in self._number_by_set:
+            self._number_by_set[found] = n
+            yield found
 
 
 class _Weights:
@@ -132,14 +165,6 @@ class _Weights:
         return Residents(tuple(self.tensors[i] for i in members), self.for_good)
 
 
-def _tried(weights: _Weights) -> Iterator[ResidentWeights]:
-    for reserve in _reserves(weights):
-        if not weights.for_good:
-            yield _filled(weights, _most(weights, reserve, lambda share: _head(weights, share)), reserve)
-        yield _filled(weights, _most(weights, reserve, lambda share: _evenly(weights, share)), reserve)
-    yield np.zeros(len(weights.size), bool)
-
-
 def _reserves(weights: _Weights) -> Iterator[Int64s]:
     """[step] bytes to leave free beyond what tasks need: for what is pending, unless that is so much that it had better be evicted, and for
     loads."""
@@ -170,19 +195,29 @@ def _head(weights: _Weights, share: float) -> ResidentWeights:
     return resident
 
 
-def _evenly(weights: _Weights, share: float) -> ResidentWeights:
-    """All but what streams: a weight streams when the link, were it to carry the rest at an even rate, would have loaded it by then."""
+def _evenly(weights: _Weights, share: float, among: ResidentWeights | None = None) -> ResidentWeights:
+    """All but what streams, of all or `among` some: a weight streams when the link, were it to carry the rest of these at an even rate,
+    would have loaded it by then."""
     resident = np.ones(len(weights.size), bool)
-    if share >= 1 or not len(resident):
+    some = np.arange(len(resident)) if among is None else np.flatnonzero(among)
+    if share >= 1 or not len(some):
         return resident
-    total = float(weights.elapsed[-1])
-    due = (1 - share) * weights.size.sum() * (weights.elapsed[weights.first] / total if total else np.ones(len(resident)))
+    total, sizes = float(weights.elapsed[-1]), weights.size[some]
+    due = (1 - share) * sizes.sum() * (weights.elapsed[weights.first[some]] / total if total else np.ones(len(some)))
     streamed = 0.0
-    for i, (due_by_then, size) in enumerate(zip(due.tolist(), weights.size.tolist(), strict=True)):
+    for i, due_by_then, size in zip(some.tolist(), due.tolist(), sizes.tolist(), strict=True):
         if share <= 0 or streamed + size / 2 <= due_by_then:
             resident[i] = False
             streamed += size
     return resident
+
+
+def _small_first(weights: _Weights, reserve: Int64s) -> ResidentWeights:
+    """Every size for which all weights up to it fit together; of larger ones evenly what else fits."""
+    sizes = np.unique(weights.size)
+    fitting = bisect_left(sizes, True, key=lambda size: not weights.fits(weights.size <= size, reserve))
+    large = weights.size > sizes[fitting - 1] if fitting else np.ones(len(weights.size), bool)
+    return _most(weights, reserve, lambda share: _evenly(weights, share, large))
 
 
 def _filled(weights: _Weights, resident: ResidentWeights, reserve: Int64s) -> ResidentWeights:
