@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from math import inf
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -106,11 +106,10 @@ def test_a_search_ends_in_time_and_with_the_steps_it_took_again(tmp_path: Path) 
     problem = lumpy(tmp_path)
     graph, machine, capacity = problem.graph, problem.machine, problem.budget_bytes
     for seconds in (0.02, 0.1, 0.25):
-        began = perf_counter()
-        pace = Pace(until_s=began + seconds)
+        began_s, pace = process_time(), Pace(until_s=perf_counter() + seconds)
         found = plan(graph, machine, capacity, PlanOptions(alignment=1), pace)
         assert pace.ended is Ended.TIME
-        assert perf_counter() - began < seconds + 1.0, "a step, and the plan is re-issued"
+        assert process_time() - began_s < seconds + 1.0, "a step, and the plan is re-issued: of this process, whatever else is run"
         again = plan(graph, machine, capacity, PlanOptions(alignment=1), Pace(pace.steps))
         assert memgraph_text(again) == memgraph_text(found)
 

@@ -88,7 +88,7 @@ def _pointer(w: Writer, load: Load, indices: Sequence[Affine | None], scope: Sco
     """Where the element at letter 0 of all but the batch lies; None where which tile holds it depends on more than the batch."""
     operand = w.operand_by_name[load.name]
     view, region = w.reads[operand], whole(w.range_by_letter.values())
-    text = ""
+    parts = []
     for j, box in enumerate(view.boxes):
         conditions = w.conditions(view, box, indices, {}, scope.letters)
         if conditions is None:
@@ -98,6 +98,5 @@ def _pointer(w: Writer, load: Load, indices: Sequence[Affine | None], scope: Sco
             moves = index is not None and any(scope.letters[x].text == "0" for x, _ in index.terms)
             if moves and (hull[0] < low or high < hull[1]):
                 return None
-        place = w.element(operand, j, indices, scope.letters)
-        text = f"tl.where({' & '.join(conditions)}, {place}, {text})" if text else place
-    return text or None
+        parts.append((" & ".join(conditions), w.element(operand, j, indices, scope.letters)))
+    return w.choice(f"{load.name}_from", parts) if parts else None

@@ -126,20 +126,19 @@ class ProductWriter:
         if fastest is not None and any(x == fastest for index in indices if index is not None for x, _ in index.terms):
             letters[fastest] = Val(w.assign(str(fastest), lanes), frozenset("k"), ValueKind.INT)
         scope = Scope(letters, outer.masks)
-        text, step = "", None
+        parts, step = [], None
         for j, box in enumerate(view.boxes):
             conditions = w.conditions(view, box, indices, {}, letters)
             if conditions is None:
                 continue
-            place = w.element(operand, j, indices, letters)
-            text = f"tl.where({' & '.join(conditions)}, {place}, {text})" if text else place
+            parts.append((" & ".join(conditions), w.element(operand, j, indices, letters)))
             moved = {x: c for x, c in address(box, indices).terms if any(x in run for run in loop.runs)}
             assert step is None or step == moved, f"tiles of {load.name} differ along summed letters"
             step = moved
         assert step is not None, f"no tile of {load.name} holds what the job reads"
         axes = w.axes(indices, scope)
         mask = scope.masks[axis] if axis in axes and axis in scope.masks else ""
-        return PointerBlock(w.assign(f"{load.name}_at", text), step, axes, mask)
+        return PointerBlock(w.assign(f"{load.name}_at", w.choice(f"{load.name}_at", parts)), step, axes, mask)
 
     def _descriptor(self, side: Side, loop: Loop) -> DescriptorBlock | None:
         """A descriptor of the factor, where the tile choice calls for one and the factor is one matrix that the copy engine can read."""

@@ -19,6 +19,8 @@ from einpage.kernels.writer.preamble import RESERVED, preamble
 
 MOST_IN_32_BITS = 1 << 30
 """Elements of a tile that 32-bit offsets are used for, half of what they reach."""
+MOST_NESTED = 32
+"""Choices in one expression: Python reads no more than 200 parentheses in each other."""
 
 
 class KernelText:
@@ -69,6 +71,19 @@ class KernelText:
         name = self.fresh(hint)
         self.line(f"{name} = {text}")
         return name
+
+    def choice(self, hint: str, parts: Sequence[tuple[str, str]]) -> str:
+        """An expression for the last of `parts`, conditions and what they choose, whose condition holds; the first where none does. Where
+        they are many, a variable and a line each."""
+        (_, text), *others = parts
+        if len(parts) > MOST_NESTED:
+            name = self.assign(hint, text)
+            for condition, part in others:
+                self.line(f"{name} = tl.where({condition}, {part}, {name})")
+            return name
+        for condition, part in others:
+            text = f"tl.where({condition}, {part}, {text})"
+        return text
 
     @contextmanager
     def loop(self, variable: str, values: str, comment: str = "") -> Iterator[None]:

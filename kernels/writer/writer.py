@@ -183,17 +183,16 @@ class Writer(JobText):
         indices = self.indices(e)
         looked_up = {d: self._index(i, scope) for d, (a, i) in enumerate(zip(indices, e.indices, strict=True)) if a is None}
         axes = self.axes(indices, scope).union(*(v.axes for v in looked_up.values()))
-        text = ""
+        parts = []
         for j, box in enumerate(view.boxes):
             conditions = self.conditions(view, box, indices, looked_up, scope.letters)
             if conditions is None:
                 continue
             mask = " & ".join([*(scope.masks[a] for a in sorted(axes) if a in scope.masks), *conditions])
             where = " + ".join([self.element(operand, j, indices, scope.letters), *_looked_up_terms(box, looked_up)])
-            here = f"tl.load({where}, mask={mask}, other=0)" if mask else f"tl.load({where})"
-            text = f"tl.where({' & '.join(conditions)}, {here}, {text})" if text else here
-        assert text, f"no tile of {e.name} holds what the job reads"
-        scope.memo[key] = Val(self.assign(e.name, text), axes, ValueKind.STORED)
+            parts.append((" & ".join(conditions), f"tl.load({where}, mask={mask}, other=0)" if mask else f"tl.load({where})"))
+        assert parts, f"no tile of {e.name} holds what the job reads"
+        scope.memo[key] = Val(self.assign(e.name, self.choice(e.name, parts)), axes, ValueKind.STORED)
         return scope.memo[key]
 
     def axes(self, indices: Sequence[Affine | None], scope: Scope) -> BlockAxes:
