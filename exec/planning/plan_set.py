@@ -231,7 +231,11 @@ class _Phases:
         try:
             read = self._read(weight_pieces(last.model, last.planned))
         except DoesNotFit:  # the prompts' tasks do not fit in these pieces, so the buckets are planned in theirs
+            most, extents = self._opened_at(self._buckets[-1]).working_sets.most, last.model.program.extents
             read = self._read({})
+            finer = {x: n for x, n in weight_pieces(read.model, read.planned).items() if n > most.get(x, 1) and x in extents}
+            if finer:  # than tasks of the buckets can be cut
+                read = self._read({letter: most.get(letter, 1) for letter in finer})
             last = self._bucket(self._buckets[-1], self._request.in_pieces(weight_pieces(read.model, read.planned)))
         return *self._reads(read), *self._chain(last)
 

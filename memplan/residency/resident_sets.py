@@ -76,7 +76,8 @@ class ResidentSets:
             self._reserves = [*_reserves(weights)]
         else:
             free = weights.capacity - weights.needs - resident_bytes
-            self._reserves = [np.maximum(free - int((1 - share) * free.min(initial=0)), weights.pending) for share in LEFT_FREE]
+            least = max(0, int(free.min(initial=weights.capacity)))
+            self._reserves = [np.maximum(free - int((1 - share) * least), weights.pending) for share in LEFT_FREE]
         self._number_by_set: dict[Residents, int] = {}
         """Of the reserve that a set was made for."""
 
