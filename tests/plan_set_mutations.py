@@ -68,12 +68,11 @@ def other_budget(plans: PlanSet, random: Random) -> PlanSet | None:
 
 
 def loop_left_out(plans: PlanSet, random: Random) -> PlanSet | None:
-    """Any but the only one that serves the prompts' rest: so its positions are missing."""
+    """But for a first one of a chunk as long as the prompts: the others serve prompts that are read at once, which it may be taken for."""
     loops = loops_of(plans)
-    if not loops:
-        return None
-    n = random.choice(loops)
-    return replace(plans, phases=plans.phases[:n] + plans.phases[n + 1 :])
+    if plans.phases[0].tokens == plans.longest and len(loops) > 1 and plans.phases[loops[1]].past <= plans.shortest:
+        loops = loops[1:]
+    return one_of(random, [replace(plans, phases=plans.phases[:n] + plans.phases[n + 1 :]) for n in loops])
 
 
 def first_read_left_out(plans: PlanSet, random: Random) -> PlanSet | None:

@@ -58,11 +58,6 @@ class Decoder:
         return any(group.is_whole for layer in self.layers for group in layer.groups)
 
     @property
-    def has_table(self) -> bool:
-        """Whether a weight has a row for each position."""
-        return any(name == TABLE for name, _ in self.first.weights)
-
-    @property
     def text(self) -> str:
         """The spec."""
         return "\n".join(self._lines()) + "\n"

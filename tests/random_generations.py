@@ -69,8 +69,7 @@ def random_case(seed: int, number: int) -> Case:
     budget = random.choice((1, round(2 ** random.uniform(11, 15)), round(2 ** random.uniform(12, 14)), 1 << 20))
     dtype = random.choice((DType.FP32, DType.FP32, DType.BF16))
     texts = random_texts(random, decoder.is_whole)
-    least = 4 if decoder.has_table else 2  # a bucket of one position would read one row of the table, a weight that others have whole
-    return Case(decoder, texts, budget, dtype, random.randint(least, 6), random.randint(2, 6), random.randrange(1000))
+    return Case(decoder, texts, budget, dtype, random.randint(2, 6), random.randint(2, 6), random.randrange(1000))
 
 
 def first_lengths(texts: TextLengths) -> list[int]:
