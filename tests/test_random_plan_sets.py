@@ -56,18 +56,9 @@ WITHIN = 2e-4
 """Of a logit, from the reference's."""
 
 
-KNOWN = {
-    r"--split \w+=\d+: .* (is too short to be cut|can be cut into)": "a loop has a letter that is too short for the pieces of the prompts",
-    r"'places\[": "a bucket of one position has one row of a learned table, which the bucket before has not by itself",
-}
-"""Messages of faults that are known, and what they are: such cases are counted apart."""
-
-
 @dataclass(slots=True)
 class Tally:
     sets: int = 0
-    known: Counter[str] = field(default_factory=Counter)
-    """Cases that end in a fault of KNOWN."""
     runs: int = 0
     tokens: int = 0
     """Generated and compared."""
@@ -79,7 +70,7 @@ class Tally:
     def __str__(self) -> str:
         refused = ", ".join(f"{name} {n}" for name, n in sorted(self.refused.items()))
         seen = ", ".join(f"{name} {n}" for name, n in sorted(self.seen.items()))
-        counts = f"{self.sets} sets judged, {self.runs} runs of {self.tokens} tokens; known faults: {self.known.total()}"
+        counts = f"{self.sets} sets judged, {self.runs} runs of {self.tokens} tokens"
         return f"{counts}\nsets: {seen}\nmutants refused: {refused}"
 
 
@@ -280,10 +271,6 @@ def swept(seed: int, sets: int, runs: int, first: int = 0) -> Tally:
             try:
                 check(case, tally)
             except Exception as error:
-                fault = next((fault for message, fault in KNOWN.items() if re.match(message, str(error))), None)
-                if fault is not None:
-                    tally.known[fault] += 1
-                    continue
                 small = shrunk(case, check, cause(error))
                 raise Fault(f"--seed {seed} --case {number}, {check.__name__}: {error}\n\n{small}") from error
     return tally
@@ -312,6 +299,19 @@ def test_random_sets_are_judged_right_and_run_right() -> None:
     assert tally.sets >= 11 and tally.tokens > 20
 
 
+@pytest.mark.parametrize(
+    ("seed", "number"),
+    [
+        pytest.param(1, 252, id="prompts cannot be cut as finely as the last bucket"),
+        pytest.param(3, 163, id="a bucket cannot be cut as finely as the last"),
+        pytest.param(1, 1, id="positions end with a bucket of one"),
+    ],
+)
+def test_what_was_refused_once_is_planned(seed: int, number: int) -> None:
+    tally = swept(seed, 1, 1, number)
+    assert (tally.sets, tally.runs) == (1, 1)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(1, 9))
@@ -319,7 +319,7 @@ def test_many_random_sets_are_judged_right_and_run_right(seed: int) -> None:
     tally = swept(seed, 190, 40)
     print(tally)
     assert set(tally.refused) == {mutation.__name__ for mutation in MUTATIONS}, "each way to be wrong is met"
-    assert tally.known.total() <= 10 and tally.sets + tally.known.total() >= 190
+    assert tally.sets >= 190
     assert all(tally.seen[name] >= 10 for name in ("chunks", "unequal prompts", "lookup", "several loops", "least budget", "whole states"))
 
 

@@ -217,25 +217,29 @@ class _Phases:
 
     def __init__(self, opened_at: OpenedAt, machine: Machine, request: PlanRequest, texts: TextLengths, planning: Planning) -> None:
         self._opened_at, self._machine, self._texts, self._planning = opened_at, machine, texts, planning
-        self._buckets = texts.buckets()
+        self._buckets, self._fixed = texts.buckets(), frozenset(request.pieces)
         self._count = len(self._buckets) + len(texts.reads())
         steps = None if request.plan_steps is None else request.plan_steps // self._count
         self._request = replace(request, plan_seconds=request.plan_seconds / self._count, plan_steps=steps)
         self._n = 0
 
     def all(self) -> tuple[PlannedPhase, ...]:
-        """Those that read prompts, then the buckets, by position. What fits least comes first, so that little is planned in vain."""
+        """Those that read prompts, then the buckets, by position."""
+        while True:
+            try:
+                return self._all()
+            except _TooFine as error:  # all have weights in the same pieces, so none has more than that one can have
+                self._request = self._request.in_pieces(error.most)
+
+    def _all(self) -> tuple[PlannedPhase, ...]:
+        """What fits least comes first, so that little is planned in vain."""
         if not self._buckets:
             return self._reads(self._read({}))
         last = self._bucket(self._buckets[-1], self._request)
         try:
             read = self._read(weight_pieces(last.model, last.planned))
         except DoesNotFit:  # the prompts' tasks do not fit in these pieces, so the buckets are planned in theirs
-            most, extents = self._opened_at(self._buckets[-1]).working_sets.most, last.model.program.extents
             read = self._read({})
-            finer = {x: n for x, n in weight_pieces(read.model, read.planned).items() if n > most.get(x, 1) and x in extents}
-            if finer:  # than tasks of the buckets can be cut
-                read = self._read({letter: most.get(letter, 1) for letter in finer})
             last = self._bucket(self._buckets[-1], self._request.in_pieces(weight_pieces(read.model, read.planned)))
         return *self._reads(read), *self._chain(last)
 
@@ -272,12 +276,29 @@ class _Phases:
         self._n += 1
         self._planning(min(self._n, self._count), self._count)
         at = self._opened_at(bucket)
-        program, request = asked(at.model, at.output, request)
+        program, request = asked(at.model, at.output, self._possible(at, request))
         try:
             planned = plan_program(program, self._machine, request, working_sets=at.working_sets)
             return PlannedPhase(at.model, compacted(planned), bucket, at.output)
         except DoesNotFit as error:
             raise _at_position(error, bucket) from error
+
+    def _possible(self, at: _Opened, request: PlanRequest) -> PlanRequest:
+        """`request` with letters that no weight has in no more pieces than tasks of `at` can be cut into. Raises _TooFine for others, but
+        those that the user has fixed, which are refused as such."""
+        most, pieces = at.working_sets.most, {x: n for x, n in request.pieces.items() if x not in self._fixed}
+        too_fine = {letter: most.get(letter, 1) for letter, n in pieces.items() if n > most.get(letter, 1)}
+        if of_weights := too_fine.keys() & weight_letters(at.model):
+            raise _TooFine({letter: too_fine[letter] for letter in of_weights})
+        return request.in_pieces(too_fine)
+
+
+class _TooFine(Exception):
+    """A phase cannot be cut as finely as another was."""
+
+    def __init__(self, most: Mapping[Letter, int]) -> None:
+        super().__init__()
+        self.most = most
 
 
 def _fitting(opened_at: OpenedAt, request: PlanRequest, texts: TextLengths) -> TextLengths:
@@ -332,8 +353,13 @@ def asked(model: Model, output: str, request: PlanRequest) -> tuple[Program, Pla
 
 def weight_pieces(model: Model, planned: Planned) -> dict[Letter, int]:
     """Of the letters of weights: plans in the same have weights at the same offsets on the host."""
-    letters = {letter for weight in model.program.weights for letter in weight.letters}
+    letters = weight_letters(model)
     return {letter: n for letter, n in _all_pieces(model, planned).items() if letter in letters}
+
+
+def weight_letters(model: Model) -> frozenset[Letter]:
+    """Those that some weight is written with."""
+    return frozenset(letter for weight in model.program.weights for letter in weight.letters)
 
 
 def _all_pieces(model: Model, planned: Planned) -> dict[Letter, int]:

@@ -133,10 +133,11 @@ class TextLengths:
 
 
 def _borders(last: int) -> Iterator[int]:
-    """Where buckets begin, up to `last`: the last has at least half of its positions, or belongs to the one before."""
+    """Where buckets begin, up to `last`: the last has at least half of its positions, or belongs to the one before; and it has two at
+    least, for of a table of positions one alone would read a row, a weight that the plans before it do not have by itself."""
     past = 0
     while True:
         yield past
         past += max(LEAST_POSITIONS, past // POSITIONS_SHARE)
-        if past + max(LEAST_POSITIONS, past // POSITIONS_SHARE) // 2 > last + 1:
+        if past + max(2, max(LEAST_POSITIONS, past // POSITIONS_SHARE) // 2) > last + 1:
             return
