@@ -290,7 +290,7 @@ class _Phases:
         too_fine = {letter: most.get(letter, 1) for letter, n in pieces.items() if n > most.get(letter, 1)}
         if of_weights := too_fine.keys() & weight_letters(at.model):
             raise _TooFine({letter: too_fine[letter] for letter in of_weights})
-        return request.in_pieces(too_fine)
+        return request.in_pieces(too_fine) if too_fine else request
 
 
 class _TooFine(Exception):
