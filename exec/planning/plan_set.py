@@ -12,7 +12,7 @@ the first: where a bucket ends, weights leave and none comes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from time import perf_counter
@@ -25,10 +25,11 @@ from einpage.einsum_front.base.units import aligned
 from einpage.einsum_front.choose.working_set import WorkingSets
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph
+from einpage.exec.planning.common_pieces import Part, Pieces, common_pieces, refusal, weight_letters
 from einpage.exec.planning.judged_plan import MachineSource, Planned, compacted, judged, machine_now, plan_program
 from einpage.exec.planning.model import Model, ModelAt, next_logits, refuse_no_generation, whole_states
 from einpage.exec.planning.request import PlanRequest
-from einpage.exec.planning.task_graph import difference, fused, split_as_told, split_for
+from einpage.exec.planning.task_graph import difference, fused, split_as_told
 from einpage.exec.planning.text_lengths import Bucket, TextLengths
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.memgraph import Phase, PlanSet
@@ -145,8 +146,18 @@ def plan_texts(
         model, output = opened(model_at, texts, bucket)
         return _Opened(model, output, fused(*asked(model, output, request)))
 
-    texts = _fitting(opened_at, request, texts)
-    phases = _Phases(opened_at, machine_now(machine), request, texts, planning or (lambda n, count: None)).all()
+    fixed, limits = frozenset(request.pieces), dict[Letter, int]()
+    while True:
+        limited = request.in_pieces(limits)
+        fitting = _fitting(opened_at, limited, texts)
+        machine = machine_now(machine)
+        try:
+            phases = _Phases(opened_at, machine, limited, fixed, fitting, planning or (lambda n, count: None)).all()
+        except _TooFine as error:  # all have weights in the same pieces, so none has more than that one can have
+            limits |= error.most
+        else:
+            break
+    texts = fitting.texts
     found = PlanSet(tuple(phase.phase for phase in phases), texts.shortest, texts.longest, texts.positions, texts.spread)
     violation = judge_sequence(found)
     if violation is not None:
@@ -215,32 +226,31 @@ OpenedAt: TypeAlias = Callable[[Bucket], _Opened]
 class _Phases:
     """Plans them, the last bucket first."""
 
-    def __init__(self, opened_at: OpenedAt, machine: Machine, request: PlanRequest, texts: TextLengths, planning: Planning) -> None:
-        self._opened_at, self._machine, self._texts, self._planning = opened_at, machine, texts, planning
-        self._buckets, self._fixed = texts.buckets(), frozenset(request.pieces)
+    def __init__(
+        self, opened_at: OpenedAt, machine: Machine, request: PlanRequest, fixed: Collection[Letter], fitting: _Fitting, planning: Planning
+    ) -> None:
+        """`fixed`: letters of which the user has said how many pieces there are."""
+        texts = fitting.texts
+        self._opened_at, self._machine, self._fitting, self._texts, self._planning = opened_at, machine, fitting, texts, planning
+        self._buckets, self._fixed = texts.buckets(), fixed
         self._count = len(self._buckets) + len(texts.reads())
         steps = None if request.plan_steps is None else request.plan_steps // self._count
         self._request = replace(request, plan_seconds=request.plan_seconds / self._count, plan_steps=steps)
         self._n = 0
 
     def all(self) -> tuple[PlannedPhase, ...]:
-        """Those that read prompts, then the buckets, by position."""
-        while True:
-            try:
-                return self._all()
-            except _TooFine as error:  # all have weights in the same pieces, so none has more than that one can have
-                self._request = self._request.in_pieces(error.most)
-
-    def _all(self) -> tuple[PlannedPhase, ...]:
-        """What fits least comes first, so that little is planned in vain."""
+        """Those that read prompts, then the buckets, by position. What fits least comes first, so that little is planned in vain. Raises
+        DoesNotFit, _TooFine."""
         if not self._buckets:
             return self._reads(self._read({}))
-        last = self._bucket(self._buckets[-1], self._request)
+        last_bucket = self._buckets[-1]
+        common = {**dict.fromkeys(weight_letters(self._opened_at(last_bucket).model.program), 1), **self._fitting.pieces}
+        last = self._bucket(last_bucket, self._request.in_pieces({} if self._fitting.is_free else common))
         try:
             read = self._read(weight_pieces(last.model, last.planned))
-        except DoesNotFit:  # the prompts' tasks do not fit in these pieces, so the buckets are planned in theirs
-            read = self._read({})
-            last = self._bucket(self._buckets[-1], self._request.in_pieces(weight_pieces(read.model, read.planned)))
+        except DoesNotFit:  # the prompts' tasks do not fit in the pieces that are best for the last bucket
+            read = self._read(common)
+            last = self._bucket(last_bucket, self._request.in_pieces(common))
         return *self._reads(read), *self._chain(last)
 
     def _read(self, pieces: Mapping[Letter, int], bucket: Bucket | None = None) -> PlannedPhase:
@@ -288,7 +298,7 @@ class _Phases:
         those that the user has fixed, which are refused as such."""
         most, pieces = at.working_sets.most, {x: n for x, n in request.pieces.items() if x not in self._fixed}
         too_fine = {letter: most.get(letter, 1) for letter, n in pieces.items() if n > most.get(letter, 1)}
-        if of_weights := too_fine.keys() & weight_letters(at.model):
+        if of_weights := too_fine.keys() & weight_letters(at.model.program):
             raise _TooFine({letter: too_fine[letter] for letter in of_weights})
         return request.in_pieces(too_fine) if too_fine else request
 
@@ -301,37 +311,49 @@ class _TooFine(Exception):
         self.most = most
 
 
-def _fitting(opened_at: OpenedAt, request: PlanRequest, texts: TextLengths) -> TextLengths:
+@dataclass(frozen=True, slots=True)
+class _Fitting:
+    """What fits the budget."""
+
+    texts: TextLengths
+    pieces: Pieces
+    """Of weights, in which the last bucket and the prompts do."""
+    is_free: bool
+    """Whether the prompts fit in those that the last bucket would have by itself."""
+
+
+def _fitting(opened_at: OpenedAt, request: PlanRequest, texts: TextLengths) -> _Fitting:
     """`texts`, read in chunks where prompts do not fit the budget at once. Raises DoesNotFit where even the smallest chunks, or the last
     bucket, do not, whatever the machine."""
-    refused: DoesNotFit | None = None  # that of the smallest chunks
-    for tried in texts.in_chunks():
-        if tried.chunk and not texts.chunk and whole_states(opened_at(texts.reads()[-1]).model):
-            break  # such a state would take in the padding of the last chunk
-        try:
-            _refuse_budget(opened_at, request, tried.reads()[-1])
-        except DoesNotFit as error:
-            refused = error
-        else:
-            for bucket in tried.buckets()[-1:]:
-                _refuse_budget(opened_at, request, bucket)
-            return tried
-    assert refused is not None
-    raise refused
+    tries = [*texts.in_chunks()]
+    if not texts.chunk and len(tries) > 1 and whole_states(opened_at(texts.reads()[-1]).model):
+        tries = tries[:1]  # such a state would take in the padding of the last chunk
+
+    def parts(tried: TextLengths) -> list[Part]:
+        return [_part(opened_at, request, bucket) for bucket in (*tried.buckets()[-1:], tried.reads()[-1])]
+
+    for tried in tries:
+        phases = parts(tried)
+        own = phases[0].pieces({})
+        if own is None:
+            break  # however prompts are read
+        if (common := common_pieces(phases)) is not None:
+            return _Fitting(tried, common, phases[-1].pieces(own) is not None)
+    raise refusal(parts(tries[-1]))
 
 
-def _refuse_budget(opened_at: OpenedAt, request: PlanRequest, bucket: Bucket) -> None:
+def _part(opened_at: OpenedAt, request: PlanRequest, bucket: Bucket) -> Part:
     at = opened_at(bucket)
-    try:
-        split_for(at.working_sets, *asked(at.model, at.output, request))
-    except DoesNotFit as error:
-        raise _at_position(error, bucket) from error
+    return Part(at.working_sets, *asked(at.model, at.output, request), _where(bucket))
+
+
+def _where(bucket: Bucket) -> str:
+    position = bucket.past + bucket.extra
+    return f" at position {position} (a smaller --max-new ends before it)" if position else ""
 
 
 def _at_position(error: DoesNotFit, bucket: Bucket) -> DoesNotFit:
-    position = bucket.past + bucket.extra
-    where = f" at position {position} (a smaller --max-new ends before it)" if position else ""
-    return DoesNotFit(replace(error.misfit, task=error.misfit.task + where))
+    return DoesNotFit(replace(error.misfit, task=error.misfit.task + _where(bucket)))
 
 
 def opened(model_at: ModelAt, texts: TextLengths, bucket: Bucket) -> tuple[Model, str]:
@@ -353,13 +375,8 @@ def asked(model: Model, output: str, request: PlanRequest) -> tuple[Program, Pla
 
 def weight_pieces(model: Model, planned: Planned) -> dict[Letter, int]:
     """Of the letters of weights: plans in the same have weights at the same offsets on the host."""
-    letters = weight_letters(model)
+    letters = weight_letters(model.program)
     return {letter: n for letter, n in _all_pieces(model, planned).items() if letter in letters}
-
-
-def weight_letters(model: Model) -> frozenset[Letter]:
-    """Those that some weight is written with."""
-    return frozenset(letter for weight in model.program.weights for letter in weight.letters)
 
 
 def _all_pieces(model: Model, planned: Planned) -> dict[Letter, int]:

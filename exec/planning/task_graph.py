@@ -86,13 +86,32 @@ def split_for(working_sets: WorkingSets, program: Program, request: PlanRequest)
         found = _built(working_sets, choice.by_letter)
         if largest_footprint(found.graph)[1] <= budget_bytes:
             return found
-    if not may_fit and working_sets.ranges_of_finest(pieces) > MOST_RANGES:
-        at_least = least_of_all(working_sets, pieces)
-        raise DoesNotFit(Misfit("(of every split)", "device", at_least, budget_bytes, budget_bytes, budget_bytes, (), None, at_least))
+    if not may_fit:
+        refuse_too_long(working_sets, pieces, budget_bytes)
     least = smallest(working_sets, budget_bytes, pieces)
     if least.counted.nbytes > budget_bytes:
-        raise DoesNotFit(_too_small(least, budget_bytes))
+        raise DoesNotFit(too_small(least, budget_bytes))
     return _built(working_sets, least.choice.by_letter)
+
+
+def fitting_choice(working_sets: WorkingSets, budget_bytes: int, pieces: Mapping[Letter, int]) -> Choice | None:
+    """The split that split_for makes tasks of, without making them; None where none fits."""
+    if least_of_all(working_sets, pieces) > budget_bytes:
+        return None
+    for choice in candidates(working_sets, budget_bytes, pieces):
+        if _count(working_sets, choice).nbytes <= budget_bytes:
+            return choice
+    if working_sets.ranges_of_finest(pieces) > MOST_RANGES:
+        return None
+    least = smallest(working_sets, budget_bytes, pieces)
+    return least.choice if least.counted.nbytes <= budget_bytes else None
+
+
+def refuse_too_long(working_sets: WorkingSets, pieces: Mapping[Letter, int], budget_bytes: int) -> None:
+    """For a budget in which no split fits. Raises DoesNotFit where there are too many to search for the one that needs least."""
+    if working_sets.ranges_of_finest(pieces) > MOST_RANGES:
+        at_least = least_of_all(working_sets, pieces)
+        raise DoesNotFit(Misfit("(of every split)", "device", at_least, budget_bytes, budget_bytes, budget_bytes, (), None, at_least))
 
 
 def refuse_by_first_iterations(document: Document, settings: Mapping[str, Setting], request: PlanRequest) -> None:
@@ -165,7 +184,8 @@ def _count(working_sets: WorkingSets, choice: Choice) -> Counted:
     return Counted(nbytes, graph.tasks[task].name, True)
 
 
-def _too_small(least: Smallest, budget_bytes: int) -> Misfit:
+def too_small(least: Smallest, budget_bytes: int) -> Misfit:
+    """Why a budget is refused that is less than `least` needs."""
     nbytes = least.counted.nbytes
     return Misfit(
         task=least.counted.task,
