@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +28,7 @@ from einpage.exec.run.generation import Generation, LoadedWeights
 from einpage.exec.run.sampling import Sampling
 from einpage.memplan.graph.memgraph import PlanSet
 from einpage.memplan.graph.planfile import load_plan_set, save_plan_set
+from einpage.memplan.judge.plan_set import judge_set
 from einpage.memplan.machine.places import DEVICE
 from einpage.memplan.machine.profile import load_machine
 from smollm2 import smollm2_path
@@ -52,10 +54,10 @@ def planned(lengths: TextLengths = LENGTHS) -> PlannedSet:
 
 
 @cache
-def saved() -> PlanSet:
+def saved(lengths: TextLengths = LENGTHS) -> PlanSet:
     """A set as it is read from a file."""
     with TemporaryDirectory() as folder:
-        save_plan_set(Path(folder, "set.json"), planned().plan_set, {})
+        save_plan_set(Path(folder, "set.json"), planned(lengths).plan_set, {})
         return load_plan_set(Path(folder, "set.json")).plans
 
 
@@ -136,17 +138,38 @@ def test_a_set_of_another_spec_is_refused(changed: Mapping[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "budget"),
+    "lengths",
     [
-        (TextLengths(1, 9, 1, 20), 100 << 10),
-        (TextLengths(1, 8, 2, 20), 100 << 10),
-        (TextLengths(1, 8, 1, 21), 100 << 10),
-        (LENGTHS, 1 << 20),
+        LENGTHS,
+        TextLengths(2, 8, 5, 9),
+        TextLengths(2, 8, 8, 9, chunk=4),
+        TextLengths(1, 8, 6, 9, chunk=4, lookup=2),
+        TextLengths(2, 8, 6, 1),
     ],
+    ids=["one prompt", "unequal prompts", "chunks", "chunks and lookup", "one token"],
 )
-def test_a_recipe_that_is_not_the_plans_own_is_refused(lengths: TextLengths, budget: int) -> None:
+def test_a_recipe_that_is_not_the_plans_own_is_refused(lengths: TextLengths) -> None:
+    """Any number of the recipe is one more or one less, or one of the plans is and the judge does not mind."""
+    plans = saved(lengths)
+    replayed(plans, lengths, model_at, CPU, REQUEST)
+    for by in (-1, 1):
+        for name in ("longest", "shortest", "max_new", "chunk", "lookup"):
+            texts = replace(lengths, **{name: getattr(lengths, name) + by})
+            is_possible = 1 <= texts.shortest <= texts.longest and texts.max_new and min(texts.chunk, texts.lookup) >= 0
+            if is_possible and (texts.batch == 1 or not texts.lookup):
+                refused_recipe(plans, texts, REQUEST)
+        for name in ("longest", "shortest", "positions", "spread"):
+            damaged = replace(plans, **{name: getattr(plans, name) + by})
+            if damaged.spread >= 0 and judge_set(damaged) is None:
+                refused_recipe(damaged, lengths, REQUEST)
+        refused_recipe(plans, lengths, PlanRequest(REQUEST.budget_bytes + by))
+    with pytest.raises(UsageError):
+        replayed(plans, replace(lengths, batch=lengths.batch + 1), model_at, CPU, REQUEST)
+
+
+def refused_recipe(plans: PlanSet, texts: TextLengths, request: PlanRequest) -> None:
     with pytest.raises(UsageError, match="its recipe speaks of other texts, or another budget"):
-        replayed(saved(), lengths, model_at, CPU, PlanRequest(budget))
+        replayed(plans, texts, model_at, CPU, request)
 
 
 def folder(tmp_path: Path) -> Path:

@@ -77,3 +77,23 @@ def test_sequences_of_a_batch_draw_apart() -> None:
     logits = torch.zeros(1000)
     first, second = (Sampler(Sampling(temperature=1.0, seed=5), n) for n in (0, 1))
     assert [first.next(logits, ()) for _ in range(5)] != [second.next(logits, ()) for _ in range(5)]
+
+
+@given(
+    LOGITS,
+    st.sampled_from((torch.float64, torch.float32, torch.bfloat16)),
+    st.floats(0, 2),
+    st.floats(0.5, 2),
+    st.lists(st.integers(0, 11), max_size=4),
+)
+@settings(deadline=None)
+def test_logits_are_those_of_the_caller(
+    values: list[float], dtype: torch.dtype, temperature: float, penalty: float, ids: list[int]
+) -> None:
+    """A draw leaves them as they are, and is the same again."""
+    logits = torch.tensor(values, dtype=dtype)
+    before, ids = logits.clone(), [i % len(values) for i in ids]
+    sampling = Sampling(temperature, repetition_penalty=penalty, seed=3)
+    drawn = Sampler(sampling).next(logits, ids)
+    assert torch.equal(logits, before)
+    assert Sampler(sampling).next(logits, ids) == drawn

@@ -16,14 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from einpage.einsum_front.algebra.expr import Acc
 from einpage.einsum_front.base.dtype import DType
-from einpage.einsum_front.graph.job import AttentionJob, ContractJob, MapJob
+from einpage.einsum_front.graph.job import AttentionJob, ContractJob, MapJob, Part
 from einpage.kernels.errors import IndexOutOfRange
 from einpage.kernels.instructions.torch_kernel import TorchKernel
 from einpage.kernels.on_torch.attention import prepare_attention
 from einpage.kernels.on_torch.contract import prepare_contract
 from einpage.kernels.on_torch.map import prepare_map
 from einpage.kernels.prepare import Backend, PreparedKernels, prepare, scratch_bytes
-from kernels_build import fn, op
+from kernels_build import ex, fill, fn, ld, op, ranges, result, view
 from kernels_cases import ATTENTIONS, CONTRACTS, GATHERS, attention, causal, gated, gather, plain_heads, project, unproject
 from kernels_maps import MAPS, embedding, last_token, rms_norm, rotation
 from kernels_naive import TOLERANCE, Case, assert_right, expected, relative_error
@@ -49,6 +49,21 @@ def test_equals_the_naive_definition(name: str) -> None:
     out = case.poisoned()
     prepare(case.job, Backend.TORCH)(case.operands(), out, None)
     assert_right(case, out, f" ({name})")
+
+
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.FP16])
+@pytest.mark.parametrize("limit", [1, 700, 1 << 20])
+def test_what_parts_share_is_rounded_once(dtype: DType, limit: int) -> None:
+    """A square is a part, and an operand of others, for which bf16 has too few digits and fp16 no such number."""
+    x = ld("x", "s")
+    square = op("*", x, x)
+    parts = tuple(Part((ex("s"), ex(i)), body) for i, body in enumerate((square, op("-", square, op("*", x, 256)), op("/", square, 4096))))
+    values = np.arange(250.0, 263.0)
+    case = fill(MapJob(ranges(s=13), (view("x", 13, dtype=dtype),), result("y", 13, 3, dtype=dtype), parts), x=values)
+    out = case.poisoned()
+    program(case, limit)(case.operands(), out, None)
+    v = torch.from_numpy(case.values["x"]).float()
+    assert torch.equal(out, torch.stack([v * v, v * v - v * 256, v * v / 4096], 1).to(out.dtype))
 
 
 @pytest.mark.parametrize("limit", [1, 700])
