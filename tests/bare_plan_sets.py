@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from unittest.mock import patch
 
 import numpy as np
@@ -115,8 +116,16 @@ class BareSet:
         return self.with_phase(n, replace(self.phases[n], states=states))
 
     def positions_nearby(self) -> list[BareSet]:
-        """Each number of positions moved by one, or one phase left out; states stay as they are."""
+        """Each number of positions moved by one; one phase left out, or begun where the one before is; one more for the last positions.
+        States stay as they are."""
         found = [replace(self, phases=self.phases[:n] + self.phases[n + 1 :]) for n in range(len(self.phases)) if len(self.phases) > 1]
+        for n, (before, phase) in enumerate(pairwise(self.phases), 1):
+            longer = replace(phase, past=before.past, extra=phase.extra + phase.past - before.past)
+            if before.loops == phase.loops:
+                found.append(self.with_phase(n, longer))
+        for last in self.loops[-1:]:
+            for past in (self.positions - self.spread - 1, self.positions - self.spread):
+                found.append(replace(self, phases=(*self.phases, replace(last, past=past, extra=self.positions - 1 - past))))
         for by in (-1, 1):
             for n, phase in enumerate(self.phases):
                 found += [
