@@ -57,7 +57,7 @@ def test_scalars_keep_their_kind() -> None:
 @pytest.mark.parametrize(
     ("sizes", "shown", "words"),
     [
-        ("a: b, b: c, c: a", "b, b: c, c: a}", "defined in a circle: a → b → c → a"),
+        ("a: p, p: q, q: a", "p, p: q, q: a}", "defined in a circle: a → p → q → a"),
         ("a: a + 1", "a + 1}", "defined in a circle: a → a"),
         ("a: .nan", ".nan}", "expected: a finite number"),
         ("a: .inf", ".inf}", "expected: a finite number"),

@@ -8,7 +8,7 @@ unknown: weights that fit a spec say nothing of activations, scales and position
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from math import isclose, isfinite
+from math import inf, isclose
 from operator import ge, gt, le, lt
 
 from einpage.checkpoints.files.checkpoint import Checkpoint, WeightError, some_of_each
@@ -16,6 +16,7 @@ from einpage.checkpoints.files.random import RandomWeights
 from einpage.checkpoints.match.metadata_keys import AbsentKey, Harmless, MathKey, MetadataScalar, general_key, left_out, row_of, same_word
 from einpage.einsum_front.algebra import arithmetic
 from einpage.einsum_front.algebra.expr import Name
+from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import SpecError, listing
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.spec.document import ConfigKey, Document, states_of
@@ -85,8 +86,10 @@ def _as_number(value: object, key: ConfigKey, document: Document, said: str, tru
         return found
     if isinstance(value, bool) and truths:
         return int(value)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -inf < value < inf:
         raise WeightError(f"{said} is taken from it and needs {'numbers' if truths else 'a number'}")
+    if DType.FP32.is_exceeded_by(value):
+        raise WeightError(f"{said} is taken from it and computed in fp32: the number is beyond fp32")
     return value
 
 

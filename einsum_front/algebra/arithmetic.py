@@ -1,6 +1,7 @@
 """Arithmetic on known numbers, as Python does it: ints stay ints, `/` gives a float, `//` and `%` round down.
 
-What has no finite answer raises BadNumber; `inf` itself is a number, `nan` is not. Truth values are 0 and 1.
+What has no answer raises BadNumber, and so does what is finite and has an infinite one; `inf` itself is a number, `nan` is not.
+Truth values are 0 and 1.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ def _finite(compute: Callable[[], Number | complex], *args: Number) -> Number:
         raise BadNumber(f"no real result for {', '.join(map(repr, args))}")
     if isinstance(found, bool):
         return int(found)
+    if found in (math.inf, -math.inf) and not any(map(math.isinf, args)):
+        raise BadNumber("the result is too large")
     if isinstance(found, int) and found.bit_length() > _LARGEST_BITS:
         raise BadNumber("the result is too large")
     return found

@@ -11,6 +11,7 @@ from math import isfinite
 
 from einpage.einsum_front.algebra import arithmetic
 from einpage.einsum_front.algebra.expr import Expr, Letter
+from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import Span, SpecError, did_you_mean, listing
 from einpage.einsum_front.base.interval import UNBOUNDED, Interval
 from einpage.einsum_front.elaborate.resolve import Symbol
@@ -40,12 +41,8 @@ class Declarations:
         self._used: set[str] = set()
         self._tied: set[str] = set()
         self._groups_by_source: dict[int, tuple[tuple[int, ...], ...]] = {}
-        self._span_by_name: dict[str, Span] = {}
-        named = [(entry.name, entry.span) for entry in (*document.sizes, *document.scalars, *document.axes)]
-        for name, span in (*named, *((entry.name, entry.span) for entry in document.lists)):
-            if name in self._span_by_name:
-                self.refuse_used_name(name, span)
-            self._span_by_name[name] = span
+        self._span_by_name = {entry.name: entry.span for entry in (*document.sizes, *document.scalars, *document.axes)}
+        self._span_by_name |= {entry.name: entry.span for entry in document.lists}
 
     def refuse_used_name(self, word: str, span: Span) -> None:
         """Raises SpecError where `word` already names something."""
@@ -85,6 +82,10 @@ class Declarations:
             if not isfinite(default) or (entry.dtype is not None and not entry.dtype.is_float and not is_whole):
                 expected = "a finite number" if entry.dtype is None or entry.dtype.is_float else "a whole number"
                 raise self._source.error(entry.default.span, f"the default of `{entry.name}` is {default}", expected=expected)
+            dtype = entry.dtype or DType.FP32
+            if dtype.is_exceeded_by(default):
+                message = f"the default of `{entry.name}` is {default:g}, beyond {dtype.value}"
+                raise self._source.error(entry.default.span, message, expected=f"a number that {dtype.value} holds")
         is_integer = entry.dtype is not None and not entry.dtype.is_float
         limits = None if entry.range is None else self._limits(entry, entry.range, default)
         values = None if not is_integer else UNBOUNDED if limits is None else Interval(*limits)

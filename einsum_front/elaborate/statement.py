@@ -16,6 +16,7 @@ from einpage.einsum_front.elaborate.resolve import Symbol, SymbolTable, resolve
 from einpage.einsum_front.elaborate.safe_indices import refuse_unsafe_indices, with_safe_indices
 from einpage.einsum_front.elaborate.state_writes import RowWrite, after_write, row_write
 from einpage.einsum_front.spec.parse import Statement
+from einpage.einsum_front.spec.sizes import refuse_beyond_fp32
 from einpage.einsum_front.spec.source import SourceFile
 
 
@@ -71,6 +72,7 @@ class StatementResolver:
         if statement.adds:
             written = Binary("+", Load(statement.name, statement.indices, statement.span), written, statement.span)
         found = resolve(written, self._table, self._source)
+        refuse_beyond_fp32(found, self._source)
         refuse_unsafe_indices(found, self._table, self._source)
         expr = with_safe_indices(with_sums(found, letters, self._source), self._table, self._source)
         reads = [n.name for e in (expr, *([] if write is None else [write.start])) for n in walk(e) if isinstance(n, Load)]

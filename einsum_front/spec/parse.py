@@ -10,6 +10,7 @@ An expression is never higher than MAX_DEPTH, so everything that walks it may re
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import isinf
 from typing import NoReturn
 
 from einpage.einsum_front.algebra.expr import COMPARISONS, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Reduction, Unary
@@ -203,7 +204,10 @@ class _Parser:
         token = self._token
         if token.kind is TokenKind.NUMBER:
             self._advance()
-            return Num(_number(token.text), self._snippet.span(token.start, token.end)), 1
+            number = _number(token.text)
+            if isinf(number):
+                self._fail(token, f"`{token.text}` is beyond fp32", expected="a number that fp32 holds, or `inf`")
+            return Num(number, self._snippet.span(token.start, token.end)), 1
         if token.kind is TokenKind.WORD and token.text not in ("and", "or", "not"):
             return self._word()
         if token.text == "(":

@@ -7,7 +7,8 @@ checked again.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 
 from einpage.einsum_front.algebra.expr import Expr, Letter, Name
@@ -34,7 +35,6 @@ from einpage.einsum_front.spec.yamltree import MAX_CHARACTERS, YamlMapping, Yaml
 
 _DATE = re.compile(r"\d{4}-\d\d?-\d\d?(?:[Tt ].*)?")
 """What YAML takes for a date, and the grammar of expressions for a difference."""
-LARGEST_FP32 = float.fromhex("0x1.fffffep127")
 
 
 def load_document(path: str | Path) -> Document:
@@ -64,14 +64,16 @@ class _Reader:
         """The document of a spec's root. Raises SpecError."""
         sizes = self._entries(root.items.get("sizes"), least=0)
         scalars = self._entries(root.items.get("scalars"), least=None)
+        axes = self._entries(root.items.get("axes"), least=1)
         lists = tuple(self._list(root.items["lists"], key) for key, _ in _items(root.items.get("lists")))
+        self._refuse_twice({"a size": sizes, "a scalar": scalars, "an axis": axes, "a list": lists})
         config = self._config(root.items.get("config"), [*(e.name for e in (*sizes, *scalars)), *(e.name for e in lists)])
         return Document(
             name=_text(root.items["name"]),
             source=self._source,
             sizes=sizes,
             scalars=scalars,
-            axes=self._entries(root.items.get("axes"), least=1),
+            axes=axes,
             lists=lists,
             config=config,
             assume={key: _snippets(value) for key, value in _items(root.items.get("assume"))},
@@ -82,6 +84,17 @@ class _Reader:
             outputs=tuple(self._output(root.items["outputs"], key) for key, _ in _items(root.items["outputs"])),
             ignore=_texts(root.items["ignore"]) if "ignore" in root.items else (),
         )
+
+    def _refuse_twice(self, entries_by_kind: Mapping[str, Sequence[Entry | ListEntry]]) -> None:
+        """Raises SpecError for a name that two entries have, of whatever kinds: before one of their numbers is taken for the other's."""
+        first: dict[str, tuple[str, Span]] = {}
+        for kind, entries in entries_by_kind.items():
+            for entry in entries:
+                if entry.name in first:
+                    earlier, span = first[entry.name]
+                    message = f"`{entry.name}` already names {earlier}, in line {span.line}"
+                    raise self._source.error(entry.span, message, cure="choose another name")
+                first[entry.name] = kind, entry.span
 
     def _list(self, parent: YamlNode, key: str) -> ListEntry:
         name, (node, span) = self._named(parent, key), _child(parent, key)
@@ -106,7 +119,7 @@ class _Reader:
     def _finite(self, node: YamlNode) -> float:
         """A number that an fp32 holds. Raises SpecError."""
         assert isinstance(node, YamlScalar) and isinstance(node.value, int | float)
-        if not abs(node.value) <= LARGEST_FP32:
+        if not isfinite(node.value) or DType.FP32.is_exceeded_by(node.value):
             raise self._source.error(node.span, f"`{node.snippet.text[:40]}` is beyond fp32", expected="a finite number")
         return node.value
 

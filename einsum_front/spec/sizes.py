@@ -13,10 +13,12 @@ from typing import TypeAlias
 
 from einpage.einsum_front.algebra import arithmetic
 from einpage.einsum_front.algebra.expr import Binary, Call, Expr, Load, Name, Num, Unary, text, walk
+from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import Span, SpecError, UsageError, did_you_mean, listing
 from einpage.einsum_front.spec.parse import RESERVED, parse_expression
 from einpage.einsum_front.spec.source import Snippet, SourceFile
 
+HELD = "a number that fp32 holds"
 LARGEST_SIZE = 1 << 40
 """A size or an axis beyond this is a mistake."""
 Lists: TypeAlias = "Mapping[str, tuple[arithmetic.Number, ...]]"
@@ -194,10 +196,20 @@ def whole(value: arithmetic.Number, what: str, entry: Entry, least: int) -> int:
 
 
 def finite(value: arithmetic.Number, what: str, entry: Entry) -> arithmetic.Number:
-    """`value`, where it is finite. Raises SpecError."""
+    """`value`, where it is finite, in fp32 too. Raises SpecError."""
     if not math.isfinite(value):
         raise entry.source.error(entry.span, f"{what} is {value}", expected="a finite number")
+    if DType.FP32.is_exceeded_by(value):
+        raise entry.source.error(entry.span, f"{what} is {value:g}, beyond fp32", expected=HELD)
     return value
+
+
+def refuse_beyond_fp32(e: Expr, source: SourceFile) -> None:
+    """Raises SpecError for a number in a resolved expression that is computed in fp32, and is none there. `inf` is one."""
+    for node in walk(e):
+        if isinstance(node, Num) and DType.FP32.is_exceeded_by(node.value):
+            written = source.text(node.span)
+            raise source.error(node.span, f"`{written}` is {node.value:g}, beyond fp32", expected=HELD)
 
 
 def usable_name(word: str) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
-from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.algebra.expr import Letter, Num
 from einpage.einsum_front.base.collection import garbage_collection_paused
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
@@ -22,7 +22,7 @@ from einpage.einsum_front.choose.first_iterations import least_of_first_iteratio
 from einpage.einsum_front.choose.working_set import Choice, Counted, WorkingSets
 from einpage.einsum_front.fuse.fuse import fuse, without_fusions
 from einpage.einsum_front.fuse.show import render, summary
-from einpage.einsum_front.graph.opgraph import OpGraph
+from einpage.einsum_front.graph.opgraph import MapOp, OpGraph
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.einsum_front.spec.document import Document
@@ -67,8 +67,20 @@ def build_graph(program: Program, request: PlanRequest) -> Built:
 @garbage_collection_paused()
 def fused(program: Program, request: PlanRequest) -> WorkingSets:
     """The operations that outputs need, fused, and what each would take: the same whatever the budget. Raises UsageError for an unknown
-    output or fusion."""
-    return WorkingSets(fuse(program, request.outputs, without_fusions(request.no_fuse)), request.dtype)
+    output or fusion, and for a value of numbers that the dtype does not hold."""
+    opgraph = fuse(program, request.outputs, without_fusions(request.no_fuse))
+    _refuse_beyond(opgraph, request.dtype)
+    return WorkingSets(opgraph, request.dtype)
+
+
+def _refuse_beyond(opgraph: OpGraph, dtype: DType) -> None:
+    """Raises UsageError where a number is stored as it stands in the spec, and would be infinite as `dtype`."""
+    for op in opgraph.ops:
+        for part in op.parts if isinstance(op, MapOp) else ():
+            if isinstance(part.expr, Num) and dtype.is_exceeded_by(part.expr.value):
+                place = f"{opgraph.program.path}:{part.expr.span.line}:{part.expr.span.column}"
+                cure = "choose another --dtype, or a number that it holds"
+                raise UsageError(f"{place}: `{op.base}` is set to {part.expr.value:g}, beyond {dtype.value}; {cure}")
 
 
 @garbage_collection_paused()

@@ -24,8 +24,8 @@ def copy(target: Tensor, value: Tensor) -> Tensor:
 
 
 def fill(target: Tensor, value: float) -> Tensor:
-    """`target`, every element set to `value`."""
-    return target.fill_(value)
+    """`target`, every element set to `value`, an fp32 rounded to its dtype."""
+    return target.fill_(torch.tensor(value, dtype=torch.float32))
 
 
 def to_float(x: Tensor) -> Tensor:
