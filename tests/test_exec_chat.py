@@ -71,12 +71,12 @@ def test_positions_run_out_loudly(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--positions", "20"), "--positions 20 is not at least 128"),
+        (("--positions", "20"), "--positions 20 is not between 128 and"),
         (("--greedy", "--temperature", "1"), "exclude each other"),
         (("--set", "seq=3"), "--set seq: chat sets it"),
         (("--stop", ""), "--stop is empty"),
         (("--weights", "random:1"), "fit any spec: name one"),
-        (("--max-new", "0"), "--max-new 0 is not at least 1"),
+        (("--max-new", "0"), "--max-new 0 is not between 1 and"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -22,6 +22,7 @@ from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.progress import Hooks
 from einpage.exec.load.fill import read_weights
 from einpage.exec.load.inputs import TokenLists
+from einpage.exec.planning import model as model_of_planning
 from einpage.exec.planning import plan_set, text_lengths
 from einpage.exec.planning.judged_plan import MachineSource
 from einpage.exec.planning.model import Model, ModelAt, open_model
@@ -292,12 +293,20 @@ def test_a_later_bucket_that_no_plan_fits_is_refused_before_the_first_token() ->
     assert generated(opened(RAGGED[:1], 8, 27 << 10)) == [list(expected(RAGGED[0], 8))]
 
 
+HUGE = "9" * 400
 MISTAKES = {
     "--greedy --top-k 3": "--greedy takes the best token",
     "--greedy --seed 9": "--greedy takes the best token",
     "--stop=": "--stop is empty",
-    "--max-new -1": "--max-new -1 is not at least 1",
-    "--max-new 0": "--max-new 0 is not at least 1",
+    "--max-new -1": "--max-new -1 is not between 1 and 16,777,216",
+    "--max-new 0": "--max-new 0 is not between 1 and 16,777,216",
+    "--max-new 1000000000": "--max-new 1000000000 is not between 1 and 16,777,216",
+    f"--max-new {HUGE}": "--max-new a whole number of 1329 bits is not between 1 and 16,777,216",
+    f"--seed {HUGE}": "--seed a whole number of 1329 bits is not between 0 and 9,223,372,036,854,775,807",
+    f"--top-k {HUGE}": "--top-k a whole number of 1329 bits is not between 0 and 2,147,483,648",
+    f"--lookup {HUGE}": "--lookup a whole number of 1329 bits is not between 0 and 64",
+    "--temperature nan": "--temperature nan is not between 0",
+    "--temperature inf": "--temperature inf is not between 0",
     "--temperature -1": "--temperature -1 is not between 0",
     "--top-p 0": "--top-p 0 is not between",
     "--top-k -2": "--top-k -2 is not between",
@@ -337,3 +346,23 @@ def test_the_real_model_answers(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["prompt"] == "The capital of France is"
     assert 450 << 20 < told["bytes_per_token"] < 540 << 20, "an arena of 64 MiB holds an eighth of the weights"
     assert told["tokens_per_s"] > 0 and told["time_to_first_token_s"] > 0 and told["predicted_tokens_per_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "says"),
+    [
+        ("chat", f"--positions {HUGE}", "--positions a whole number of 1329 bits is not between 128 and 16,777,216"),
+        ("chat", "--positions 1000000000", "--positions 1000000000 is not between 128 and 16,777,216"),
+        ("chat", f"--max-new {HUGE}", "--max-new a whole number of 1329 bits is not between 1 and"),
+        ("plan", f"--generate {HUGE}", "--generate a whole number of 1329 bits is not between 2 and 16,777,216"),
+        ("plan", "--generate 1000000000", "--generate 1000000000 is not between 2 and 16,777,216"),
+    ],
+)
+def test_more_positions_than_any_model_has_are_refused_before_it_is_read(
+    command: str, option: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ("--out", str(tmp_path / "set.json")) if command == "plan" else ("--weights", str(smollm2_path()))
+    with patch.object(model_of_planning, "load_document", side_effect=AssertionError("the spec is read")):
+        assert main([command, *COMMAND[1:], *more, *option.split()]) == 2
+    said = capsys.readouterr()
+    assert says in said.err and len(said.err.splitlines()) == 1 and not said.out

@@ -85,7 +85,7 @@ def test_what_has_no_state_does_not_generate() -> None:
         (lambda model: list(model.generate("hello")), "no tokenizer"),
         (lambda model: model.prefill("hello"), "no tokenizer"),
         (lambda model: ids(model, [], 3), "a prompt is empty"),
-        (lambda model: ids(model, [1], 0), "--max-new 0 is not at least 1"),
+        (lambda model: ids(model, [1], 0), "--max-new 0 is not between 1 and"),
         (lambda model: ids(model, [160], 2), r"tokens\[0, 0\] is 160, outside its range"),
         (lambda model: model.prefill([[1], [200]]), r"tokens\[1, 0\] is 200, outside its range"),
         (lambda model: model.prefill([1], outputs=["none"]), "none"),

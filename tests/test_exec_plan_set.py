@@ -207,7 +207,7 @@ def test_the_command_replays_what_it_saved(tmp_path: Path, capsys: pytest.Captur
         (("--plan-seconds", "1"), "--plan-seconds: --plan "),
         (("--prompt", "hell"), "2 prompts, and the plans are for 1"),
         (("--max-new", "40"), "--max-new 11 is planned for"),
-        (("--max-new", "0"), "--max-new 0 is not at least 1"),
+        (("--max-new", "0"), "--max-new 0 is not between 1 and"),
     ],
 )
 def test_what_the_file_says_is_not_asked_again(
@@ -228,7 +228,7 @@ def test_what_the_file_says_is_not_asked_again(
         (("--policy", "stream-all"), "--policy: of one plan"),
         (("--set", "past=2"), "--set past and --set room"),
         (("--set", "seq=12"), "ask for more"),
-        (("--generate", "0"), "ask for more"),
+        (("--generate", "0"), "--generate 0 is not between 2 and"),
     ],
 )
 def test_a_set_that_is_not_one_is_refused(tmp_path: Path, words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:

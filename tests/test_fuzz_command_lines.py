@@ -282,6 +282,7 @@ def flag_and_value(random: Random, action: argparse.Action) -> list[str]:
     if action.nargs == 0:
         return [flag]
     known = [str(choice) for choice in action.choices] if action.choices is not None else []
+    known += ["9" * 400, "1000000000"] if action.type is int else []
     value = random.choice(
         (*VALUES.get(full, ()), *known, *(NEW if full in OUTPUTS else ()), *(("", "é") if random.random() < 0.1 else ())) or ("",)
     )

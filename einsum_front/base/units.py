@@ -59,6 +59,14 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
+def refuse_outside(option: str, value: float, low: float, high: float) -> None:
+    """Raises UsageError for a number that is not in [low, high]: for NaN too, and for whole numbers of any length."""
+    if not low <= value <= high:
+        told = shown(value) if isinstance(value, int) else f"{value:g}"
+        ends = [f"{n:,}" if isinstance(n, int) else f"{n:g}" for n in (low, high)]
+        raise UsageError(f"{option} {told} is not between {ends[0]} and {ends[1]}")
+
+
 def _amount(text: str | int | float, what: str, examples: str) -> float:
     if isinstance(text, bool) or not isinstance(text, str | int | float):
         raise UsageError(f"{what} {shown(text)} is not an amount of bytes; write {examples}")

@@ -18,7 +18,7 @@ from einpage.checkpoints.text.chat_template import Message, load_template
 from einpage.checkpoints.text.tokenizer import CURE, Tokenizer, TokenizerError, end_tokens, load_tokenizer
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.base.units import format_bytes, format_seconds, shown
+from einpage.einsum_front.base.units import format_bytes, format_seconds, refuse_outside, shown
 from einpage.exec.command.options import prompt_texts, request_of, settings_of
 from einpage.exec.command.plan import Told
 from einpage.exec.command.run import budget_of, device_of, machine_of, progress_bars, spec_of, stuck, thread_warnings
@@ -27,7 +27,7 @@ from einpage.exec.load.inputs import encode_prompts, refuse_surrogates
 from einpage.exec.planning.judged_plan import machine_now
 from einpage.exec.planning.model import Model, ModelAt, open_model, refuse_lacking_sizes
 from einpage.exec.planning.plan_set import PlannedSet, replayed
-from einpage.exec.planning.text_lengths import TextLengths
+from einpage.exec.planning.text_lengths import MOST_LOOKUP, MOST_POSITIONS, TextLengths
 from einpage.exec.run.choose import ChosenDevice, RunOptions, dispatch_of, kernels_for
 from einpage.exec.run.continuation import Continuation
 from einpage.exec.run.generation import Conversation, Generation, GenerationFigures, LoadedWeights, plan_generation, refuse_prompts
@@ -98,8 +98,8 @@ def setup_of(a: argparse.Namespace, command: str) -> Setup:
     warnings = thread_warnings(a.threads)
     if not a.weights:
         raise UsageError(f"{command} needs --weights: a checkpoint's path")
-    if a.max_new < 1:
-        raise UsageError(f"--max-new {a.max_new} is not at least 1")
+    refuse_outside("--max-new", a.max_new, 1, MOST_POSITIONS)
+    refuse_outside("--lookup", a.lookup, 0, MOST_LOOKUP)
     sampling, spec = sampling_of(a), spec_of(a)
     refuse_lacking_sizes(spec)
     chosen, settings = device_of(a), settings_of(a.set)
@@ -250,8 +250,7 @@ def chat_command(a: argparse.Namespace) -> int:
     """The `chat` command: a line of stdin is a turn. Raises the errors of every stage; returns 0, or 130 where it was interrupted."""
     if sys.stdin is None:
         raise UsageError("stdin is closed: chat reads its turns from there, a line each")
-    if a.positions < 2 * CHUNK:
-        raise UsageError(f"--positions {a.positions} is not at least {2 * CHUNK}")
+    refuse_outside("--positions", a.positions, 2 * CHUNK, MOST_POSITIONS)
     setup, template = setup_of(a, "chat"), load_template(a.weights)
     messages: list[Message] = []
     if a.system:

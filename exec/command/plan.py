@@ -18,7 +18,7 @@ from einpage.checkpoints.match.resolve import open_weights
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.files import checksum, refuse_overwriting, refuse_unwritable, write_each
-from einpage.einsum_front.base.units import format_bytes, format_seconds, parse_bytes
+from einpage.einsum_front.base.units import format_bytes, format_seconds, parse_bytes, refuse_outside
 from einpage.einsum_front.graph.trace_file import read_trace
 from einpage.exec.command.machine import machine_facts
 from einpage.exec.command.options import files_read, names_of, no_fuse_of, pieces_of, request_of, settings_of, write_timeline
@@ -28,7 +28,7 @@ from einpage.exec.planning.judged_plan import Planned, plan_program, plan_tasks
 from einpage.exec.planning.model import SIZES, Model, open_model, refuse_lacking_sizes
 from einpage.exec.planning.plan_set import PlannedSet, plan_texts, resident_weights
 from einpage.exec.planning.task_graph import split_as_told
-from einpage.exec.planning.text_lengths import Bucket, TextLengths
+from einpage.exec.planning.text_lengths import MOST_POSITIONS, Bucket, TextLengths
 from einpage.exec.system.spinner import planning_text, spinner
 from einpage.memplan.bounds.bounds import Effort
 from einpage.memplan.graph.planfile import save_plan, save_plan_set
@@ -93,6 +93,7 @@ def _plan_set_command(a: argparse.Namespace, began: float) -> int:
         raise UsageError(f"{', '.join(given)}: of one plan, and --generate makes a set of them; leave out")
     if a.spec is None:
         raise UsageError("nothing to plan: give a SPEC that has `state:`, as specs/llama.yaml")
+    refuse_outside("--generate", a.generate, 2, MOST_POSITIONS)
     refuse_lacking_sizes(a.spec)
     request = request_of(a, parse_bytes(a.budget, "--budget"))
     machine, settings = load_machine(a.machine or "cpu", h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes), settings_of(a.set)

@@ -13,12 +13,15 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.base.units import refuse_outside
 
 CHUNKS = (1024, 256, 64, 16)
 """Tokens of a chunk, where prompts do not fit the budget at once."""
 READ_POSITIONS = 256
 """Where the second plan for chunks begins; each after it begins at twice as many."""
 MOST_LOOKUP = 64
+MOST_POSITIONS = 1 << 24
+"""Of a text: more than any model has, and few enough that what is too much for one is seen at once."""
 LEAST_POSITIONS, POSITIONS_SHARE = 64, 4
 """Of a bucket: so many positions at least, and a share of those before it."""
 
@@ -65,10 +68,8 @@ class TextLengths:
 
     def refuse_none(self) -> None:
         """Raises UsageError where there is nothing to begin with, or nothing to generate."""
-        if self.max_new < 1:
-            raise UsageError(f"--max-new {self.max_new} is not at least 1")
-        if not 0 <= self.lookup <= MOST_LOOKUP:
-            raise UsageError(f"--lookup {self.lookup} is not between 0 and {MOST_LOOKUP}")
+        refuse_outside("--max-new", self.max_new, 1, MOST_POSITIONS)
+        refuse_outside("--lookup", self.lookup, 0, MOST_LOOKUP)
         if self.lookup and self.batch > 1:
             raise UsageError(f"--lookup is for one prompt: of {self.batch} each would go on from another position")
         if self.batch < 1 or self.shortest < 1:

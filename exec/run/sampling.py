@@ -12,6 +12,7 @@ from math import isfinite
 import torch
 
 from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.base.units import refuse_outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +32,12 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _within("--temperature", self.temperature, 0.0, 1e6)
-        _within("--top-k", self.top_k, 0, 2**31)
-        _within("--top-p", self.top_p, 1e-9, 1.0)
-        _within("--min-p", self.min_p, 0.0, 1.0)
-        _within("--repetition-penalty", self.repetition_penalty, 1e-3, 1e3)
-        _within("--seed", self.seed, 0, 2**63 - 1)
-
-
-def _within(option: str, value: float, low: float, high: float) -> None:
-    if not isfinite(value) or not low <= value <= high:
-        told = [f"{n:,}" if isinstance(n, int) else f"{n:g}" for n in (value, low, high)]
-        raise UsageError(f"{option} {told[0]} is not between {told[1]} and {told[2]}")
+        refuse_outside("--temperature", self.temperature, 0.0, 1e6)
+        refuse_outside("--top-k", self.top_k, 0, 2**31)
+        refuse_outside("--top-p", self.top_p, 1e-9, 1.0)
+        refuse_outside("--min-p", self.min_p, 0.0, 1.0)
+        refuse_outside("--repetition-penalty", self.repetition_penalty, 1e-3, 1e3)
+        refuse_outside("--seed", self.seed, 0, 2**63 - 1)
 
 
 class Sampler:
