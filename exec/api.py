@@ -21,11 +21,12 @@ from einpage.checkpoints.text.tokenizer import TokenizerError, end_tokens, load_
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import RUN_DTYPES
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.base.units import parse_bytes
+from einpage.einsum_front.base.units import parse_bytes, shown
 from einpage.exec.load.inputs import encode_prompts, plain, token_lists
 from einpage.exec.planning.judged_plan import Planned, plan_program
 from einpage.exec.planning.model import Model, open_model, spec_for
 from einpage.exec.planning.request import PlanRequest
+from einpage.exec.system.arguments import check_arguments
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.profile import load_machine
 
@@ -58,6 +59,7 @@ def load_spec(
     Raises SpecError for the spec (with file, line and column), WeightError for a checkpoint that cannot be read or does not fit the
     spec, InputError for tokens that do not fit `set`, UsageError for arguments that exclude each other. torch is not imported.
     """
+    check_arguments({"spec": spec, "set": set, "weights": weights}, optional=("set", "weights"))
     where = None if weights is None else str(weights)
     if prompt is not None and tokens is not None:
         raise UsageError("prompt and tokens both give the text; use one")
@@ -98,17 +100,9 @@ def plan(
     that works (`misfit`), UsageError for options that are unknown or exclude each other. torch is not imported.
     """
     began = perf_counter()
-    request = PlanRequest(
-        budget_bytes=parse_bytes(budget),
-        dtype=_choice(RUN_DTYPES, dtype, "dtype"),
-        outputs=tuple(outputs or ()),
-        pieces=_letters(split),
-        no_fuse=tuple(no_fuse),
-        plan_seconds=plan_seconds,
-        plan_steps=plan_steps,
-        warm=warm,
-        passes=passes,
-    )
+    _check_model(model)
+    check_arguments({"machine": machine, "warm": warm})
+    request = _request(budget, dtype, outputs, split, no_fuse, plan_seconds, plan_steps, warm, passes)
     return plan_program(model.program, _machine_named(machine), request, began)
 
 
@@ -118,7 +112,7 @@ def run(
     budget: str | int,
     machine: str | Machine | None = None,
     dtype: str = "fp32",
-    outputs: Sequence[str] = (),
+    outputs: Sequence[str] | None = None,
     split: Mapping[str, int] | None = None,
     no_fuse: Sequence[str] = (),
     device: str = "auto",
@@ -148,21 +142,15 @@ def run(
     from einpage.exec.run.choose import Dispatch, RunOptions, device_for, dispatch_of, kernels_for, measured_machine
     from einpage.exec.run.prepared import run_model
 
+    _check_model(model)
+    words = {"machine": machine, "device": device, "dispatch": dispatch, "perplexity": perplexity, "find_nan": find_nan}
+    check_arguments(words, optional=("machine", "dispatch"))
+    request = _request(budget, dtype, outputs, split, no_fuse, plan_seconds, plan_steps, False, passes)
     if model.resolved is None:
         raise UsageError("a model without weights can be planned, not run: give load_spec its weights")
     if device not in DEVICES:
         raise UsageError(f"device {device!r}: expected {' or '.join(DEVICES)}")
     kind = device_for(device).kind
-    request = PlanRequest(
-        budget_bytes=parse_bytes(budget),
-        dtype=_choice(RUN_DTYPES, dtype, "dtype"),
-        outputs=tuple(outputs),
-        pieces=_letters(split),
-        no_fuse=tuple(no_fuse),
-        plan_seconds=plan_seconds,
-        plan_steps=plan_steps,
-        passes=passes,
-    )
     asked = None if dispatch is None else _choice(Dispatch, dispatch, "dispatch").value
     options = RunOptions(request, perplexity, dispatch_of(asked, find_nan), kind, kernels_for("auto", kind), find_nan=find_nan)
     given = None if inputs is None else arrays(inputs)
@@ -199,13 +187,14 @@ def open(
     from einpage.exec.run.choose import Dispatch, RunOptions, default_budget, device_for, dispatch_of, kernels_for, measured_machine
     from einpage.exec.run.open_model import OpenModel
 
+    given = {"spec": spec, "weights": weights, "set": set, "machine": machine, "device": device, "dispatch": dispatch}
+    check_arguments(given, optional=("weights", "set", "machine", "dispatch"))
     where = str(spec if weights is None else weights)
     name = spec_for(where) if weights is None else spec
     if device not in DEVICES:
         raise UsageError(f"device {device!r}: expected {' or '.join(DEVICES)}")
     kind = device_for(device).kind
-    nbytes = default_budget(kind)[0] if budget is None else parse_bytes(budget)
-    request = PlanRequest(budget_bytes=nbytes, dtype=_choice(RUN_DTYPES, dtype, "dtype"), pieces=_letters(split), no_fuse=tuple(no_fuse))
+    request = _request(default_budget(kind)[0] if budget is None else budget, dtype, None, split, no_fuse)
     asked = None if dispatch is None else _choice(Dispatch, dispatch, "dispatch").value
     try:
         tokenizer, ends = load_tokenizer(where), end_tokens(where)
@@ -240,8 +229,30 @@ def _choice(members: Iterable[Member], value: str, name: str) -> Member:
     return member_by_value[value]
 
 
-def _letters(split: Mapping[str, int] | None) -> dict[Letter, int]:
-    return {Letter(letter): n for letter, n in (split or {}).items()}
+def _check_model(model: object) -> None:
+    if not isinstance(model, Model):
+        raise UsageError(f"model is {shown(model)}, expected what load_spec returns")
+
+
+def _request(
+    budget: str | int, dtype: str, outputs: Sequence[str] | None, split: Mapping[str, int] | None, no_fuse: Sequence[str],
+    plan_seconds: float = 0.0, plan_steps: int | None = None, warm: bool = False, passes: int | None = None,
+) -> PlanRequest:  # fmt: skip
+    """The plan that these ask for. Raises UsageError for one that is of another kind, or means nothing."""
+    lists = {"outputs": outputs, "split": split, "no_fuse": no_fuse}
+    numbers = {"plan_seconds": plan_seconds, "plan_steps": plan_steps, "passes": passes}
+    check_arguments({"budget": budget, "dtype": dtype, **lists, **numbers}, optional=("outputs", "split", "plan_steps", "passes"))
+    return PlanRequest(
+        budget_bytes=parse_bytes(budget if isinstance(budget, str) else int(budget)),
+        dtype=_choice(RUN_DTYPES, dtype, "dtype"),
+        outputs=tuple(outputs or ()),
+        pieces={Letter(letter): int(n) for letter, n in (split or {}).items()},
+        no_fuse=tuple(no_fuse),
+        plan_seconds=plan_seconds,
+        plan_steps=None if plan_steps is None else int(plan_steps),
+        warm=warm,
+        passes=None if passes is None else int(passes),
+    )
 
 
 def _machine_named(machine: str | Machine) -> Machine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 import einpage
 from command_line import LLAMA, facts
-from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.base.errors import EinpageError, UsageError
 from einpage.exec.load.inputs import InputError
 from einpage.exec.planning.model import Model
 
@@ -122,6 +123,8 @@ body:
   - y[b,s] = where(s < lengths[b], x[b,s], 0)
 outputs: {y: {axes: b s}}
 """
+with warnings.catch_warnings(action="ignore"):  # that such tensors will go
+    QUANTISED = torch.quantize_per_tensor(torch.tensor([2.0, 4.0, 1.0]), 1.0, 0, torch.quint8)
 X, LENGTHS = np.arange(1.0, 13.0).reshape(3, 4), [2, 4, 1]
 
 
@@ -177,6 +180,7 @@ def test_a_tensor_on_a_gpu_is_an_input(tiny: Model) -> None:
         (3, r"input lengths\[b\] has shape \[\], expected \[3\]"),
         (torch.empty(3, device="meta"), "input lengths is a tensor on the device meta"),
         (np.ma.array([2, 4, 1], mask=[0, 1, 0]), "input lengths has masked elements"),
+        (QUANTISED, "input lengths is a tensor of torch.quint8, which has no array"),
     ],
 )
 def test_what_holds_no_numbers_is_refused_in_one_line(lengths: Any, says: str, tiny: Model) -> None:
@@ -216,3 +220,148 @@ def test_what_are_no_token_ids(tokens: Any) -> None:
 def test_a_prompt_that_is_no_text(prompt: Any) -> None:
     with pytest.raises(UsageError, match=r"a prompt is text, found one of type (int|bytes|NoneType|list)"):
         einpage.load_spec("llama", weights="random:1", prompt=prompt)
+
+
+WRONG_KINDS: list[tuple[str, Any]] = [
+    ("passes", "3"),
+    ("passes", 2.5),
+    ("passes", True),
+    ("plan_steps", 1.5),
+    ("plan_steps", "5"),
+    ("plan_seconds", "a"),
+    ("plan_seconds", None),
+    ("plan_seconds", 10**400),
+    ("plan_seconds", float("nan")),
+    ("machine", 3),
+    ("machine", ["cpu"]),
+    ("split", {"f": "a"}),
+    ("split", "f=4"),
+    ("split", {"h": 1.5}),
+    ("split", {3: 4}),
+    ("split", [("h", 2)]),
+    ("no_fuse", 3),
+    ("no_fuse", "attention"),
+    ("no_fuse", [3]),
+    ("outputs", "logits"),
+    ("outputs", 3),
+    ("outputs", [3]),
+    ("budget", 1.5),
+    ("budget", None),
+    ("budget", True),
+    ("budget", [1]),
+    ("budget", 10**400),
+    ("dtype", ["fp32"]),
+    ("dtype", None),
+    ("model", "mlp"),
+]
+OF_A_PLAN: list[tuple[str, Any]] = [("warm", 3), ("warm", "no"), ("machine", None)]
+OF_A_RUN: list[tuple[str, Any]] = [
+    ("find_nan", 3),
+    ("find_nan", "no"),
+    ("perplexity", 1),
+    ("perplexity", None),
+    ("device", ["cpu"]),
+    ("device", None),
+    ("dispatch", ["static"]),
+    ("dispatch", 3),
+]
+OF_A_SPEC: list[tuple[str, Any]] = [
+    ("spec", 3),
+    ("spec", None),
+    ("weights", 3),
+    ("weights", b"random:1"),
+    ("set", "seq=3"),
+    ("set", [("seq", 3)]),
+    ("set", {"batch": [3]}),
+    ("set", {3: 3}),
+    ("set", {"batch": None}),
+    ("set", {"batch": True}),
+    ("set", {"batch": 10**5000}),
+]
+OF_BOTH = {"machine", "split", "no_fuse", "budget", "dtype"}
+OF_AN_OPEN_MODEL: list[tuple[str, Any]] = [
+    *(
+        (name, value)
+        for name, value in (*WRONG_KINDS, *OF_A_RUN)
+        if name in {*OF_BOTH, "device", "dispatch"} and (name, value) != ("budget", None)
+    ),
+    *OF_A_SPEC,
+]
+OF_A_TEXT: list[tuple[str, Any]] = [
+    ("max_new", "3"),
+    ("max_new", 2.5),
+    ("max_new", True),
+    ("temperature", "0"),
+    ("temperature", [1]),
+    ("temperature", None),
+    ("top_k", 2.5),
+    ("top_k", "3"),
+    ("top_k", 10**400),
+    ("seed", 10**400),
+    ("seed", 1.5),
+    ("top_p", "1"),
+    ("min_p", "a"),
+    ("repetition_penalty", None),
+    ("stop", 5),
+    ("stop", [5]),
+    ("stop", b"a"),
+]
+
+
+def named_in(error: pytest.ExceptionInfo[EinpageError], argument: str) -> bool:
+    """Whether the message, one line, begins with the argument's name: as it is, or as an option of the command line."""
+    said = str(error.value)
+    return "\n" not in said and said.startswith((f"{argument} ", f"--{argument.replace('_', '-')} "))
+
+
+@pytest.mark.parametrize(("argument", "value"), [*WRONG_KINDS, *OF_A_PLAN])
+def test_a_plan_takes_arguments_of_the_right_kind(argument: str, value: Any) -> None:
+    given = {"model": einpage.load_spec("mlp"), "budget": "1MiB", argument: value}
+    with pytest.raises(EinpageError) as e:
+        einpage.plan(**given)
+    assert named_in(e, argument), str(e.value)
+
+
+@pytest.mark.parametrize(("argument", "value"), [*WRONG_KINDS, *OF_A_RUN])
+def test_a_run_takes_arguments_of_the_right_kind(argument: str, value: Any, tiny: Model) -> None:
+    given = {"model": tiny, "budget": "1MiB", "machine": "cpu", "inputs": {"x": X, "lengths": LENGTHS}, argument: value}
+    with pytest.raises(EinpageError) as e:
+        einpage.run(**given)
+    assert named_in(e, argument), str(e.value)
+
+
+@pytest.mark.parametrize(("argument", "value"), OF_A_SPEC)
+def test_a_spec_is_loaded_with_arguments_of_the_right_kind(argument: str, value: Any) -> None:
+    with pytest.raises(EinpageError) as e:
+        einpage.load_spec(**{"spec": "mlp", argument: value})
+    assert named_in(e, argument), str(e.value)
+
+
+@pytest.mark.parametrize(("argument", "value"), OF_AN_OPEN_MODEL)
+def test_a_model_is_opened_with_arguments_of_the_right_kind(argument: str, value: Any) -> None:
+    given = {"spec": "llama", "weights": "random:1", "budget": "1MiB", "machine": "cpu", "set": SIZES, argument: value}
+    with pytest.raises(EinpageError) as e:
+        einpage.open(**given)
+    assert named_in(e, argument), str(e.value)
+
+
+@pytest.mark.parametrize(("argument", "value"), OF_A_TEXT)
+def test_a_text_is_generated_with_arguments_of_the_right_kind(argument: str, value: Any) -> None:
+    with einpage.open("llama", "random:1", budget="1MiB", machine="cpu", device="cpu", set=SIZES) as model:
+        model.tokenizer = object()  # type: ignore[assignment]  # refused before it is used
+        with pytest.raises(EinpageError) as e:
+            list(model.generate([1], **({"temperature": 1.0} if argument in ("top_k", "seed") else {}), **{argument: value}))
+    assert named_in(e, argument), str(e.value)
+
+
+def test_numbers_of_numpy_are_numbers(tiny: Model) -> None:
+    given = {"x": X, "lengths": LENGTHS}
+    found = einpage.run(tiny, budget=1 << 20, machine="cpu", inputs=given, passes=np.int64(2), plan_seconds=np.float32(0), outputs=("y",))
+    assert len(found.report.passes) == 2
+    assert dict(einpage.plan(einpage.load_spec("mlp"), budget=np.int64(1 << 20), split={"h": np.int64(2)}).graph.split)["h"] == 2
+    assert einpage.load_spec("mlp", set={"batch": np.int64(3)}).program.sizes["batch"] == 3
+
+
+def test_outputs_may_be_left_to_the_spec(tiny: Model) -> None:
+    found = einpage.run(tiny, budget="1MiB", machine="cpu", inputs={"x": X, "lengths": LENGTHS}, outputs=None)
+    assert list(found.outputs) == ["y"]

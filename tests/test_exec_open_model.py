@@ -92,7 +92,7 @@ def test_what_has_no_state_does_not_generate() -> None:
         (lambda model: model.prefill([1], outputs="logits"), "expected a list of names"),
         (lambda model: ids(model, [[5, 17]], 3), "not a token id"),  # type: ignore[list-item]
         (lambda model: ids(model, [5.5], 3), "not a token id"),  # type: ignore[list-item]
-        (lambda model: ids(model, [5], 4.5), "expected a whole number"),  # type: ignore[arg-type]
+        (lambda model: ids(model, [5], 4.5), "max_new is 4.5, expected a whole number"),  # type: ignore[arg-type]
         (lambda model: list(model.generate([5], top_k=3)), "no tokenizer"),
     ],
 )

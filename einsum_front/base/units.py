@@ -55,7 +55,10 @@ def shown(value: object) -> str:
         return repr(value) if len(value) <= _SHOWN else f"{value[:_SHOWN]!r}… ({len(value)} characters)"
     if isinstance(value, int) and value.bit_length() > 4 * _SHOWN:
         return f"a whole number of {value.bit_length()} bits"
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # it holds a whole number of more digits than Python writes
+        text = f"of type {type(value).__name__}"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 

@@ -42,7 +42,10 @@ def _of_tensor(name: str, tensor: torch.Tensor) -> NDArray[Any]:
     if tensor.is_meta:
         raise InputError(f"input {name} is a tensor on the device meta, which has no values")
     tensor = tensor.detach().to_dense().cpu()
-    array: NDArray[Any] = (tensor.float() if tensor.dtype in _NUMPY_LACKS else tensor).resolve_conj().resolve_neg().numpy()
+    try:
+        array: NDArray[Any] = (tensor.float() if tensor.dtype in _NUMPY_LACKS else tensor).resolve_conj().resolve_neg().numpy()
+    except (TypeError, RuntimeError):  # quantised, of parts of a byte
+        raise InputError(f"input {name} is a tensor of {tensor.dtype}, which has no array: convert it, as with .dequantize()") from None
     return array
 
 

@@ -13,7 +13,7 @@ from time import perf_counter
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.base.units import ALIGNMENT, shown
+from einpage.einsum_front.base.units import ALIGNMENT, refuse_outside, shown
 from einpage.memplan.bounds.bounds import Effort
 from einpage.memplan.plan import PlanOptions
 from einpage.memplan.problem.pace import Pace
@@ -74,10 +74,9 @@ class PlanRequest:
             raise UsageError(f"--passes {shown(self.passes)} is not at least 1")
         if self.passes is not None and self.passes > MOST_PASSES:
             raise UsageError(f"--passes {shown(self.passes)} is more than {MOST_PASSES}")
-        if not 0 <= self.plan_seconds <= MOST_SECONDS:
-            raise UsageError(f"--plan-seconds {self.plan_seconds:g} is not between 0 and {MOST_SECONDS:g}")
-        if self.plan_steps is not None and not 0 <= self.plan_steps <= MOST_STEPS:
-            raise UsageError(f"--plan-steps {shown(self.plan_steps)} is not between 0 and {MOST_STEPS}")
+        refuse_outside("--plan-seconds", self.plan_seconds, 0, MOST_SECONDS)
+        if self.plan_steps is not None:
+            refuse_outside("--plan-steps", self.plan_steps, 0, MOST_STEPS)
         if self.plan_seconds and self.plan_steps is not None:
             raise UsageError("--plan-seconds and --plan-steps exclude each other: a search ends by time, or by steps and can be repeated")
         if self.searches and self.warm:

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from einpage.checkpoints.text.tokenizer import Tokenizer
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.base.units import shown
 from einpage.exec.device.arena import host_copies
 from einpage.exec.load.inputs import TokenLists, bind_inputs, plain, token_lists
 from einpage.exec.planning.judged_plan import MachineSource, Planned, compacted, plan_program
@@ -31,6 +30,7 @@ from einpage.exec.run.generation import Generation, GenerationFigures, LoadedWei
 from einpage.exec.run.outputs import wanted_outputs
 from einpage.exec.run.prepared import Prepared, fill_inputs
 from einpage.exec.run.sampling import Sampling
+from einpage.exec.system.arguments import check_arguments
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.machine.machine import Machine
 
@@ -93,6 +93,8 @@ class OpenModel:
         """
         self._refuse_closed()
         tokenizer = self._tokenizer()
+        numbers = {"top_k": top_k, "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty, "seed": seed}
+        check_arguments({"max_new": max_new, "temperature": temperature, **numbers, "stop": stop})
         if temperature == 0 and (top_k or top_p != 1.0 or min_p or seed):
             raise UsageError("with temperature 0 the best token is taken: top_k, top_p, min_p and seed have no effect; give a temperature")
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
@@ -113,8 +115,7 @@ class OpenModel:
         """The ids after those of `prompt`, as they come; the model's end tokens among them."""
         self._refuse_closed()
         refuse_lacking_sizes(self.spec)
-        if type(max_new) is not int:
-            raise UsageError(f"max_new is {shown(max_new)}, expected a whole number")
+        check_arguments({"max_new": max_new})
         ids = self._ids(prompt) if prompt else []
         TextLengths.of([ids], max_new).refuse_none()
         plans = self._plans_for(tuple(ids), max_new)
@@ -133,8 +134,7 @@ class OpenModel:
         """
         self._refuse_closed()
         given = token_lists([self._ids(tokens)] if isinstance(tokens, str) else plain(tokens), "tokens")
-        if isinstance(outputs, str):
-            raise UsageError(f"outputs is the text {outputs!r}, expected a list of names")
+        check_arguments({"outputs": outputs})
         model = self.model_at({}, given)
         options = replace(self.options, plan=replace(self.options.plan, outputs=tuple(outputs)))
         request = replace(options.plan, outputs=wanted_outputs(model, options)).in_pieces(self._pieces or {})
