@@ -143,8 +143,8 @@ def run(
     from einpage.exec.run.prepared import run_model
 
     _check_model(model)
-    words = {"machine": machine, "device": device, "dispatch": dispatch, "perplexity": perplexity, "find_nan": find_nan}
-    check_arguments(words, optional=("machine", "dispatch"))
+    arguments = {"machine": machine, "device": device, "dispatch": dispatch, "perplexity": perplexity, "find_nan": find_nan}
+    check_arguments(arguments, optional=("machine", "dispatch"))
     request = _request(budget, dtype, outputs, split, no_fuse, plan_seconds, plan_steps, False, passes)
     if model.resolved is None:
         raise UsageError("a model without weights can be planned, not run: give load_spec its weights")

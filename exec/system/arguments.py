@@ -20,8 +20,8 @@ _MOST_BITS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
-    expected: str
+class _Expected:
+    text: str
     """For messages."""
     has: Callable[[object], bool]
 
@@ -60,23 +60,23 @@ def _by_name(has: Callable[[object], bool]) -> Callable[[object], bool]:
 
 
 _NUMBER, _WHOLE, _TRUTH, _TEXT = (
-    _Kind("a number", _is_number),
-    _Kind("a whole number", _is_whole),
-    _Kind("True or False", _is_truth),
-    _Kind("a word", _is_text),
+    _Expected("a number", _is_number),
+    _Expected("a whole number", _is_whole),
+    _Expected("True or False", _is_truth),
+    _Expected("a word", _is_text),
 )
-_KIND_BY_ARGUMENT: Mapping[str, _Kind] = {
-    "spec": _Kind("a file, or the name of a spec that ships", _is_path),
-    "weights": _Kind("a path, or random:SEED", _is_path),
-    "set": _Kind("numbers or expressions by name, as {'seq': 512}", _by_name(_is_setting)),
-    "budget": _Kind("a whole number of bytes, or text such as '8GiB'", lambda value: _is_text(value) or _is_whole(value)),
-    "machine": _Kind("the name of a profile, a file, or a Machine", lambda value: _is_path(value) or isinstance(value, Machine)),
+_EXPECTED_BY_ARGUMENT: Mapping[str, _Expected] = {
+    "spec": _Expected("a file, or the name of a spec that ships", _is_path),
+    "weights": _Expected("a path, or random:SEED", _is_path),
+    "set": _Expected("numbers or expressions by name, as {'seq': 512}", _by_name(_is_setting)),
+    "budget": _Expected("a whole number of bytes, or text such as '8GiB'", lambda value: _is_text(value) or _is_whole(value)),
+    "machine": _Expected("the name of a profile, a file, or a Machine", lambda value: _is_path(value) or isinstance(value, Machine)),
     "dtype": _TEXT,
     "device": _TEXT,
     "dispatch": _TEXT,
-    "outputs": _Kind("a list of names", _are_texts),
-    "no_fuse": _Kind("a list of names", _are_texts),
-    "split": _Kind("numbers of pieces by letter, as {'f': 4}", _by_name(_is_whole)),
+    "outputs": _Expected("a list of names", _are_texts),
+    "no_fuse": _Expected("a list of names", _are_texts),
+    "split": _Expected("numbers of pieces by letter, as {'f': 4}", _by_name(_is_whole)),
     "plan_seconds": _NUMBER,
     "plan_steps": _WHOLE,
     "passes": _WHOLE,
@@ -90,13 +90,13 @@ _KIND_BY_ARGUMENT: Mapping[str, _Kind] = {
     "min_p": _NUMBER,
     "repetition_penalty": _NUMBER,
     "seed": _WHOLE,
-    "stop": _Kind("a text, or a list of texts", lambda value: _is_text(value) or _are_texts(value)),
+    "stop": _Expected("a text, or a list of texts", lambda value: _is_text(value) or _are_texts(value)),
 }
 
 
 def check_arguments(value_by_argument: Mapping[str, object], optional: Collection[str] = ()) -> None:
     """Raises UsageError for the first that is of another kind than its name says; those that are `optional` may be None."""
     for name, value in value_by_argument.items():
-        kind = _KIND_BY_ARGUMENT[name]
-        if not (kind.has(value) or (value is None and name in optional)):
-            raise UsageError(f"{name} is {shown(value)}, expected {kind.expected}")
+        what = _EXPECTED_BY_ARGUMENT[name]
+        if not (what.has(value) or (value is None and name in optional)):
+            raise UsageError(f"{name} is {shown(value)}, expected {what.text}")
