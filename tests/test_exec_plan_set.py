@@ -112,13 +112,26 @@ def test_another_offset_is_not_there() -> None:
     ("prompts", "max_new", "message"),
     [
         ([[1], [2]], 2, "2 prompts, and the plans are for 1"),
-        ([[1] * 9], 2, "prompts of 9 to 9 tokens, and the plans are for 1 to 8"),
+        ([[1] * 9], 2, "a prompt of 9 tokens, and the plans are for 1 to 8"),
         ([[1] * 8], 21, "29 tokens, and the plans are for 28"),
     ],
 )
 def test_what_was_not_planned_for_is_refused(prompts: list[list[int]], max_new: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         next(Generation(planned(), OPTIONS, LoadedWeights(OPTIONS)).tokens(prompts, max_new, Sampling()))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ((9, 12), r"^prompts of 9 to 12 tokens, and the plans are for 4 to 8; plan for these$"),
+        ((9, 9), r"^prompts of 9 tokens, and the plans are for 4 to 8; plan for these$"),
+        ((9,), r"^1 prompt, and the plans are for 2; plan for these$"),
+    ],
+)
+def test_lengths_are_said_as_they_are(lengths: tuple[int, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        TextLengths(2, 8, 4, 20).refuse_others([[1] * n for n in lengths], 2)
 
 
 def test_a_short_prompt_may_go_on_for_longer() -> None:
@@ -218,6 +231,17 @@ def test_what_the_file_says_is_not_asked_again(
     assert main(("generate", str(where / "spec.yaml"), "--plan", str(where / "set.json"), *asked, *words)) == 2
     told = capsys.readouterr()
     assert message in told.err and len(told.err.splitlines()) == 1 and not told.out
+
+
+@pytest.mark.parametrize("words", [(), ("--set", "seq=20000000")], ids=str)
+def test_more_positions_than_there_are_is_said_of_the_option(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """Of what was asked for, and not of the line of the spec at which positions end."""
+    assert main(("plan", "llama", "--set", "layers=1", "--budget", "8GiB", "--generate", "1000000000", *words)) == 2
+    told = capsys.readouterr()
+    assert "--generate 1000000000 is more than the 16777216 positions that llama has; say --generate 16777216, or less (" in told.err
+    assert len(told.err.splitlines()) == 1 and not told.out
+    assert main(("plan", "gpt2", "--set", "layers=1", "--budget", "8GiB", "--generate", "1025")) == 2
+    assert "the 1024 positions that gpt2 has; say --generate 1024, or less (" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from einpage.einsum_front.algebra import masks
 from einpage.einsum_front.algebra.expr import Axis, Call, Expr, Letter, Load, Name, Num, substitute
-from einpage.einsum_front.algebra.masks import LEAF, emptied, pairs, visible
+from einpage.einsum_front.algebra.masks import LEAF, emptied, keys_seen, pairs, visible
 from einpage.einsum_front.spec.parse import parse_expression
 from front_text import over_letters, words_as_letters
 
@@ -47,6 +48,45 @@ def test_what_is_left_out_is_masked(word: str) -> None:
             assert seen[0] - start < 64 and end - seen[-1] <= 64, f"{queries}: [{start}, {end}) is wider than the grain"
         else:
             assert start == end
+
+
+SEEN = {
+    **MASKS,
+    "odd": ("t % 2 == 1 and t <= s", lambda s, t: t % 2 == 1 and t <= s),
+    "far": ("t <= s and s - t < 40 or t == 7", lambda s, t: (t <= s and s - t < 40) or t == 7),
+    "late": ("t > s + 600 and s < 90", lambda s, t: t > s + 600 and s < 90),
+    "nothing": ("t > s + 5000", lambda s, t: t > s + 5000),
+}
+
+
+@pytest.mark.parametrize("word", SEEN)
+@pytest.mark.parametrize("queries", [(0, 1300), (130, 641), (699, 700), (1100, 1300), (5, 5)])
+@pytest.mark.parametrize("keys", [(0, 1300), (0, LEAF), (600, 1212), (3, 3)])
+def test_keys_are_seen_by_some_query(word: str, queries: tuple[int, int], keys: tuple[int, int]) -> None:
+    mask, lets_through = SEEN[word]
+    found = keys_seen(score(mask), S, T, {S: queries, T: keys})
+    exact = [t for t in range(*keys) if any(lets_through(s, t) for s in range(*queries))]
+    assert [t for run in found for t in range(*run)] == exact
+    assert all(before[1] < after[0] for before, after in pairwise(found)) and all(start < end for start, end in found)
+
+
+@pytest.mark.parametrize("word", SEEN)
+def test_of_very_many_keys_no_more_are_seen_than_there_are_and_in_few_blocks(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand million positions are a slip of the finger: it is refused for its size, and not after looking at all of them."""
+    asked, interval = [], masks.interval
+
+    def counted(*args: Any) -> Any:
+        asked.append(args)
+        assert len(asked) < 60_000
+        return interval(*args)
+
+    monkeypatch.setattr(masks, "interval", counted)
+    mask, lets_through = SEEN[word]
+    n = 10**9
+    found = keys_seen(score(mask), S, T, {S: (0, n), T: (0, n)})
+    sample = [t for start, end in found[:: max(1, len(found) // 50)] for t in (start, end - 1)]
+    assert all(any(lets_through(s, t) for s in (t, t + 1, 0, 89, n - 1)) for t in sample)
+    assert found == ((0, n),) or word not in ("causal", "none")
 
 
 def by_data(mask: str) -> Expr:

@@ -8,7 +8,8 @@ interval arithmetic, the mixed ones halved until they can be counted one by one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from types import SimpleNamespace
 
@@ -19,10 +20,14 @@ from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, 
 from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.algebra.intervals import interval
 from einpage.einsum_front.base.columns import Bools
-from einpage.einsum_front.base.interval import EITHER, FALSE, TRUE, truth
+from einpage.einsum_front.base.interval import EITHER, FALSE, TRUE, Interval, truth
 
 LEAF = 512
 """Mixed blocks up to this side are counted element by element."""
+GRAIN = 64
+"""To so many queries is it known which see some of a block of keys."""
+MOST_BLOCKS = 2048
+"""Looked at to tell which keys are seen: of a window, some hundred thousand keys."""
 
 
 def condition(score: Expr) -> Expr | None:
@@ -118,37 +123,88 @@ def pairs(score: Expr, query: Letter | None, row: Letter, region: Region, at_lea
     return _count(mask, query or Letter(""), row, queries, keys)
 
 
-def keys_seen(score: Expr, query: Letter | None, row: Letter, region: Region) -> Bools:
-    """[key] whether some query of the region surely or, where a clause depends on data, possibly sees it.
+def keys_seen(score: Expr, query: Letter | None, row: Letter, region: Region) -> tuple[tuple[int, int], ...]:
+    """Half-open ranges of keys that some query of the region surely or, where a clause depends on data, possibly sees.
 
-    Where that depends on other letters, and is undecided, none does.
+    Where that depends on other letters, and is undecided, none does; nor do keys that more than MOST_BLOCKS blocks would tell.
     """
     mask, keys = condition(score), region[row]
     if mask is None:
-        return np.ones(keys[1] - keys[0], bool)
+        return (keys,)
     mask = without_data(mask)
     if not free_letters(mask) <= {row, query}:
-        return np.full(keys[1] - keys[0], truth(interval(mask, region)) == TRUE)
+        return (keys,) if truth(interval(mask, region)) == TRUE else ()
     return _keys_seen(mask, query or Letter(""), row, region[query] if query is not None else (0, 1), keys)
 
 
 @lru_cache(maxsize=256)
-def _keys_seen(mask: Expr, query: Letter, row: Letter, queries: tuple[int, int], keys: tuple[int, int]) -> Bools:
-    blocks = ((a, min(a + LEAF, keys[1])) for a in range(*keys, LEAF))
-    return np.concatenate([_seen(mask, query, row, queries, block) for block in blocks] or [np.zeros(0, bool)])
+def _keys_seen(mask: Expr, query: Letter, row: Letter, queries: tuple[int, int], keys: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+    found: list[tuple[int, int]] = []
+    for start, end in _KeysSeen(mask, query, row).ranges(queries, keys):
+        if found and found[-1][1] == start:
+            start, _ = found.pop()
+        found.append((start, end))
+    return tuple(found)
 
 
-def _seen(mask: Expr, query: Letter, row: Letter, queries: tuple[int, int], keys: tuple[int, int]) -> Bools:
-    """[key] whether some query sees it."""
-    known = truth(interval(mask, {query: queries, row: keys})) if queries[0] < queries[1] else FALSE
-    if known != EITHER:
-        return np.full(keys[1] - keys[0], known == TRUE)
-    if queries[1] - queries[0] <= LEAF:
-        seen: Bools = np.logical_or.reduce(_on_grid(mask, query, row, queries, keys), axis=0)
-        return seen
-    early, late = _halves(queries)
-    found = _seen(mask, query, row, late, keys)  # of a causal mask, the half that sees more
-    return found if found.all() else np.logical_or(found, _seen(mask, query, row, early, keys))
+@dataclass(slots=True)
+class _KeysSeen:
+    """The keys that some query sees, found in blocks of both."""
+
+    mask: Expr
+    query: Letter
+    row: Letter
+    blocks_left: int = MOST_BLOCKS
+
+    def ranges(self, queries: tuple[int, int], keys: tuple[int, int]) -> Iterator[tuple[int, int]]:
+        """Those that are seen, ascending; neighbours may touch."""
+        if keys[0] >= keys[1] or not self._may_go_on():
+            return
+        queries = self._narrowed(queries, keys)
+        start, end = queries
+        if start == end:
+            return
+        if any(self._truth((one, one + 1), keys) == TRUE for one in (end - 1, (start + end) // 2, start)):
+            yield keys
+        elif keys[1] - keys[0] <= LEAF:
+            edges = np.flatnonzero(np.diff(self._seen(queries, keys), prepend=False, append=False)) + keys[0]
+            yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+        else:
+            for half in _halves(keys):
+                yield from self.ranges(queries, half)
+
+    def _narrowed(self, queries: tuple[int, int], keys: tuple[int, int]) -> tuple[int, int]:
+        """Those of `queries` that may see something, to the grain."""
+        start, end = queries
+
+        def edge(i: int) -> int:
+            return min(start + i * GRAIN, end)
+
+        def sees(first: int, last: int) -> bool:
+            return self._truth((edge(first), edge(last)), keys) != FALSE
+
+        blocks = -(-(end - start) // GRAIN)
+        first, last = (_outermost(sees, 0, blocks, leftmost) for leftmost in (True, False))
+        return (edge(first), edge(last + 1)) if first is not None and last is not None else (start, start)
+
+    def _seen(self, queries: tuple[int, int], keys: tuple[int, int]) -> Bools:
+        """[key] whether some query sees it, of a block of keys."""
+        known = self._truth(queries, keys)
+        if known != EITHER or not self._may_go_on():
+            return np.full(keys[1] - keys[0], known == TRUE)
+        if queries[1] - queries[0] <= LEAF:
+            seen: Bools = np.logical_or.reduce(_on_grid(self.mask, self.query, self.row, queries, keys), axis=0)
+            return seen
+        early, late = _halves(queries)
+        found = self._seen(late, keys)  # of a causal mask, the half that sees more
+        return found if found.all() else np.logical_or(found, self._seen(early, keys))
+
+    def _truth(self, queries: tuple[int, int], keys: tuple[int, int]) -> Interval:
+        return truth(interval(self.mask, {self.query: queries, self.row: keys})) if queries[0] < queries[1] else FALSE
+
+    def _may_go_on(self) -> bool:
+        self.blocks_left -= 1
+        return self.blocks_left >= 0
 
 
 def _on_grid(mask: Expr, query: Letter, row: Letter, queries: tuple[int, int], keys: tuple[int, int]) -> Bools:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from einpage.einsum_front.algebra import arithmetic
 from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Load, Num, loads, rebuild
 from einpage.einsum_front.base.collection import garbage_collection_paused
-from einpage.einsum_front.base.errors import Span, listing
+from einpage.einsum_front.base.errors import Span, SpecError, listing
 from einpage.einsum_front.elaborate.declare import Declarations, bind_output
 from einpage.einsum_front.elaborate.partial_definitions import PartialDefinitions
 from einpage.einsum_front.elaborate.resolve import Symbol, SymbolTable
@@ -106,6 +106,8 @@ class _Elaborator:
 
     def _repeat(self, repeat: Repeat, loop: tuple[int, ...]) -> Iterator[Weight]:
         count = self._count_of(repeat)
+        if self._position + count * (1 + sum(isinstance(item, Statement) for item in repeat.body)) > MOST_STATEMENTS:
+            raise self._too_many(repeat.count.span)
         if self._most_iterations is not None and not loop:
             count = min(count, self._most_iterations)
         let = {e.name: e for e in repeat.let}
@@ -204,7 +206,10 @@ class _Elaborator:
         """One more statement or iteration. Raises SpecError where there are too many."""
         self._position += 1
         if self._position > MOST_STATEMENTS:
-            raise self._source.error(span, f"the repeats unroll to more than {MOST_STATEMENTS:,} statements", cure="repeat less often")
+            raise self._too_many(span)
+
+    def _too_many(self, span: Span) -> SpecError:
+        return self._source.error(span, f"the repeats unroll to more than {MOST_STATEMENTS:,} statements", cure="repeat less often")
 
     def _whole_value(self, statement: Statement, assignment: Part, loop: tuple[int, ...]) -> None:
         if statement.name in self._pending:

@@ -84,7 +84,8 @@ def _seen_elements(op: AttentionOp, load: Load, ranges: Region, box: Box) -> int
         return 0
     query = masked_query(op)
     if query is None or query not in free_letters(load):
-        return box.size // extent([op.row], ranges) * int(keys_seen(op.score, query, op.row, ranges).sum())
+        seen = sum(end - start for start, end in keys_seen(op.score, query, op.row, ranges))
+        return box.size // extent([op.row], ranges) * seen
     return box.size // extent([query, op.row], ranges) * pairs(op.score, query, op.row, ranges, True) if query in axes else 0
 
 

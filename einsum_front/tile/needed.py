@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-import numpy as np
-
 from einpage.einsum_front.algebra.expr import Axis, Letter, Load, Region, free_letters, loads
 from einpage.einsum_front.algebra.masks import condition, keys_seen
 from einpage.einsum_front.graph.job import Box
@@ -93,15 +91,8 @@ def _read(op: FusedOp, load: Load, ranges: Region, shape: tuple[int, ...]) -> It
     query = masked_query(op)
     if (query is not None and query in free_letters(load)) or Axis(op.row) not in load.indices:
         return
-    for keys in _runs(keys_seen(op.score, query, op.row, ranges), ranges[op.row][0]):
+    for keys in keys_seen(op.score, query, op.row, ranges):
         yield load_box(load, {**ranges, op.row: keys}, shape)
-
-
-def _runs(seen: np.ndarray[tuple[int], np.dtype[np.bool_]], start: int) -> Iterator[tuple[int, int]]:
-    """Neighbours that are seen, as half-open ranges from `start` on."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], seen, [False])))).tolist()
-    for a, b in zip(edges[::2], edges[1::2], strict=True):
-        yield start + a, start + b
 
 
 def merged(boxes: Iterable[Box]) -> list[Box]:

@@ -25,7 +25,7 @@ from einpage.exec.command.run import budget_of, device_of, machine_of, progress_
 from einpage.exec.dispatch.progress import Hooks
 from einpage.exec.load.inputs import encode_prompts, refuse_surrogates
 from einpage.exec.planning.judged_plan import machine_now
-from einpage.exec.planning.model import Model, ModelAt, open_model, refuse_lacking_sizes
+from einpage.exec.planning.model import Model, ModelAt, open_model, refuse_lacking_sizes, refuse_option_positions
 from einpage.exec.planning.plan_set import PlannedSet, replayed
 from einpage.exec.planning.text_lengths import MOST_LOOKUP, MOST_POSITIONS, TextLengths
 from einpage.exec.run.choose import ChosenDevice, RunOptions, dispatch_of, kernels_for
@@ -257,6 +257,7 @@ def chat_command(a: argparse.Namespace) -> int:
         refuse_surrogates(a.system, "--system")
         messages.append({"role": "system", "content": a.system})
     template.render([*messages, {"role": "user", "content": "?"}])
+    refuse_option_positions(setup.model_at, 1, "--positions", a.positions)
     texts, told = TextLengths(1, a.positions - 1, 1, 2, CHUNK, a.lookup), Told()
     with progress_bars(setup.device.why, told.text, quiet=a.json) as shown:
         machine = shown.without_spinner(machine_of(a, setup.device.kind))

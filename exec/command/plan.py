@@ -25,7 +25,7 @@ from einpage.exec.command.options import files_read, names_of, no_fuse_of, piece
 from einpage.exec.planning.advice import Advice, advice
 from einpage.exec.planning.find_spec import spec_path
 from einpage.exec.planning.judged_plan import Planned, plan_program, plan_tasks
-from einpage.exec.planning.model import SIZES, Model, open_model, refuse_lacking_sizes
+from einpage.exec.planning.model import SIZES, Model, open_model, refuse_lacking_sizes, refuse_option_positions
 from einpage.exec.planning.plan_set import PlannedSet, plan_texts, resident_weights
 from einpage.exec.planning.task_graph import split_as_told
 from einpage.exec.planning.text_lengths import MOST_POSITIONS, Bucket, TextLengths
@@ -112,6 +112,7 @@ def _plan_set_command(a: argparse.Namespace, began: float) -> int:
         return open_model(a.spec, {**rest, **given}, checkpoint)
 
     with spinner(told.text, quiet=a.json):
+        refuse_option_positions(model_at, texts.batch, "--generate", a.generate)
         plans = plan_texts(model_at, machine, request, texts, told.planning)
     plan_s = perf_counter() - began
     write_each(((a.out, lambda path: save_plan_set(path, plans.plan_set, set_recipe(a, plans, rest, machine))),))

@@ -185,7 +185,45 @@ def refuse_positions(model_at: ModelAt, batch: int, longest: int, max_new: int) 
 
     The last token that is asked for is not read again. A spec that fails at every position raises its own error.
     """
-    last = longest + max_new - 2
+    there = _positions_below(model_at, batch, longest + max_new - 1)
+    if there is None:
+        return
+    most = there.count + 1 - longest
+    cure = f"say --max-new {most}, or less" if most > 0 else f"shorten the text to {there.count} tokens"
+    asked = f"{longest} tokens of the prompt" + (f" and --max-new {max_new}" if most > 0 else "")
+    raise UsageError(f"{asked} are more than {there.text}; {cure} ({there.why})") from there.error
+
+
+def refuse_option_positions(model_at: ModelAt, batch: int, option: str, positions: int) -> None:
+    """As refuse_positions, of an option that says how many positions there are to be."""
+    there = _positions_below(model_at, batch, positions)
+    if there is not None:
+        cure = f"say {option} {there.count}, or less"
+        raise UsageError(f"{option} {positions} is more than {there.text}; {cure} ({there.why})") from there.error
+
+
+@dataclass(frozen=True, slots=True)
+class _TooFewPositions:
+    """Of a spec that reads no token at position `count`."""
+
+    count: int
+    name: str
+    error: EinpageError
+
+    @property
+    def text(self) -> str:
+        """For messages."""
+        return f"the {self.count} positions that {self.name} has"
+
+    @property
+    def why(self) -> str:
+        """What the spec's own error says, without its place in the text."""
+        return str(self.error).splitlines()[0]
+
+
+def _positions_below(model_at: ModelAt, batch: int, positions: int) -> _TooFewPositions | None:
+    """How many positions a spec has, where they are fewer than so many; None where they are enough. Raises the spec's own error where it
+    has none."""
 
     def refusal(position: int) -> EinpageError | None:
         try:
@@ -194,20 +232,16 @@ def refuse_positions(model_at: ModelAt, batch: int, longest: int, max_new: int) 
             return error
         return None
 
-    found = refusal(last)
+    found = refusal(positions - 1)
     if found is None:
-        return
+        return None
     program = model_at({"batch": batch, "seq": 1, "past": 0, "room": 0}).program
-    there, beyond = 0, last
+    there, beyond = 0, positions - 1
     while beyond - there > 1:
         middle = (there + beyond) // 2
         wrong = refusal(middle)
         there, beyond, found = (middle, beyond, found) if wrong is None else (there, middle, wrong)
-    most = there + 2 - longest
-    cure = f"say --max-new {most}, or less" if most > 0 else f"shorten the text to {there + 1} tokens"
-    asked = f"{longest} tokens of the prompt" + (f" and --max-new {max_new}" if most > 0 else "")
-    why = str(found).splitlines()[0]
-    raise UsageError(f"{asked} are more than the {there + 1} positions that {program.name} has; {cure} ({why})") from found
+    return _TooFewPositions(there + 1, program.name, found)
 
 
 def logits_axes(model: Model) -> dict[str, int]:

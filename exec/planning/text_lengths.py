@@ -92,10 +92,12 @@ class TextLengths:
         if max_new < 1:
             return f"--max-new {max_new} is not at least 1"
         if len(lengths) != self.batch:
-            return f"{len(lengths)} prompts, and the plans are for {self.batch}; plan for these"
+            return f"{len(lengths)} prompt{'s' if len(lengths) > 1 else ''}, and the plans are for {self.batch}; plan for these"
         if min(lengths) < self.shortest or max(lengths) > self.longest:
-            said = f"{self.shortest} to {self.longest}" if self.shortest < self.longest else f"{self.longest}"
-            return f"prompts of {min(lengths)} to {max(lengths)} tokens, and the plans are for {said}; plan for these"
+            given = "a prompt" if len(lengths) == 1 else "prompts"
+            cure = "plan for it" if len(lengths) == 1 else "plan for these"
+            told = _from_to(min(lengths), max(lengths))
+            return f"{given} of {told} tokens, and the plans are for {_from_to(self.shortest, self.longest)}; {cure}"
         reached = max(max(lengths), min(lengths) + self.spread) + max_new
         if reached > self.longest + self.max_new:
             most = self.longest + self.max_new - reached + max_new
@@ -131,6 +133,11 @@ class TextLengths:
         found = [Bucket(past, end - past, 1 + self.lookup, False) for past, end in zip(borders, ends, strict=True)]
         first = 0 if self.chunk else self.shortest
         return tuple(found[sum(border <= first for border in borders) - 1 :])
+
+
+def _from_to(least: int, most: int) -> str:
+    """For messages."""
+    return f"{least} to {most}" if least < most else f"{most}"
 
 
 def _borders(last: int) -> Iterator[int]:
