@@ -111,6 +111,9 @@ def test_metadata_that_name_no_model_are_said(name: str) -> None:
     nameless = {key: value for key, value in SILENT[name].items() if key not in ("model_type", "architectures")}
     (said,) = warnings_about(load_document(SPECS / "llama.yaml"), nameless)
     assert "name no model" in said
+    for no_name in (None, [], ["llama"]):
+        (said,) = warnings_about(load_document(SPECS / "llama.yaml"), {**nameless, "model_type": no_name})
+        assert "name no model" in said
 
 
 def test_gpt2_configurations() -> None:

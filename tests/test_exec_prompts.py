@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from command_line import facts, ran
 from einpage.checkpoints.text.tokenizer import load_tokenizer
 from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.command import options
-from einpage.exec.command.options import PromptArgument, prompt_texts
+from einpage.exec.command.options import PromptArgument, argument_text, prompt_texts
+from einpage.exec.command.parser import parser
 from einpage.exec.load.inputs import InputError, encode_prompts
 
 SPEC = """
@@ -172,3 +174,28 @@ def test_lone_surrogates_from_elsewhere(capsys: pytest.CaptureFixture[str], tmp_
     (tmp_path / "tokenizer.json").write_bytes(b'{"version": "\xff"}')
     _, err = ran(capsys, *words, "--prompt", "a", status=2)
     assert "tokenizer.json: not a tokenizer" in err
+
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
+
+
+@pytest.mark.parametrize("option", ["--prompt", "--prompt-text"])
+@pytest.mark.parametrize("environment", [ASCII, {"PYTHONUTF8": "1"}], ids=["ascii", "utf-8"])
+def test_the_bytes_of_an_argument_are_utf_8_whatever_the_locale(words: list[str], option: str, environment: dict[str, str]) -> None:
+    def process(prompt: bytes) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "einpage.exec.cli", *words, "--outputs", "logits", option, prompt, "--device", "cpu", "--json"]
+        return subprocess.run(argv, capture_output=True, text=True, env={**os.environ, **environment}, encoding="utf-8")
+
+    good, bad = process("hé".encode()), process("héllo ".encode() + b"\xff")
+    assert good.returncode == 0, good.stderr
+    assert bad.returncode == 2 and "not UTF-8: byte 0xff after 6 characters" in bad.stderr
+
+
+def test_an_argument_that_is_a_text_is_decoded_and_no_other_is() -> None:
+    escaped = "hé".encode().decode("ascii", "surrogateescape")
+    p = parser()
+    a = p.parse_args(["generate", "x", "--stop", escaped, "--weights", escaped, "--prompt", escaped, "--prompt", f"@@{escaped}"])
+    assert p.parse_args(["chat", "--system", escaped]).system == "hé"
+    assert a.stop == ["hé"] and a.weights == escaped and prompt_texts(a.prompt) == ["hé", "@hé"]
+    for kept in ("hé", "a\udcff", "\ud800"):
+        assert argument_text(kept) == kept

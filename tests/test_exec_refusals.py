@@ -142,3 +142,12 @@ def test_the_time_of_measuring_is_not_that_of_planning(folder: Path, monkeypatch
     planned = judged_plan.plan_program(program, measured, PlanRequest(1 << 20), pace=pace)
     assert planned.report.plan_s < 1.0
     assert (pace.until_s, pace.began_s) == (1005.0, 1000.0)
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "plan"])
+def test_a_command_that_replays_no_plan_says_which_does(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (("--plan", "p.json"), ("--plan=p.json",), ("--plan",)):
+        with pytest.raises(SystemExit, match="2"):
+            main((command, "llama", *words))
+        (line,) = (row for row in capsys.readouterr().err.splitlines() if "error" in row)
+        assert "replayed by `generate --plan FILE`" in line

@@ -13,7 +13,17 @@ from operator import ge, gt, le, lt
 
 from einpage.checkpoints.files.checkpoint import Checkpoint, WeightError, some_of_each
 from einpage.checkpoints.files.random import RandomWeights
-from einpage.checkpoints.match.metadata_keys import AbsentKey, Harmless, MathKey, MetadataScalar, general_key, left_out, row_of, same_word
+from einpage.checkpoints.match.metadata_keys import (
+    AbsentKey,
+    Harmless,
+    MathKey,
+    MetadataScalar,
+    general_key,
+    left_out,
+    metadata_keys,
+    row_of,
+    same_word,
+)
 from einpage.einsum_front.algebra import arithmetic
 from einpage.einsum_front.algebra.expr import Name
 from einpage.einsum_front.base.dtype import DType
@@ -182,7 +192,7 @@ def _about_unknown(unknown: list[str], left: Mapping[str, object]) -> Iterator[s
 def _about_no_metadata(document: Document, checkpoint: Checkpoint, metadata: Mapping[str, object]) -> Iterator[str]:
     if not metadata and document.config and not isinstance(checkpoint, RandomWeights):
         yield "the checkpoint has no metadata (no config.json beside it): sizes and scalars are the spec's own, and so may its math be"
-    elif metadata and "model_type" in document.assume and not {"model_type", "general.architecture"} & set(metadata):
+    elif metadata and "model_type" in document.assume and not any(isinstance(metadata.get(key), str) for key in metadata_keys().names):
         yield "the checkpoint's metadata name no model (`model_type`): whether its math is the spec's cannot be known from them"
 
 

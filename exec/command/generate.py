@@ -6,11 +6,13 @@ A text ends at a token of the checkpoint that says so, at a stop string, or afte
 from __future__ import annotations
 
 import argparse
+import codecs
 import json
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from io import TextIOWrapper
 from time import perf_counter
 
 from einpage.checkpoints.match.resolve import open_weights
@@ -304,6 +306,9 @@ def chat_command(a: argparse.Namespace) -> int:
 def _turns() -> Iterator[str]:
     """Lines of stdin that hold something."""
     is_asked = sys.stdin.isatty()
+    if isinstance(sys.stdin, TextIOWrapper):
+        is_ascii = codecs.lookup(sys.stdin.encoding).name == "ascii"
+        sys.stdin.reconfigure(encoding="utf-8" if is_ascii else None, errors="surrogateescape")
     while True:
         if is_asked:
             print("> ", end="", file=sys.stderr, flush=True)

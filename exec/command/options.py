@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -122,6 +123,17 @@ def request_of(a: argparse.Namespace, budget_bytes: int) -> PlanRequest:
     )
 
 
+def argument_text(text: str) -> str:
+    """An argument of the command line that is a text: under a locale of ASCII alone its bytes are UTF-8 all the same. Bytes that are not
+    stay surrogates. (Of a file's name nothing is to be changed: surrogates are how it is opened.)"""
+    if not any("\udc80" <= c <= "\udcff" for c in text):
+        return text
+    try:
+        return os.fsencode(text).decode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # no argument of a process
+        return text
+
+
 def prompt_texts(given: Sequence[PromptArgument]) -> list[str]:
     """The prompts themselves: files and stdin are read.
 
@@ -134,9 +146,9 @@ def prompt_texts(given: Sequence[PromptArgument]) -> list[str]:
 
 def _prompt_text(prompt: PromptArgument) -> str:
     if prompt.literal or not (prompt.text == "-" or prompt.text.startswith("@")):
-        return prompt.text
+        return argument_text(prompt.text)
     if prompt.text.startswith("@@"):
-        return prompt.text[1:]
+        return argument_text(prompt.text[1:])
     origin = f"--prompt {prompt.text}"
     if prompt.text == "@":
         raise UsageError(f"{origin}: write a file's name after the @, or --prompt-text @ for the text itself")

@@ -18,7 +18,7 @@ from typing import NoReturn, TypeAlias
 from einpage.einsum_front.base.dtype import RUN_DTYPES
 from einpage.einsum_front.base.errors import EinpageError, UsageError, one_line
 from einpage.exec.command.machine import machine_command
-from einpage.exec.command.options import DTYPE, PromptArgument
+from einpage.exec.command.options import DTYPE, PromptArgument, argument_text
 from einpage.exec.command.pack import pack_command
 from einpage.exec.command.plan import plan_command, show_command
 from einpage.exec.command.verify import verify_command
@@ -120,6 +120,7 @@ def _add_plan(commands: Commands) -> None:
     _outputs_argument(p)
     _plan_arguments(p, budget_required=False)
     _passes_arguments(p)
+    _no_saved_plan(p)
     p.add_argument("--graph", metavar="FILE.json[.gz]", help="plan an access trace instead of a spec; its tasks have their times")
     p.add_argument("--machine", metavar="NAME|FILE", help=f"a profile: {', '.join(machine_names())} (default: cpu, for a spec)")
     statics = "a static plan in place of the planner's (auto, the default)"
@@ -145,6 +146,7 @@ def _add_run(commands: Commands) -> None:
     _passes_arguments(p)
     _device_arguments(p)
     _prompt_arguments(p)
+    _no_saved_plan(p)
     p.add_argument("--tokens", metavar="FILE", help="JSON: a list of token ids, or a list of such lists")
     p.add_argument("--input", action="append", default=[], metavar="NAME=FILE", help="a .json, .npy or .safetensors array")
     p.add_argument("--perplexity", action="store_true", help="of the prompt or tokens")
@@ -180,7 +182,8 @@ def _add_chat(commands: Commands) -> None:
     _spec_arguments(p, may_be_absent=True)
     _plan_arguments(p, budget_required=False)
     _device_arguments(p)
-    p.add_argument("--system", metavar="TEXT", help="what the dialogue begins with, in the role `system`")
+    _no_saved_plan(p)
+    p.add_argument("--system", type=argument_text, metavar="TEXT", help="what the dialogue begins with, in the role `system`")
     p.add_argument("--positions", type=int, default=1024, metavar="N", help="of the whole dialogue (default: 1024)")
     _sampling_arguments(p, 256)
     p.set_defaults(command_function=_chat_command, **PLANS_OF_A_GENERATION)
@@ -197,7 +200,9 @@ def _sampling_arguments(p: argparse.ArgumentParser, max_new: int) -> None:
     p.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws (default: 0)")
     guessed = "read N tokens beside the last one in each pass, looked up in the text so far: those that come cost no pass of their own"
     p.add_argument("--lookup", type=int, default=0, metavar="N", help=guessed)
-    p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeat for others")
+    p.add_argument(
+        "--stop", action="append", type=argument_text, default=[], metavar="TEXT", help="end before this text; repeat for others"
+    )
 
 
 def _device_arguments(p: argparse.ArgumentParser) -> None:
@@ -215,6 +220,18 @@ def _prompt_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--prompt-text", action="append", dest="prompt", type=lambda text: PromptArgument(text, True), metavar="TEXT", help=literal
     )
+
+
+class _NoSavedPlan(argparse.Action):
+    """`--plan` of a command that replays none: said, since it would be short for `--plan-seconds` and `--plan-steps`."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        replays = "a plan set that `plan --generate N --out FILE` saved is replayed by `generate --plan FILE`"
+        parser.error(f"--plan: this command makes its plan anew, from --budget and the same options; {replays}")
+
+
+def _no_saved_plan(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--plan", action=_NoSavedPlan, nargs="?", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def _add_verify(commands: Commands) -> None:
