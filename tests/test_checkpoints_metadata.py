@@ -100,6 +100,17 @@ def test_other_math_is_refused_by_its_key(
             warnings_about(bare, metadata)
 
 
+@pytest.mark.parametrize("key", ["norm_type", "normalization_type", "layernorm_type"])
+@pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
+def test_a_kind_of_norm_is_refused_where_no_spec_says_its_own(tmp_path: Path, key: str, kind: str) -> None:
+    from transformers import AutoConfig
+
+    AutoConfig.for_model("llama", **{**TINY, key: kind}).save_pretrained(tmp_path)
+    save_file({"model.norm.weight": np.ones(64, np.float32)}, tmp_path / "model.safetensors")
+    with pytest.raises(WeightError, match=f"`{key}` is '{kind}', and changes the kind of norm"):
+        einpage.load_spec("llama", weights=tmp_path)
+
+
 @pytest.mark.parametrize("name", SILENT)
 def test_true_checkpoints_run_without_a_word(name: str) -> None:
     assert warnings_about(load_document(SPECS / "llama.yaml"), SILENT[name]) == ()

@@ -10,7 +10,7 @@ phase has a split that fits its budget; or DoesNotFit, whose smallest budget wor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -20,6 +20,7 @@ from einpage.einsum_front.choose.working_set import WorkingSets
 from einpage.einsum_front.graph.program import Program
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import fitting_choice, refuse_too_long, smallest, too_small
+from einpage.exec.planning.text_lengths import Bucket, TextLengths
 from einpage.memplan.errors import DoesNotFit
 
 Pieces: TypeAlias = Mapping[Letter, int]
@@ -72,6 +73,36 @@ class Part:
     def _of_weights(self, pieces: Pieces) -> Pieces:
         letters = weight_letters(self.program)
         return {letter: n for letter, n in pieces.items() if letter in letters and n > 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """What fits the budget."""
+
+    texts: TextLengths
+    pieces: Pieces
+    """Of weights, in which the last bucket and the prompts do."""
+    is_free: bool
+    """Whether the prompts fit in those that the last bucket would have by itself."""
+
+
+def fitted(texts: TextLengths, part_at: Callable[[Bucket], Part], may_chunk: bool) -> Fitting:
+    """`texts`, read in chunks where these may be and prompts do not fit the budget at once. Raises DoesNotFit where even the smallest
+    chunks, or the last bucket, do not, whatever the machine."""
+    tries = [*texts.in_chunks()] if may_chunk else [texts]
+    for tried in tries:
+        parts = _parts(tried, part_at)
+        own = parts[0].pieces({})
+        if own is None:
+            break  # however prompts are read
+        if (common := common_pieces(parts)) is not None:
+            return Fitting(tried, common, parts[-1].pieces(own) is not None)
+    raise refusal(_parts(tries[-1], part_at))
+
+
+def _parts(texts: TextLengths, part_at: Callable[[Bucket], Part]) -> list[Part]:
+    """What needs most: the last bucket, where there is one, and the last that reads prompts."""
+    return [part_at(bucket) for bucket in (*texts.buckets()[-1:], texts.reads()[-1])]
 
 
 def weight_letters(program: Program) -> frozenset[Letter]:

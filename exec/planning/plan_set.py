@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from time import perf_counter
 from typing import TypeAlias
 
@@ -25,7 +25,7 @@ from einpage.einsum_front.base.units import aligned
 from einpage.einsum_front.choose.working_set import WorkingSets
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph
-from einpage.exec.planning.common_pieces import Part, Pieces, common_pieces, refusal, weight_letters
+from einpage.exec.planning.common_pieces import Fitting, Part, fitted, weight_letters
 from einpage.exec.planning.judged_plan import MachineSource, Planned, compacted, judged, machine_now, plan_program
 from einpage.exec.planning.model import Model, ModelAt, next_logits, refuse_no_generation, whole_states
 from einpage.exec.planning.request import PlanRequest
@@ -149,7 +149,8 @@ def plan_texts(
     fixed, limits = frozenset(request.pieces), dict[Letter, int]()
     while True:
         limited = request.in_pieces(limits)
-        fitting = _fitting(opened_at, limited, texts)
+        may_chunk = not whole_states(opened_at(texts.reads()[-1]).model)  # such a state would take in the padding of the last chunk
+        fitting = fitted(texts, partial(_part, opened_at, limited), may_chunk)
         machine = machine_now(machine)
         try:
             phases = _Phases(opened_at, machine, limited, fixed, fitting, planning or (lambda n, count: None)).all()
@@ -227,7 +228,7 @@ class _Phases:
     """Plans them, the last bucket first."""
 
     def __init__(
-        self, opened_at: OpenedAt, machine: Machine, request: PlanRequest, fixed: Collection[Letter], fitting: _Fitting, planning: Planning
+        self, opened_at: OpenedAt, machine: Machine, request: PlanRequest, fixed: Collection[Letter], fitting: Fitting, planning: Planning
     ) -> None:
         """`fixed`: letters of which the user has said how many pieces there are."""
         texts = fitting.texts
@@ -309,37 +310,6 @@ class _TooFine(Exception):
     def __init__(self, most: Mapping[Letter, int]) -> None:
         super().__init__()
         self.most = most
-
-
-@dataclass(frozen=True, slots=True)
-class _Fitting:
-    """What fits the budget."""
-
-    texts: TextLengths
-    pieces: Pieces
-    """Of weights, in which the last bucket and the prompts do."""
-    is_free: bool
-    """Whether the prompts fit in those that the last bucket would have by itself."""
-
-
-def _fitting(opened_at: OpenedAt, request: PlanRequest, texts: TextLengths) -> _Fitting:
-    """`texts`, read in chunks where prompts do not fit the budget at once. Raises DoesNotFit where even the smallest chunks, or the last
-    bucket, do not, whatever the machine."""
-    tries = [*texts.in_chunks()]
-    if not texts.chunk and len(tries) > 1 and whole_states(opened_at(texts.reads()[-1]).model):
-        tries = tries[:1]  # such a state would take in the padding of the last chunk
-
-    def parts(tried: TextLengths) -> list[Part]:
-        return [_part(opened_at, request, bucket) for bucket in (*tried.buckets()[-1:], tried.reads()[-1])]
-
-    for tried in tries:
-        phases = parts(tried)
-        own = phases[0].pieces({})
-        if own is None:
-            break  # however prompts are read
-        if (common := common_pieces(phases)) is not None:
-            return _Fitting(tried, common, phases[-1].pieces(own) is not None)
-    raise refusal(parts(tries[-1]))
 
 
 def _part(opened_at: OpenedAt, request: PlanRequest, bucket: Bucket) -> Part:
