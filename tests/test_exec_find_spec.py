@@ -8,7 +8,7 @@ import pytest
 
 from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.cli import main
-from einpage.exec.planning.find_spec import SHIPPED, spec_names, spec_path
+from einpage.exec.system.find_spec import SHIPPED, spec_names, spec_path
 
 ROOT = Path(__file__).resolve().parent.parent
 

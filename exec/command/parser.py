@@ -22,7 +22,7 @@ from einpage.exec.command.options import DTYPE, PromptArgument, argument_text
 from einpage.exec.command.pack import pack_command
 from einpage.exec.command.plan import plan_command, show_command
 from einpage.exec.command.verify import verify_command
-from einpage.exec.planning.find_spec import spec_names
+from einpage.exec.system.find_spec import spec_names
 from einpage.exec.system.interrupt import exit_on_interrupt
 from einpage.exec.system.process_memory import full_memory
 from einpage.exec.system.standard_streams import flush_stdout

@@ -23,12 +23,12 @@ from einpage.einsum_front.graph.trace_file import read_trace
 from einpage.exec.command.machine import machine_facts
 from einpage.exec.command.options import files_read, names_of, no_fuse_of, pieces_of, request_of, settings_of, write_timeline
 from einpage.exec.planning.advice import Advice, advice
-from einpage.exec.planning.find_spec import spec_path
 from einpage.exec.planning.judged_plan import Planned, plan_program, plan_tasks
 from einpage.exec.planning.model import SIZES, Model, open_model, refuse_lacking_sizes, refuse_option_positions
 from einpage.exec.planning.plan_set import PlannedSet, plan_texts, resident_weights
 from einpage.exec.planning.task_graph import split_as_told
 from einpage.exec.planning.text_lengths import MOST_POSITIONS, Bucket, TextLengths
+from einpage.exec.system.find_spec import spec_path
 from einpage.exec.system.spinner import planning_text, spinner
 from einpage.memplan.bounds.bounds import Effort
 from einpage.memplan.graph.planfile import save_plan, save_plan_set

@@ -24,10 +24,10 @@ from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.spec.reader import load_document
 from einpage.einsum_front.spec.sizes import Setting
 from einpage.exec.load.inputs import LENGTHS, TOKENS, TokenLists, token_sizes
-from einpage.exec.load.vocabulary import vocabulary_letters
-from einpage.exec.planning.find_spec import SHIPPED, spec_names, spec_path
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import refuse_by_first_iterations
+from einpage.exec.planning.vocabulary import vocabulary_letters
+from einpage.exec.system.find_spec import SHIPPED, spec_names, spec_path
 
 
 @dataclass(frozen=True, slots=True)
