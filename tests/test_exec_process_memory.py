@@ -50,6 +50,14 @@ def test_what_a_machine_has_free_is_what_can_be_had(tmp_path: Path) -> None:
     assert free is None or free > 0
 
 
+def test_a_limit_on_what_is_mapped_leaves_less(tmp_path: Path) -> None:
+    """`ulimit -v`: an arena is mapped whole, however much of it is used."""
+    limits = "Limit             Soft Limit  Hard Limit  Units\nMax address space {}          unlimited   bytes\n"
+    files = {"proc/self/limits": limits.format("unlimited"), "proc/self/status": "Name:\tx\nVmSize:\t    1000 kB\n"}
+    assert available_bytes(written(tmp_path, MACHINE | files)) == 4000 * 1024
+    assert available_bytes(written(tmp_path, {"proc/self/limits": limits.format(3000 * 1024)})) == 2000 * 1024
+
+
 def test_a_control_group_leaves_less(tmp_path: Path) -> None:
     """Of version 2; a group above may be the one that limits."""
     files = {"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/memory.max": "max\n", "sys/fs/cgroup/a/b/memory.current": "7\n"}

@@ -24,7 +24,7 @@ SEARCHED = 0.85
 """Of the seconds of a plan, what the search may take: then its loads are issued anew, and it is judged, simulated and bounded."""
 MOST_SECONDS, MOST_STEPS = 1e6, 10**12
 """Far more than anybody waits for; likewise ..."""
-MOST_PASSES = 10**9
+MOST_PASSES = 10**6
 """... so many."""
 
 

@@ -79,13 +79,14 @@ def give_back_pages() -> None:
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Memory that can be had without swapping and without passing a control group's limit; None where the system does not say.
+    """Memory that can be had without swapping and without passing a limit of a control group's, or of this process (`ulimit -v`); None
+    where the system does not say.
 
     `root` is where `proc` and `sys` are, for tests.
     """
     found = _words(root / "proc/meminfo").get("MemAvailable:")
     free = [] if found is None else [int(found) * 1024]
-    free += [limit - used for limit, used in _groups(root)]
+    free += [limit - used for limit, used in (*_groups(root), *_address_space(root))]
     return max(0, min(free)) if free else None
 
 
@@ -104,6 +105,14 @@ def _groups(root: Path) -> Iterator[tuple[int, int]]:
             limit, used = _number(folder / most), _number(folder / now)
             if limit is not None and used is not None:
                 yield limit, used - int(_words(folder / "memory.stat").get(cached, "0"))
+
+
+def _address_space(root: Path) -> Iterator[tuple[int, int]]:
+    """(limit, in use) of what this process may map, where that is limited."""
+    said = [line.split()[3] for line in _lines(root / "proc/self/limits") if line.startswith("Max address space ")]
+    used = _words(root / "proc/self/status").get("VmSize:")
+    if said and said[0].isdecimal() and used is not None:
+        yield int(said[0]), int(used) * 1024
 
 
 def _number(path: Path) -> int | None:
