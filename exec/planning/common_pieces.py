@@ -27,7 +27,7 @@ Pieces: TypeAlias = Mapping[Letter, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class PhaseOps:
     """A phase before it is planned."""
 
     working_sets: WorkingSets
@@ -86,7 +86,7 @@ class Fitting:
     """Whether the prompts fit in those that the last bucket would have by itself."""
 
 
-def fitted(texts: TextLengths, part_at: Callable[[Bucket], Part], may_chunk: bool) -> Fitting:
+def fitted(texts: TextLengths, part_at: Callable[[Bucket], PhaseOps], may_chunk: bool) -> Fitting:
     """`texts`, read in chunks where these may be and prompts do not fit the budget at once. Raises DoesNotFit where even the smallest
     chunks, or the last bucket, do not, whatever the machine."""
     tries = [*texts.in_chunks()] if may_chunk else [texts]
@@ -100,7 +100,7 @@ def fitted(texts: TextLengths, part_at: Callable[[Bucket], Part], may_chunk: boo
     raise refusal(_parts(tries[-1], part_at))
 
 
-def _parts(texts: TextLengths, part_at: Callable[[Bucket], Part]) -> list[Part]:
+def _parts(texts: TextLengths, part_at: Callable[[Bucket], PhaseOps]) -> list[PhaseOps]:
     """What needs most: the last bucket, where there is one, and the last that reads prompts."""
     return [part_at(bucket) for bucket in (*texts.buckets()[-1:], texts.reads()[-1])]
 
@@ -110,7 +110,7 @@ def weight_letters(program: Program) -> frozenset[Letter]:
     return frozenset(letter for weight in program.weights for letter in weight.letters)
 
 
-def common_pieces(parts: Sequence[Part]) -> Pieces | None:
+def common_pieces(parts: Sequence[PhaseOps]) -> Pieces | None:
     """Of the letters of weights, those that are cut; None where no pieces were found that all fit in."""
     if any(part.pieces({}) is None for part in parts):
         return None
@@ -118,7 +118,7 @@ def common_pieces(parts: Sequence[Part]) -> Pieces | None:
     return _grown(parts, _least(parts, {})) if found is None else found
 
 
-def refusal(parts: Sequence[Part]) -> DoesNotFit:
+def refusal(parts: Sequence[PhaseOps]) -> DoesNotFit:
     """How a budget is refused in which `parts` have no common pieces: by the one that needs most in those of the least splits. Raises it
     where there are too many splits to search."""
     for part in parts:
@@ -131,7 +131,7 @@ def refusal(parts: Sequence[Part]) -> DoesNotFit:
     return DoesNotFit(replace(misfit, at_least=min(at_least, misfit.wanted)))
 
 
-def _grown(parts: Sequence[Part], pieces: Pieces) -> Pieces | None:
+def _grown(parts: Sequence[PhaseOps], pieces: Pieces) -> Pieces | None:
     """`pieces`, and what else some part is cut into, until all are cut alike; None where one no longer fits."""
     while True:
         before = pieces
@@ -146,7 +146,7 @@ def _grown(parts: Sequence[Part], pieces: Pieces) -> Pieces | None:
             return pieces
 
 
-def _least(parts: Sequence[Part], pieces: Pieces) -> Pieces:
+def _least(parts: Sequence[PhaseOps], pieces: Pieces) -> Pieces:
     """`pieces`, and what else some part is cut into where it needs least in these, until all are cut alike: whatever the budget."""
     while True:
         finer = _finer(parts, (pieces, *(part.least(pieces)[0] for part in parts)))
@@ -155,7 +155,7 @@ def _least(parts: Sequence[Part], pieces: Pieces) -> Pieces:
         pieces = finer
 
 
-def _finer(parts: Sequence[Part], pieces: Iterable[Pieces]) -> Pieces:
+def _finer(parts: Sequence[PhaseOps], pieces: Iterable[Pieces]) -> Pieces:
     """Of each letter the most pieces, as far as every part can have them."""
     found: dict[Letter, int] = {}
     for letter, n in (item for each in pieces for item in each.items()):

@@ -25,7 +25,7 @@ from einpage.einsum_front.base.units import aligned
 from einpage.einsum_front.choose.working_set import WorkingSets
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph
-from einpage.exec.planning.common_pieces import Fitting, Part, fitted, weight_letters
+from einpage.exec.planning.common_pieces import Fitting, PhaseOps, fitted, weight_letters
 from einpage.exec.planning.judged_plan import MachineSource, Planned, compacted, judged, machine_now, plan_program
 from einpage.exec.planning.model import Model, ModelAt, next_logits, refuse_no_generation, whole_states
 from einpage.exec.planning.request import PlanRequest
@@ -148,7 +148,7 @@ def plan_texts(
 
     fixed, limits = frozenset(request.pieces), dict[Letter, int]()
     while True:
-        limited = request.in_pieces(limits)
+        limited = request.in_pieces(limits) if limits else request
         may_chunk = not whole_states(opened_at(texts.reads()[-1]).model)  # such a state would take in the padding of the last chunk
         fitting = fitted(texts, partial(_part, opened_at, limited), may_chunk)
         machine = machine_now(machine)
@@ -246,7 +246,7 @@ class _Phases:
             return self._reads(self._read({}))
         last_bucket = self._buckets[-1]
         common = {**dict.fromkeys(weight_letters(self._opened_at(last_bucket).model.program), 1), **self._fitting.pieces}
-        last = self._bucket(last_bucket, self._request.in_pieces({} if self._fitting.is_free else common))
+        last = self._bucket(last_bucket, self._request if self._fitting.is_free else self._request.in_pieces(common))
         try:
             read = self._read(weight_pieces(last.model, last.planned))
         except DoesNotFit:  # the prompts' tasks do not fit in the pieces that are best for the last bucket
@@ -312,9 +312,9 @@ class _TooFine(Exception):
         self.most = most
 
 
-def _part(opened_at: OpenedAt, request: PlanRequest, bucket: Bucket) -> Part:
+def _part(opened_at: OpenedAt, request: PlanRequest, bucket: Bucket) -> PhaseOps:
     at = opened_at(bucket)
-    return Part(at.working_sets, *asked(at.model, at.output, request), _where(bucket))
+    return PhaseOps(at.working_sets, *asked(at.model, at.output, request), _where(bucket))
 
 
 def _where(bucket: Bucket) -> str:
