@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from einpage.einsum_front.base.errors import EinpageError
 
@@ -25,6 +25,10 @@ class Misfit:
     there are too many tasks to count them all."""
     at_least: int | None = None
     """A lower bound on the budget of every split, where it is not `smallest_budget` itself: the search for a smaller one was given up."""
+
+    def of_task(self, where: str) -> Misfit:
+        """The same, with more after the name of the task."""
+        return replace(self, task=self.task + where)
 
 
 class DoesNotFit(EinpageError):

@@ -16,15 +16,15 @@ from dataclasses import dataclass, replace
 
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import ALIGNMENT, Nbytes
-from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, TaskGraph, TensorId
+from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph
 from einpage.memplan.bounds.bounds import Effort, Reached, bounds
+from einpage.memplan.bounds.engine_bounds import EngineBounds
 from einpage.memplan.bounds.steady import steady_bounds
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.simulate import all_moved_bytes, simulate
 from einpage.memplan.horizons.horizons import HorizonOptions, plan_by_horizons
 from einpage.memplan.machine.machine import Machine
-from einpage.memplan.machine.places import Queue
 from einpage.memplan.problem.footprint import refuse_too_small
 from einpage.memplan.problem.order import FREE_ORDERS, ORDER_BY_POLICY, OrderPolicy
 from einpage.memplan.problem.pace import Ended, Pace
@@ -190,7 +190,7 @@ def _tried(problem: Problem, options: PlanOptions) -> list[_Tried]:
         refuse_too_small(rest)
     plan_by_others: dict[Residents, _Tried] = {}
 
-    load_s = _load_seconds(problem) if is_loop else {}
+    load_s = EngineBounds(problem.graph, problem.machine, ()).load_s if is_loop else {}
 
     def is_near_with(others: Residents) -> bool:
         residents = Residents((*named.tensors, *others.tensors), is_loop)
@@ -210,14 +210,6 @@ def _tried(problem: Problem, options: PlanOptions) -> list[_Tried]:
         if not any(map(is_near_with, sets.spread())) and is_loop:
             any(map(is_near_with, sets.small_first(min(plan_by_others, key=lambda others: plan_by_others[others].seconds))))
     return [*plan_by_others.values()]
-
-
-def _load_seconds(problem: Problem) -> dict[TensorId, float]:
-    """By tensor that comes from the host: what its load takes, of which every pass has one at least where it is not resident."""
-    graph, link = problem.graph, problem.machine.link(Queue.H2D)
-    read = dict.fromkeys(t for task in graph.tasks for t in ((task.result,) if task.gathers else task.reads()))
-    gathered = {task.result for task in graph.tasks if task.gathers}
-    return {t: link.seconds(graph.tensors[t].nbytes) for t in read if t in gathered or graph.tensors[t].kind in HOST_AT_START}
 
 
 def _try(problem: Problem, options: PlanOptions, residents: Residents, steady_s: float | None) -> _Tried:

@@ -85,4 +85,4 @@ def other_lengths(random: Random, texts: TextLengths) -> tuple[list[int], int]:
     most = texts.longest + texts.max_new - reached
     if most < 1:
         return first_lengths(texts), 1
-    return lengths, random.randint(1, most)
+    return lengths, random.randint(1, most if texts.buckets() else 1)

@@ -134,6 +134,13 @@ def test_lengths_are_said_as_they_are(lengths: tuple[int, ...], message: str) ->
         TextLengths(2, 8, 4, 20).refuse_others([[1] * n for n in lengths], 2)
 
 
+def test_plans_for_one_token_serve_no_more() -> None:
+    for texts in (TextLengths(1, 5, 1, 1), TextLengths(2, 5, 3, 1)):
+        texts.refuse_others([[4, 4, 4]] * texts.batch, 1)
+        with pytest.raises(UsageError, match=r"^--max-new 3, and the plans are for 1 token after a prompt; plan for more$"):
+            texts.refuse_others([[4, 4, 4]] * texts.batch, 3)
+
+
 def test_a_short_prompt_may_go_on_for_longer() -> None:
     plans = planned()
     assert len(tokens(plans, [4], 27)) == 27

@@ -52,8 +52,8 @@ from plan_set_mutations import MUTATIONS
 from random_generations import CHUNKS, Case, first_lengths, other_lengths, random_case
 
 CPU = load_machine("cpu")
-WITHIN = 2e-4
-"""Of a logit, from the reference's."""
+WITHIN, TIMES = 2e-4, 4
+"""Of a logit, from the reference's; or so many times as far as that of the reference in fp32, of a spec whose rounding errors grow."""
 
 
 @dataclass(slots=True)
@@ -247,13 +247,19 @@ def check_text(model_at: Callable[[Mapping[str, int]], Model], prompt: Sequence[
     assert model.resolved is not None
     given = {"tokens": torch.tensor([text[:-1]])}
     weights = read_weights(model.resolved, model.program)
-    reference = evaluate(model.program, given, weights, torch.float64, ["all_logits"])["all_logits"][0]
+
+    def reference(dtype: torch.dtype) -> torch.Tensor:
+        return evaluate(model.program, given, weights, dtype, ["all_logits"])["all_logits"][0].double()
+
+    exact = reference(torch.float64)
     for before, logits, token in rows:
-        expected = reference[before - 1]
-        error = (logits.double() - expected).abs().max()
-        assert error <= WITHIN, f"logits after {before} tokens are {error:.3g} off"
+        expected = exact[before - 1]
+        error, within = float((logits.double() - expected).abs().max()), WITHIN
+        if error > within:
+            within = TIMES * float((reference(torch.float32)[before - 1] - expected).abs().max())
+        assert error <= within, f"logits after {before} tokens are {error:.3g} off"
         best, second = expected.topk(2).values.tolist()
-        if is_greedy and best - second > 2 * WITHIN:
+        if is_greedy and best - second > 2 * within:
             assert token == int(expected.argmax())
 
 
@@ -305,6 +311,7 @@ def test_random_sets_are_judged_right_and_run_right() -> None:
         pytest.param(1, 252, id="prompts cannot be cut as finely as the last bucket"),
         pytest.param(3, 163, id="a bucket cannot be cut as finely as the last"),
         pytest.param(1, 1, id="positions end with a bucket of one"),
+        pytest.param(2, 164, id="a prompt, of which one token is asked for, fits in chunks only"),
     ],
 )
 def test_what_was_refused_once_is_planned(seed: int, number: int) -> None:

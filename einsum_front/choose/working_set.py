@@ -148,6 +148,11 @@ class WorkingSets:
         self.most = most_pieces((pattern.template.tiling for pattern in self.patterns), opgraph.program.extents)
         """Into how many pieces each letter may be cut."""
 
+    def cut(self, pieces: Mapping[Letter, int]) -> dict[Letter, int]:
+        """`pieces` without letters of the program that no op can be cut along and that are in one piece."""
+        extents = self.opgraph.program.extents
+        return {letter: n for letter, n in pieces.items() if n > 1 or letter in self.most or letter not in extents}
+
     def check(self, pieces: Mapping[Letter, int]) -> None:
         """Raises UsageError for a letter that cannot be cut, or not into so many pieces."""
         check_pieces(pieces, self.most, self.opgraph.program.extents)

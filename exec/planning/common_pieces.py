@@ -19,9 +19,9 @@ from einpage.einsum_front.choose.best_first import least_of_all
 from einpage.einsum_front.choose.working_set import WorkingSets
 from einpage.einsum_front.graph.program import Program
 from einpage.exec.planning.request import PlanRequest
-from einpage.exec.planning.task_graph import fitting_choice, refuse_too_long, smallest, too_small
+from einpage.exec.planning.task_graph import fitting_choice, smallest, too_many_splits, too_small
 from einpage.exec.planning.text_lengths import Bucket, TextLengths
-from einpage.memplan.errors import DoesNotFit
+from einpage.memplan.errors import DoesNotFit, Misfit
 
 Pieces: TypeAlias = Mapping[Letter, int]
 
@@ -40,23 +40,21 @@ class PhaseOps:
         """Of the letters of weights, in a split that fits and has `common`; None where there is none."""
         if any(n > self.limits.get(letter, n) for letter, n in common.items()):
             return None
-        found = fitting_choice(self.working_sets, self.request.budget_bytes, self._known({**self.request.pieces, **self._possible(common)}))
+        found = fitting_choice(self.working_sets, self.request.budget_bytes, self._fixed(common))
         return None if found is None else self._of_weights(found.by_letter)
 
-    def least(self, common: Pieces) -> tuple[Pieces, DoesNotFit]:
+    def least(self, common: Pieces) -> tuple[Pieces, Misfit]:
         """The same of the split that needs least, and how a budget is refused that is less."""
-        found = smallest(self.working_sets, 0, self._known({**self.request.pieces, **self._possible(common)}))
-        misfit = too_small(found, self.request.budget_bytes)
-        return self._of_weights(found.choice.by_letter), DoesNotFit(replace(misfit, task=misfit.task + self.where))
+        found = smallest(self.working_sets, 0, self._fixed(common))
+        return self._of_weights(found.choice.by_letter), too_small(found, self.request.budget_bytes).of_task(self.where)
 
-    def refuse_too_long(self) -> None:
-        """Raises DoesNotFit where it fits in no split, and there are too many to search for the one that needs least."""
-        pieces, budget_bytes = self._known(self.request.pieces), self.request.budget_bytes
-        if least_of_all(self.working_sets, pieces) > budget_bytes:
-            try:
-                refuse_too_long(self.working_sets, pieces, budget_bytes)
-            except DoesNotFit as error:
-                raise DoesNotFit(replace(error.misfit, task=error.misfit.task + self.where)) from error
+    def unsearched(self) -> Misfit | None:
+        """How the budget is refused, where it fits in no split and there are too many to search for the one that needs least."""
+        pieces, budget_bytes = self._fixed({}), self.request.budget_bytes
+        if least_of_all(self.working_sets, pieces) <= budget_bytes:
+            return None
+        misfit = too_many_splits(self.working_sets, pieces, budget_bytes)
+        return None if misfit is None else misfit.of_task(self.where)
 
     @property
     def limits(self) -> Pieces:
@@ -64,11 +62,10 @@ class PhaseOps:
         most = self.working_sets.most
         return {letter: most.get(letter, 1) for letter in weight_letters(self.program)}
 
-    def _possible(self, common: Pieces) -> Pieces:
-        return {letter: n for letter, n in common.items() if letter in self.working_sets.most}
-
-    def _known(self, pieces: Pieces) -> Pieces:
-        return {letter: n for letter, n in pieces.items() if n > 1 or letter in self.working_sets.most}
+    def _fixed(self, common: Pieces) -> Pieces:
+        """What is asked for, and of `common` the letters that are cut here at all."""
+        common = {letter: n for letter, n in common.items() if letter in self.working_sets.most}
+        return self.working_sets.cut({**self.request.pieces, **common})
 
     def _of_weights(self, pieces: Pieces) -> Pieces:
         letters = weight_letters(self.program)
@@ -86,23 +83,24 @@ class Fitting:
     """Whether the prompts fit in those that the last bucket would have by itself."""
 
 
-def fitted(texts: TextLengths, part_at: Callable[[Bucket], PhaseOps], may_chunk: bool) -> Fitting:
+def fitted(texts: TextLengths, phase_at: Callable[[Bucket], PhaseOps], may_chunk: bool) -> Fitting:
     """`texts`, read in chunks where these may be and prompts do not fit the budget at once. Raises DoesNotFit where even the smallest
     chunks, or the last bucket, do not, whatever the machine."""
     tries = [*texts.in_chunks()] if may_chunk else [texts]
     for tried in tries:
-        parts = _parts(tried, part_at)
-        own = parts[0].pieces({})
+        buckets = tried.buckets()[-1:]
+        own = phase_at(buckets[0]).pieces({}) if buckets else {}
         if own is None:
             break  # however prompts are read
-        if (common := common_pieces(parts)) is not None:
-            return Fitting(tried, common, parts[-1].pieces(own) is not None)
-    raise refusal(_parts(tries[-1], part_at))
+        phases = _phases(tried, phase_at)
+        if (common := common_pieces(phases)) is not None:
+            return Fitting(tried, common, phases[-1].pieces(own) is not None)
+    raise refusal(_phases(tries[-1], phase_at))
 
 
-def _parts(texts: TextLengths, part_at: Callable[[Bucket], PhaseOps]) -> list[PhaseOps]:
+def _phases(texts: TextLengths, phase_at: Callable[[Bucket], PhaseOps]) -> list[PhaseOps]:
     """What needs most: the last bucket, where there is one, and the last that reads prompts."""
-    return [part_at(bucket) for bucket in (*texts.buckets()[-1:], texts.reads()[-1])]
+    return [phase_at(bucket) for bucket in (*texts.buckets()[-1:], texts.reads()[-1])]
 
 
 def weight_letters(program: Program) -> frozenset[Letter]:
@@ -110,56 +108,72 @@ def weight_letters(program: Program) -> frozenset[Letter]:
     return frozenset(letter for weight in program.weights for letter in weight.letters)
 
 
-def common_pieces(parts: Sequence[PhaseOps]) -> Pieces | None:
-    """Of the letters of weights, those that are cut; None where no pieces were found that all fit in."""
-    if any(part.pieces({}) is None for part in parts):
+def common_pieces(phases: Sequence[PhaseOps]) -> Pieces | None:
+    """Of the letters of weights, those that are cut; None where no pieces were found that all fit in: of the least splits none is then."""
+    if any(phase.pieces({}) is None for phase in phases):
         return None
-    found = _grown(parts, {})
-    return _grown(parts, _least(parts, {})) if found is None else found
+    grown = _grown(phases)
+    if grown is not None and _fit(phases, grown):
+        return grown
+    least, _ = _least(phases, [phase.least({}) for phase in phases])
+    return least if _fit(phases, least) else None
 
 
-def refusal(parts: Sequence[PhaseOps]) -> DoesNotFit:
-    """How a budget is refused in which `parts` have no common pieces: by the one that needs most in those of the least splits. Raises it
-    where there are too many splits to search."""
-    for part in parts:
-        part.refuse_too_long()
-    alone = [part.least({}) for part in parts]
-    common = _least(parts, _finer(parts, (pieces for pieces, _ in alone)))
-    errors = [error if pieces == common else part.least(common)[1] for part, (pieces, error) in zip(parts, alone, strict=True)]
-    misfit = max((error.misfit for error in errors), key=lambda misfit: misfit.wanted)
-    at_least = max(error.misfit.at_least or error.misfit.wanted for _, error in alone)
-    return DoesNotFit(replace(misfit, at_least=min(at_least, misfit.wanted)))
+def _fit(phases: Sequence[PhaseOps], pieces: Pieces) -> bool:
+    return all(phase.pieces(_told(phases, pieces)) is not None for phase in phases)
 
 
-def _grown(parts: Sequence[PhaseOps], pieces: Pieces) -> Pieces | None:
-    """`pieces`, and what else some part is cut into, until all are cut alike; None where one no longer fits."""
+def _told(phases: Sequence[PhaseOps], pieces: Pieces) -> Pieces:
+    """`pieces`, and that all other letters of weights are whole."""
+    return {letter: pieces.get(letter, 1) for phase in phases for letter in phase.limits}
+
+
+def refusal(phases: Sequence[PhaseOps]) -> DoesNotFit:
+    """How a budget is refused in which `phases` have no common pieces: by the one that needs most in those of the least splits, or by one
+    whose splits are too many to search."""
+    for phase in phases:
+        if (unsearched := phase.unsearched()) is not None:
+            return DoesNotFit(unsearched)
+    alone = [phase.least({}) for phase in phases]
+    _, together = _least(phases, alone)
+    largest = max(together, key=lambda misfit: misfit.wanted)
+    at_least = max(misfit.at_least or misfit.wanted for _, misfit in alone)
+    return DoesNotFit(replace(largest, at_least=min(at_least, largest.wanted)))
+
+
+def _grown(phases: Sequence[PhaseOps]) -> Pieces | None:
+    """What each phase is cut into, as coarse as it fits, until all are cut alike; None where one no longer fits."""
+    pieces: Pieces = {}
     while True:
         before = pieces
-        for part in parts:
-            own = part.pieces(pieces)
+        for phase in phases:
+            own = phase.pieces(pieces)
             if own is None:
-                own = part.pieces({}) or {}
-                if _finer(parts, (pieces, own)) == pieces:
+                own = phase.pieces({}) or {}
+                if _finer(phases, (pieces, own)) == pieces:
                     return None
-            pieces = _finer(parts, (pieces, own))
+            pieces = _finer(phases, (pieces, own))
         if pieces == before:
             return pieces
 
 
-def _least(parts: Sequence[PhaseOps], pieces: Pieces) -> Pieces:
-    """`pieces`, and what else some part is cut into where it needs least in these, until all are cut alike: whatever the budget."""
+def _least(phases: Sequence[PhaseOps], alone: Sequence[tuple[Pieces, Misfit]]) -> tuple[Pieces, list[Misfit]]:
+    """What each phase is cut into where it needs least, `alone` and then beside the others, until all are cut alike, whatever the budget;
+    and how each then refuses a budget that is less than it needs."""
+    pieces, found = dict[Letter, int](), alone
     while True:
-        finer = _finer(parts, (pieces, *(part.least(pieces)[0] for part in parts)))
+        finer = _finer(phases, (pieces, *(own for own, _ in found)))
         if finer == pieces:
-            return pieces
-        pieces = finer
+            told = _told(phases, pieces)
+            return pieces, [misfit if own == pieces else phase.least(told)[1] for phase, (own, misfit) in zip(phases, found, strict=True)]
+        pieces, found = finer, [phase.least(finer) for phase in phases]
 
 
-def _finer(parts: Sequence[PhaseOps], pieces: Iterable[Pieces]) -> Pieces:
-    """Of each letter the most pieces, as far as every part can have them."""
+def _finer(phases: Sequence[PhaseOps], pieces: Iterable[Pieces]) -> dict[Letter, int]:
+    """Of each letter the most pieces, as far as every phase can have them."""
     found: dict[Letter, int] = {}
     for letter, n in (item for each in pieces for item in each.items()):
-        limit = min(part.limits.get(letter, n) for part in parts)
+        limit = min(phase.limits.get(letter, n) for phase in phases)
         if min(n, limit) > 1:
             found[letter] = max(found.get(letter, 1), min(n, limit))
     return found

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from time import perf_counter
 from typing import TypeAlias
 
@@ -144,13 +144,13 @@ def plan_texts(
     @lru_cache(maxsize=2)
     def opened_at(bucket: Bucket) -> _Opened:
         model, output = opened(model_at, texts, bucket)
-        return _Opened(model, output, fused(*asked(model, output, request)))
+        return _Opened(model, output, request)
 
     fixed, limits = frozenset(request.pieces), dict[Letter, int]()
     while True:
         limited = request.in_pieces(limits) if limits else request
         may_chunk = not whole_states(opened_at(texts.reads()[-1]).model)  # such a state would take in the padding of the last chunk
-        fitting = fitted(texts, partial(_part, opened_at, limited), may_chunk)
+        fitting = fitted(texts, partial(_phase_ops, opened_at, limited), may_chunk)
         machine = machine_now(machine)
         try:
             phases = _Phases(opened_at, machine, limited, fixed, fitting, planning or (lambda n, count: None)).all()
@@ -211,14 +211,18 @@ def graph_of(model: Model, phase: Phase, request: PlanRequest) -> TaskGraph:
     return split_as_told(model.program.with_states_as_outputs(), request.dtype, dict(graph.split), outputs, request.no_fuse).graph
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class _Opened:
     """A phase before it is planned."""
 
     model: Model
     output: str
-    working_sets: WorkingSets
-    """Of its operations."""
+    request: PlanRequest
+
+    @cached_property
+    def working_sets(self) -> WorkingSets:
+        """Of its operations."""
+        return fused(*asked(self.model, self.output, self.request))
 
 
 OpenedAt: TypeAlias = Callable[[Bucket], _Opened]
@@ -292,7 +296,7 @@ class _Phases:
             planned = plan_program(program, self._machine, request, working_sets=at.working_sets)
             return PlannedPhase(at.model, compacted(planned), bucket, at.output)
         except DoesNotFit as error:
-            raise _at_position(error, bucket) from error
+            raise DoesNotFit(error.misfit.of_task(_where(bucket))) from error
 
     def _possible(self, at: _Opened, request: PlanRequest) -> PlanRequest:
         """`request` with letters that no weight has in no more pieces than tasks of `at` can be cut into. Raises _TooFine for others, but
@@ -312,7 +316,7 @@ class _TooFine(Exception):
         self.most = most
 
 
-def _part(opened_at: OpenedAt, request: PlanRequest, bucket: Bucket) -> PhaseOps:
+def _phase_ops(opened_at: OpenedAt, request: PlanRequest, bucket: Bucket) -> PhaseOps:
     at = opened_at(bucket)
     return PhaseOps(at.working_sets, *asked(at.model, at.output, request), _where(bucket))
 
@@ -320,10 +324,6 @@ def _part(opened_at: OpenedAt, request: PlanRequest, bucket: Bucket) -> PhaseOps
 def _where(bucket: Bucket) -> str:
     position = bucket.past + bucket.extra
     return f" at position {position} (a smaller --max-new ends before it)" if position else ""
-
-
-def _at_position(error: DoesNotFit, bucket: Bucket) -> DoesNotFit:
-    return DoesNotFit(replace(error.misfit, task=error.misfit.task + _where(bucket)))
 
 
 def opened(model_at: ModelAt, texts: TextLengths, bucket: Bucket) -> tuple[Model, str]:

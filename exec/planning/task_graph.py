@@ -91,15 +91,14 @@ def split_for(working_sets: WorkingSets, program: Program, request: PlanRequest)
     MOST_TASKS.
     """
     budget_bytes = request.budget_bytes
-    uncut = program.extents.keys() - working_sets.most.keys()
-    pieces = {letter: n for letter, n in request.pieces.items() if n > 1 or letter not in uncut}
+    pieces = working_sets.cut(request.pieces)
     may_fit = least_of_all(working_sets, pieces) <= budget_bytes
     for choice in candidates(working_sets, budget_bytes, pieces) if may_fit else ():
         found = _built(working_sets, choice.by_letter)
         if largest_footprint(found.graph)[1] <= budget_bytes:
             return found
-    if not may_fit:
-        refuse_too_long(working_sets, pieces, budget_bytes)
+    if not may_fit and (unsearched := too_many_splits(working_sets, pieces, budget_bytes)) is not None:
+        raise DoesNotFit(unsearched)
     least = smallest(working_sets, budget_bytes, pieces)
     if least.counted.nbytes > budget_bytes:
         raise DoesNotFit(too_small(least, budget_bytes))
@@ -119,11 +118,12 @@ def fitting_choice(working_sets: WorkingSets, budget_bytes: int, pieces: Mapping
     return least.choice if least.counted.nbytes <= budget_bytes else None
 
 
-def refuse_too_long(working_sets: WorkingSets, pieces: Mapping[Letter, int], budget_bytes: int) -> None:
-    """For a budget in which no split fits. Raises DoesNotFit where there are too many to search for the one that needs least."""
-    if working_sets.ranges_of_finest(pieces) > MOST_RANGES:
-        at_least = least_of_all(working_sets, pieces)
-        raise DoesNotFit(Misfit("(of every split)", "device", at_least, budget_bytes, budget_bytes, budget_bytes, (), None, at_least))
+def too_many_splits(working_sets: WorkingSets, pieces: Mapping[Letter, int], budget_bytes: int) -> Misfit | None:
+    """Why a budget is refused in which no split fits, where there are too many to search for the one that needs least."""
+    if working_sets.ranges_of_finest(pieces) <= MOST_RANGES:
+        return None
+    at_least = least_of_all(working_sets, pieces)
+    return Misfit("(of every split)", "device", at_least, budget_bytes, budget_bytes, budget_bytes, (), None, at_least)
 
 
 def refuse_by_first_iterations(document: Document, settings: Mapping[str, Setting], request: PlanRequest) -> None:

@@ -98,6 +98,8 @@ class TextLengths:
             cure = "plan for it" if len(lengths) == 1 else "plan for these"
             told = _from_to(min(lengths), max(lengths))
             return f"{given} of {told} tokens, and the plans are for {_from_to(self.shortest, self.longest)}; {cure}"
+        if max_new > 1 and not self.buckets():
+            return f"--max-new {max_new}, and the plans are for 1 token after a prompt; plan for more"
         reached = max(max(lengths), min(lengths) + self.spread) + max_new
         if reached > self.longest + self.max_new:
             most = self.longest + self.max_new - reached + max_new
