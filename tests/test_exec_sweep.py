@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from command_line import LLAMA, LLAMA_SIZES, MLP, SMALL_LLAMA, facts, ran
+from einpage.einsum_front.choose.working_set import WorkingSets
+from einpage.einsum_front.graph.program import Program
 from einpage.exec.planning import advice as advice_module
+from einpage.exec.planning import judged_plan
+from einpage.exec.planning.request import PlanRequest
+from einpage.exec.planning.task_graph import fused
 from test_exec_plan import SQUEEZE, VGG
 
 ON_V100 = ("--machine", "v100", "--dtype", "fp16")
@@ -131,6 +136,26 @@ def test_where_nothing_helps_a_bound_says_so(capsys: pytest.CaptureFixture[str])
     assert (helps["knob"], helps["by"]) == (None, "bound")
     assert helps["makespan_s"] == found["bound_s"]
     assert f"{100 * (1 - found['bound_s'] / found['makespan_s']):.1f} %" in helps["text"]
+
+
+def test_what_a_budget_does_not_change_is_made_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans of other budgets: of a sweep, and of the advice; another size is another spec."""
+    fusings: list[str] = []
+
+    def counted(program: Program, request: PlanRequest) -> WorkingSets:
+        fusings.append(f"seq={program.sizes['seq']}")
+        return fused(program, request)
+
+    monkeypatch.setattr(judged_plan, "fused", counted)
+    words = (LLAMA, *SMALL_LLAMA, "--machine", "cpu")
+    swept(capsys, *words, "--sweep", "budget=256KiB:1MiB:4")
+    assert len(fusings) == 1
+    fusings.clear()
+    helps = facts(capsys, "plan", *words, "--budget", "256KiB")["advice"]
+    assert helps["knob"] == "budget" and len(fusings) == 1
+    fusings.clear()
+    swept(capsys, LLAMA, *LLAMA_SIZES, "--budget", "1MiB", "--sweep", "seq=4:16")
+    assert fusings == ["seq=4", "seq=8", "seq=16"]
 
 
 def test_of_loops_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,19 +9,23 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from einpage.einsum_front.algebra.expr import size
+from einpage.einsum_front.algebra.expr import Binary, Reduce, children, loads, size, walk
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.elaborate.reference import evaluate
+from einpage.einsum_front.fuse import inline
 from einpage.einsum_front.fuse.fuse import FuseOptions, fuse
-from einpage.einsum_front.fuse.inline import MOST_NODES
+from einpage.einsum_front.fuse.inline import MOST_NODES, KnownContents
 from einpage.einsum_front.graph.opgraph import KIND_WORD, OpGraph, expressions
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.spec.reader import read_document
 from einpage.einsum_front.tile import template, tiling
 from einpage.einsum_front.tile.split import split
 from einpage.einsum_front.tile.tiling import most_pieces, tiling_of
+from front_text import over_letters
 from real_bytes import direct
 
 TOLERANCE = 1e-5
@@ -313,6 +317,34 @@ def test_what_is_read_twice_does_not_double_without_end(case: Case) -> None:
     assert max(size(e) for op in opgraph.ops for e in expressions(op)) <= MOST_NODES
     assert "too long" in " ".join(opgraph.unfused)
     assert worst(program, opgraph, {}) <= TOLERANCE
+
+
+def test_a_chain_is_inlined_at_a_cost_of_its_own_length() -> None:
+    """Each statement takes in all before it: expressions that were walked again for each would be some 100 nodes a statement."""
+    steps = [f"c{n}[b,s,m] = tanh(c{n - 1}[b,s,m]) + {n}" for n in range(1, 61)]
+    case = Case("\n".join(["c0[b,s,m] = x[b,s,m]", *steps, "y[b,s,m] = c60[b,s,m]"]), ROW, "")
+    program = program_of(case)
+    with patch.object(inline, "children", side_effect=children) as walked:
+        (op,) = fused(program).ops
+    assert len(op.fused) == 61
+    assert walked.call_count <= 12 * len(steps)
+
+
+@given(
+    st.lists(
+        st.sampled_from(["a[s]", "b[s]", "sum[t](a[s] * b[t])", "softmax[s](b[s])", "max[t](where(t <= s, b[t], a[s]))", "2"]), min_size=1
+    )
+)
+def test_what_is_known_of_parts_is_true_of_the_whole(terms: list[str]) -> None:
+    """Whichever parts were asked for before."""
+    known, whole = KnownContents(), over_letters(terms[0])
+    for term in terms[1:]:
+        known.of(whole)
+        whole = Binary("+", over_letters(term), Binary("*", whole, over_letters("b[s]")))
+    found = known.of(whole)
+    letters = {letter for node in walk(whole) if isinstance(node, Reduce) for letter in node.letters}
+    assert (found.nodes, found.loads, found.reduced) == (size(whole), loads(whole), letters)
+    assert known.of(whole) is found
 
 
 def test_keys_in_tiles_under_heads_that_share_a_query() -> None:

@@ -17,7 +17,7 @@ from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.fuse.attention import NotAttention, match_attention
 from einpage.einsum_front.fuse.epilogue import match_epilogue
 from einpage.einsum_front.fuse.hoist import hoist
-from einpage.einsum_front.fuse.inline import is_inlinable, is_short_enough, may_inline, with_inlined
+from einpage.einsum_front.fuse.inline import KnownContents, is_inlinable, is_short_enough, may_inline, with_inlined
 from einpage.einsum_front.graph.describe import display_name
 from einpage.einsum_front.graph.job import Part
 from einpage.einsum_front.graph.opgraph import ContractOp, FusedOp, MapOp, OpGraph, has_reduce, is_bare_contraction, op_loads
@@ -133,30 +133,33 @@ class _Fuser:
 
     def inline_maps(self) -> None:
         """Inline each map into the one map that reads it: a row reduction absorbs its pointwise neighbours on both sides."""
-        readers, by_value = self.readers(), self.op_by_value()
+        readers, by_value, known = self.readers(), self.op_by_value(), KnownContents()
         absorbed: set[str] = set()
         for i, op in enumerate(self.ops):
             if not isinstance(op, MapOp):
                 continue
-            while (inlined_one := self._inline_one(op, by_value, readers)) is not None:
-                before, (op, name) = op, inlined_one
-                absorbed.add(name)
-                shared = {load.name for load in op_loads(by_value[name])} & {load.name for load in op_loads(before)}
+            while (inlined_one := self._inline_one(op, by_value, readers, known)) is not None:
+                before, (op, producer) = op, inlined_one
+                absorbed.add(producer.value)
+                shared = {load.name for load in known.loads_of(producer)} & {load.name for load in known.loads_of(before)}
                 readers.subtract(shared)
             self.ops[i] = by_value[op.value] = op
         self.ops = [op for op in self.ops if op.value not in absorbed]
 
-    def _inline_one(self, op: MapOp, by_value: Mapping[str, FusedOp], readers: Mapping[str, int]) -> tuple[MapOp, str] | None:
-        for name in dict.fromkeys(load.name for load in op_loads(op)):
+    def _inline_one(
+        self, op: MapOp, by_value: Mapping[str, FusedOp], readers: Mapping[str, int], known: KnownContents
+    ) -> tuple[MapOp, MapOp] | None:
+        """`op` with the first map that it may absorb, and that map."""
+        for name in dict.fromkeys(load.name for load in known.loads_of(op)):
             producer = by_value.get(name)
             if producer is None or readers[name] != 1 or not is_inlinable(producer):
                 continue
             if op.unchanged is not None and op.unchanged.value == name:
                 continue
             assert isinstance(producer, MapOp)
-            if not may_inline(producer, op, by_value):
+            if not may_inline(producer, op, by_value, known):
                 continue
-            if not is_short_enough(producer, op):
+            if not is_short_enough(producer, op, known):
                 self.report(f"{display_name(producer.base)} stays apart from {display_name(op.base)}: together they would be too long")
                 continue
             try:
@@ -164,7 +167,7 @@ class _Fuser:
             except Capture:
                 self.report(f"{display_name(producer.base)} stays apart from {display_name(op.base)}: a letter has two meanings there")
                 continue
-            return replace(op, parts=parts, fused=(*producer.fused, producer.base, *op.fused)), name
+            return replace(op, parts=parts, fused=(*producer.fused, producer.base, *op.fused)), producer
         return None
 
     def fuse_epilogues(self) -> None:

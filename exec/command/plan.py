@@ -23,7 +23,7 @@ from einpage.einsum_front.graph.trace_file import read_trace
 from einpage.exec.command.machine import machine_facts
 from einpage.exec.command.options import files_read, names_of, no_fuse_of, pieces_of, request_of, settings_of, write_timeline
 from einpage.exec.planning.advice import Advice, advice
-from einpage.exec.planning.judged_plan import Planned, plan_program, plan_tasks
+from einpage.exec.planning.judged_plan import Planned, Planner, plan_tasks
 from einpage.exec.planning.model import SIZES, Model, open_model, refuse_lacking_sizes, refuse_option_positions
 from einpage.exec.planning.plan_set import PlannedSet, plan_texts, resident_weights
 from einpage.exec.planning.task_graph import split_as_told
@@ -54,14 +54,14 @@ def plan_command(a: argparse.Namespace) -> int:
     if a.sweep:
         from einpage.exec.command.sweep import sweep_command
 
-        return sweep_command(a, planned_for)
+        return sweep_command(a, Plans().planned)
     if a.budget is None:
         raise UsageError("plan needs --budget SIZE, the device arena, as 8GiB; or --sweep budget=4GiB:40GiB")
     budget = parse_bytes(a.budget, "--budget")
-    pace = request_of(a, budget).pace()
+    pace, plans = request_of(a, budget).pace(), Plans()
     with spinner(planning_text(pace), quiet=a.json):
-        planned = planned_for(a, budget, began, pace)
-        helps = advice_for(a, planned)
+        planned = plans.planned(a, budget, began, pace)
+        helps = advice_for(a, planned, plans)
     machine = planned.machine
     warnings = [*planned.warnings]
     if budget > machine.device_bytes:
@@ -216,12 +216,30 @@ def _first_positions(bucket: Bucket) -> str:
     return f"{bucket.past}-{bucket.past + bucket.extra}"
 
 
-def planned_for(a: argparse.Namespace, budget: int, began: float, pace: Pace | None = None) -> Planned:
-    """The plan of the spec or the trace that `a` names; `began` is when the command did. Raises EinpageError."""
-    return planned_trace(a, budget, began, pace) if a.graph else planned_spec(a, budget, began, pace)
+class Plans:
+    """Plans of the spec or the trace that arguments name, one after another: what does not change from one to the next is made once."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Mapping[str, str], Model, Planner] | None = None
+        """Settings, and the spec opened with them."""
+
+    def planned(self, a: argparse.Namespace, budget: int, began: float, pace: Pace | None = None) -> Planned:
+        """The plan of the spec or the trace that `a` names; `began` is when the command did. From call to call only the budget, settings
+        and what is searched for may change. Raises EinpageError."""
+        if a.graph:
+            return planned_trace(a, budget, began, pace)
+        if a.spec is None:
+            raise UsageError("nothing to plan: give a SPEC, as specs/llama.yaml, or --graph FILE.json, an access trace")
+        machine = load_machine(a.machine or "cpu", h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes)
+        request, settings = request_of(a, budget), settings_of(a.set)
+        if self._last is None or self._last[0] != settings:
+            model = open_model(a.spec, settings, a.weights, request=request)
+            self._last = settings, model, Planner(model.program)
+        _, model, planner = self._last
+        return replace(planner.plan(machine, request, began, pace), warnings=model.warnings)
 
 
-def advice_for(a: argparse.Namespace, planned: Planned) -> Advice | None:
+def advice_for(a: argparse.Namespace, planned: Planned, plans: Plans) -> Advice | None:
     """What would help the plan most: found with plans that are not searched for. None for a loop, of which each plan takes seconds."""
     if a.passes is not None:
         return None
@@ -235,19 +253,9 @@ def advice_for(a: argparse.Namespace, planned: Planned) -> Advice | None:
             "plan_steps": None,
             "bounds": Effort.FAST.value,
         }
-        return planned_for(argparse.Namespace(**{**vars(a), **changed}), budget, perf_counter())
+        return plans.planned(argparse.Namespace(**{**vars(a), **changed}), budget, perf_counter())
 
     return advice(planned, planned.sizes, planned.machine.device_bytes if known else None, again)
-
-
-def planned_spec(a: argparse.Namespace, budget: int, began: float, pace: Pace | None) -> Planned:
-    """The plan of `a.spec`; `began` is when the command did. Raises EinpageError."""
-    if a.spec is None:
-        raise UsageError("nothing to plan: give a SPEC, as specs/llama.yaml, or --graph FILE.json, an access trace")
-    machine = load_machine(a.machine or "cpu", h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes)
-    request = request_of(a, budget)
-    model = open_model(a.spec, settings_of(a.set), a.weights, request=request)
-    return replace(plan_program(model.program, machine, request, began, pace), warnings=model.warnings)
 
 
 def planned_trace(a: argparse.Namespace, budget: int, began: float, pace: Pace | None) -> Planned:

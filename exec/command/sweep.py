@@ -34,7 +34,7 @@ BAR = 32
 """Characters of the longest bar."""
 
 PlannedFor = Callable[[argparse.Namespace, int, float], Planned]
-"""planned_for(arguments, budget, when it began). Raises EinpageError."""
+"""planned_for(arguments, budget, when it began), as Plans.planned. Raises EinpageError."""
 
 
 @dataclass(frozen=True, slots=True)

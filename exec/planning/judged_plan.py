@@ -109,6 +109,21 @@ def plan_program(
     return replace(planned, sizes=dict(program.sizes))
 
 
+class Planner:
+    """Plans of one program, one after another: its operations are fused once."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._working_sets: WorkingSets | None = None
+
+    def plan(self, machine: Machine, request: PlanRequest, since: float | None = None, pace: Pace | None = None) -> Planned:
+        """As plan_program; of `request` only the budget and what is searched for may be others than the last time."""
+        refuse_full_host(self._program, machine, request)
+        if self._working_sets is None:
+            self._working_sets = fused(self._program, request)
+        return plan_program(self._program, machine, request, since, pace, self._working_sets)
+
+
 def compacted(planned: Planned) -> Planned:
     """`planned` with its graph in packed arrays: a run keeps it in memory beside the weights."""
     graph = packed(planned.graph)
