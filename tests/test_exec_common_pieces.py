@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
+from typing import cast
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from einpage.exec.planning.common_pieces import Pieces, common_pieces, refusal
+from einpage.exec.planning.common_pieces import PhaseOps, Pieces, common_pieces, refusal
 from einpage.memplan.errors import Misfit
 
 LETTERS = "fk"
@@ -63,26 +64,29 @@ ONE_NEEDS_LEAST_WHOLE = [
 @example(ONE_NEEDS_LEAST_WHOLE, 1)
 @given(st.lists(table_phases(), min_size=1, max_size=3), st.integers(1, 20))
 def test_common_pieces_fit_all_and_so_does_the_budget_that_a_refusal_names(drawn: list[TablePhase], budget: int) -> None:
-    while True:
-        phases = [replace(phase, budget_bytes=budget) for phase in drawn]
-        found = common_pieces(phases)  # type: ignore[arg-type]
-        if found is not None:
-            break
-        misfit = refusal(phases).misfit  # type: ignore[arg-type]
+    phases, found = in_common(drawn, budget)
+    if found is None:
+        misfit = refusal(phases).misfit
         assert misfit.at_least is not None and misfit.at_least <= misfit.wanted and misfit.smallest_budget == misfit.wanted > budget
-        assert all(min(phase.need_by_split.values()) <= misfit.wanted for phase in phases)
-        assert any(min(phase.need_by_split.values()) >= misfit.at_least for phase in phases), "less than that works for none"
-        phases = [replace(phase, budget_bytes=misfit.wanted) for phase in drawn]
-        assert common_pieces(phases) is not None  # type: ignore[arg-type]
+        assert all(min(phase.need_by_split.values()) <= misfit.wanted for phase in drawn)
+        assert any(min(phase.need_by_split.values()) >= misfit.at_least for phase in drawn), "less than that works for none"
         budget = misfit.wanted
+        _, found = in_common(drawn, budget)
+    assert found is not None
     whole = {letter: found.get(letter, 1) for letter in LETTERS}
-    for phase in phases:
+    for phase in drawn:
         assert any(phase.need_by_split[split] <= budget for split in phase.splits(whole)), "all letters as they are found, others whole"
+
+
+def in_common(drawn: list[TablePhase], budget: int) -> tuple[list[PhaseOps], Pieces | None]:
+    """The phases under a budget, and what they have in common."""
+    phases = cast(list[PhaseOps], [replace(phase, budget_bytes=budget) for phase in drawn])
+    return phases, common_pieces(phases)
 
 
 @pytest.mark.parametrize("budget", range(1, 6))
 def test_the_coarsest_that_fit_are_taken(budget: int) -> None:
     splits = [*product((1, 2, 4), (1, 2))]
     needs = [{(f, k): 4 // f for f, k in splits}, {(f, k): 6 // f // k + 1 for f, k in splits}]
-    found = common_pieces([TablePhase(need, budget, {"f": 4, "k": 2}) for need in needs])  # type: ignore[misc]
+    _, found = in_common([TablePhase(need, budget, {"f": 4, "k": 2}) for need in needs], budget)
     assert found == [{"f": 4, "k": 2}, {"f": 2, "k": 2}, {"f": 2, "k": 2}, {"k": 2}, {"k": 2}][budget - 1]

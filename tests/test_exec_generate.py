@@ -131,14 +131,8 @@ def test_where_a_bucket_begins_no_weight_is_loaded(budget: int) -> None:
 
 def test_weights_are_loaded_anew_where_a_plan_has_them_elsewhere() -> None:
     """Phases in their own pieces, as where one of them does not read some weight."""
-    with patch.object(plan_set, "weight_pieces", lambda model, planned: {}):
-        chosen = PlanRequest.in_pieces
-
-        def in_other_pieces(it: PlanRequest, pieces: Mapping[Letter, int]) -> PlanRequest:
-            return chosen(it, pieces or {Letter("f"): 2})
-
-        with patch.object(PlanRequest, "in_pieces", in_other_pieces):
-            opening = opened(RAGGED, 4)
+    with patch.object(plan_set, "weight_pieces", lambda model, planned: {Letter("f"): 2}):
+        opening = opened(RAGGED, 4)
     assert opening.plans.first.planned.graph.split != opening.plans.buckets[0].planned.graph.split == ()
     for _ in range(2):
         assert [tuple(ids) for ids in generated(opening)] == [expected(prompt, 4) for prompt in RAGGED]

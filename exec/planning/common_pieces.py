@@ -11,7 +11,7 @@ phase has a split that fits its budget; or DoesNotFit, whose smallest budget wor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from einpage.einsum_front.algebra.expr import Letter
@@ -19,7 +19,7 @@ from einpage.einsum_front.choose.best_first import least_of_all
 from einpage.einsum_front.choose.working_set import WorkingSets
 from einpage.einsum_front.graph.program import Program
 from einpage.exec.planning.request import PlanRequest
-from einpage.exec.planning.task_graph import fitting_choice, smallest, too_many_splits, too_small
+from einpage.exec.planning.task_graph import Smallest, fitting_choice, smallest, too_many_splits, too_small
 from einpage.exec.planning.text_lengths import Bucket, TextLengths
 from einpage.memplan.errors import DoesNotFit, Misfit
 
@@ -35,6 +35,8 @@ class PhaseOps:
     request: PlanRequest
     where: str
     """For an error message, after the name of a task."""
+    _least: dict[tuple[tuple[Letter, int], ...], Smallest] = field(default_factory=dict, init=False)
+    """By the letters that are fixed: each is a search, and asked for again."""
 
     def pieces(self, common: Pieces) -> Pieces | None:
         """Of the letters of weights, in a split that fits and has `common`; None where there is none."""
@@ -45,7 +47,9 @@ class PhaseOps:
 
     def least(self, common: Pieces) -> tuple[Pieces, Misfit]:
         """The same of the split that needs least, and how a budget is refused that is less."""
-        found = smallest(self.working_sets, 0, self._fixed(common))
+        fixed = self._fixed(common)
+        key = tuple(sorted(fixed.items()))
+        found = self._least.get(key) or self._least.setdefault(key, smallest(self.working_sets, 0, fixed))
         return self._of_weights(found.choice.by_letter), too_small(found, self.request.budget_bytes).of_task(self.where)
 
     def unsearched(self) -> Misfit | None:
@@ -112,10 +116,10 @@ def common_pieces(phases: Sequence[PhaseOps]) -> Pieces | None:
     """Of the letters of weights, those that are cut; None where no pieces were found that all fit in: of the least splits none is then."""
     if any(phase.pieces({}) is None for phase in phases):
         return None
-    grown = _grown(phases)
-    if grown is not None and _fit(phases, grown):
-        return grown
-    least, _ = _least(phases, [phase.least({}) for phase in phases])
+    coarse = _alike(phases, lambda phase, pieces: phase.pieces(pieces) or phase.pieces({}) or {})
+    if _fit(phases, coarse):
+        return coarse
+    least = _least(phases)
     return least if _fit(phases, least) else None
 
 
@@ -134,39 +138,28 @@ def refusal(phases: Sequence[PhaseOps]) -> DoesNotFit:
     for phase in phases:
         if (unsearched := phase.unsearched()) is not None:
             return DoesNotFit(unsearched)
-    alone = [phase.least({}) for phase in phases]
-    _, together = _least(phases, alone)
-    largest = max(together, key=lambda misfit: misfit.wanted)
-    at_least = max(misfit.at_least or misfit.wanted for _, misfit in alone)
+    alone = [phase.least({})[1] for phase in phases]
+    pieces = _least(phases)
+    told, together = _told(phases, pieces), [phase.least(pieces) for phase in phases]
+    refused = [misfit if own == pieces else phase.least(told)[1] for phase, (own, misfit) in zip(phases, together, strict=True)]
+    largest = max(refused, key=lambda misfit: misfit.wanted)
+    at_least = max(misfit.at_least or misfit.wanted for misfit in alone)
     return DoesNotFit(replace(largest, at_least=min(at_least, largest.wanted)))
 
 
-def _grown(phases: Sequence[PhaseOps]) -> Pieces | None:
-    """What each phase is cut into, as coarse as it fits, until all are cut alike; None where one no longer fits."""
+def _least(phases: Sequence[PhaseOps]) -> Pieces:
+    """Those in which the phases need least, whatever the budget."""
+    return _alike(phases, lambda phase, pieces: phase.least(pieces)[0])
+
+
+def _alike(phases: Sequence[PhaseOps], own: Callable[[PhaseOps, Pieces], Pieces]) -> Pieces:
+    """What each phase is cut into by `own`, beside the others, until all are cut alike; whether all fit is not said."""
     pieces: Pieces = {}
     while True:
-        before = pieces
-        for phase in phases:
-            own = phase.pieces(pieces)
-            if own is None:
-                own = phase.pieces({}) or {}
-                if _finer(phases, (pieces, own)) == pieces:
-                    return None
-            pieces = _finer(phases, (pieces, own))
-        if pieces == before:
-            return pieces
-
-
-def _least(phases: Sequence[PhaseOps], alone: Sequence[tuple[Pieces, Misfit]]) -> tuple[Pieces, list[Misfit]]:
-    """What each phase is cut into where it needs least, `alone` and then beside the others, until all are cut alike, whatever the budget;
-    and how each then refuses a budget that is less than it needs."""
-    pieces, found = dict[Letter, int](), alone
-    while True:
-        finer = _finer(phases, (pieces, *(own for own, _ in found)))
+        finer = _finer(phases, (pieces, *(own(phase, pieces) for phase in phases)))
         if finer == pieces:
-            told = _told(phases, pieces)
-            return pieces, [misfit if own == pieces else phase.least(told)[1] for phase, (own, misfit) in zip(phases, found, strict=True)]
-        pieces, found = finer, [phase.least(finer) for phase in phases]
+            return pieces
+        pieces = finer
 
 
 def _finer(phases: Sequence[PhaseOps], pieces: Iterable[Pieces]) -> dict[Letter, int]:

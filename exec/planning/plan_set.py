@@ -148,9 +148,10 @@ def plan_texts(
 
     fixed, limits = frozenset(request.pieces), dict[Letter, int]()
     while True:
-        limited = request.in_pieces(limits) if limits else request
+        limited = request.in_pieces(limits)
         may_chunk = not whole_states(opened_at(texts.reads()[-1]).model)  # such a state would take in the padding of the last chunk
-        fitting = fitted(texts, partial(_phase_ops, opened_at, limited), may_chunk)
+        phase_at = lru_cache(maxsize=2)(partial(_phase_ops, opened_at, limited))
+        fitting = fitted(texts, phase_at, may_chunk)
         machine = machine_now(machine)
         try:
             phases = _Phases(opened_at, machine, limited, fixed, fitting, planning or (lambda n, count: None)).all()
@@ -250,7 +251,7 @@ class _Phases:
             return self._reads(self._read({}))
         last_bucket = self._buckets[-1]
         common = {**dict.fromkeys(weight_letters(self._opened_at(last_bucket).model.program), 1), **self._fitting.pieces}
-        last = self._bucket(last_bucket, self._request if self._fitting.is_free else self._request.in_pieces(common))
+        last = self._bucket(last_bucket, self._request.in_pieces({} if self._fitting.is_free else common))
         try:
             read = self._read(weight_pieces(last.model, last.planned))
         except DoesNotFit:  # the prompts' tasks do not fit in the pieces that are best for the last bucket
@@ -305,7 +306,7 @@ class _Phases:
         too_fine = {letter: most.get(letter, 1) for letter, n in pieces.items() if n > most.get(letter, 1)}
         if of_weights := too_fine.keys() & weight_letters(at.model.program):
             raise _TooFine({letter: too_fine[letter] for letter in of_weights})
-        return request.in_pieces(too_fine) if too_fine else request
+        return request.in_pieces(too_fine)
 
 
 class _TooFine(Exception):
