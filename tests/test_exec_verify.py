@@ -96,7 +96,8 @@ def test_a_plan_of_another_graph_is_rejected(
         (("--spec", LLAMA, "--graph", VGG), "exclude each other"),
         (("--weights", "random:0"), "add --spec"),
         (("--graph", VGG), "was made of a spec, llama.yaml: compare it with that"),
-        (("--spec", MLP), "--set seq: no size or scalar has this name"),
+        (("--spec", MLP), "was made of llama.yaml, and is no plan of"),
+        (("--spec", "gpt2"), "was made of llama.yaml, and is no plan of"),
         (("--spec", "nowhere.yaml"), "nowhere.yaml"),
     ],
 )

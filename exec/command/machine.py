@@ -7,6 +7,7 @@ import json
 import sys
 from dataclasses import asdict
 
+from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import format_bytes
 from einpage.exec.measure.profiles import cached, cached_profiles
 from einpage.memplan.machine.machine import Machine
@@ -16,11 +17,16 @@ from einpage.memplan.machine.times_text import kernel_times_values
 
 
 def machine_command(a: argparse.Namespace) -> int:
-    """Print what was asked for, and return the exit status. Raises EinpageError for an unknown profile or device."""
+    """Print what was asked for, and return the exit status. Raises EinpageError for an unknown profile or device, and for what says nothing
+    beside the rest."""
+    if a.measure and a.name:
+        raise UsageError(f"machine {a.name} prints a profile, and --measure measures this machine: leave out one of them")
+    if a.device is not None and not a.measure:
+        raise UsageError(f"--device {a.device} says what --measure measures: add --measure, or leave it out")
     if a.measure:
         from einpage.exec.run.choose import device_for, measured_machine
 
-        machine = measured_machine(device_for(a.device).kind, again=True)
+        machine = measured_machine(device_for(a.device or "auto").kind, again=True)
     elif a.name:
         machine = load_machine(a.name)
     else:

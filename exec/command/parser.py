@@ -259,7 +259,7 @@ def _add_machine(commands: Commands) -> None:
     p = commands.add_parser("machine", help="the profiles there are, or this machine's own")
     p.add_argument("name", nargs="?", help="a profile to print")
     p.add_argument("--measure", action="store_true", help="measure this machine and cache the result for `run`")
-    p.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="what --measure measures")
+    p.add_argument("--device", choices=("auto", "cpu", "cuda"), help="what --measure measures (default: auto)")
     p.add_argument("--json", action="store_true")
     p.set_defaults(command_function=machine_command)
 

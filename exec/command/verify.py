@@ -9,19 +9,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType
-from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.base.errors import SpecError, UsageError
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.einsum_front.graph.trace_file import read_trace
 from einpage.exec.planning.model import open_model
 from einpage.exec.planning.plan_set import graph_of
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import difference, split_as_told
+from einpage.exec.system.find_spec import spec_path
 from einpage.memplan.graph.memgraph import MemGraph, Phase
 from einpage.memplan.graph.planfile import SavedPlan, SavedPlanSet, load_saved, of_recipe
 from einpage.memplan.judge.plan_set import SetViolation, judge_set
@@ -95,7 +97,8 @@ def _graph_of_phase(a: argparse.Namespace, recipe: Mapping[str, Any], phase: Pha
         request = PlanRequest(0, DType(recipe["dtype"]), no_fuse=tuple(map(str, recipe["no_fuse"])))
         sizes = {"batch": int(recipe["texts"]["batch"]), "seq": phase.tokens, "past": phase.past, "room": phase.extra}
         settings = {str(name): value for name, value in recipe["settings"].items()}
-    return graph_of(open_model(a.spec, {**settings, **sizes}, a.weights), phase, request)
+    with _blaming_another_spec(a, recipe):
+        return graph_of(open_model(a.spec, {**settings, **sizes}, a.weights), phase, request)
 
 
 def wanted_graph(a: argparse.Namespace, recipe: Mapping[str, Any]) -> TaskGraph | None:
@@ -113,4 +116,17 @@ def wanted_graph(a: argparse.Namespace, recipe: Mapping[str, Any]) -> TaskGraph 
         dtype, outputs, no_fuse = DType(recipe["dtype"]), list(recipe["outputs"]), tuple(recipe["no_fuse"])
         pieces = {Letter(str(letter)): int(n) for letter, n in recipe["split"].items()}
         settings = {str(name): value for name, value in recipe["settings"].items()}
-    return split_as_told(open_model(a.spec, settings, a.weights).program, dtype, pieces, outputs, no_fuse).graph
+    with _blaming_another_spec(a, recipe):
+        return split_as_told(open_model(a.spec, settings, a.weights).program, dtype, pieces, outputs, no_fuse).graph
+
+
+@contextmanager
+def _blaming_another_spec(a: argparse.Namespace, recipe: Mapping[str, Any]) -> Iterator[None]:
+    """An error inside is said of the file, where that was made of a spec of another name: nobody asked for its settings and outputs."""
+    try:
+        yield
+    except (SpecError, UsageError) as error:
+        if spec_path(a.spec).name == recipe.get("spec"):
+            raise
+        told = f"{a.plan} was made of {recipe.get('spec')}, and is no plan of {a.spec}"
+        raise UsageError(f"{told}: {str(error).splitlines()[0]}; compare it with its own") from error

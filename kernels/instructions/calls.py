@@ -101,6 +101,21 @@ class RowSoftmax:
         return found.div_(total.clamp_(min=1e-30).mul_(self.absent))
 
 
+def remainder(x: Tensor, y: Tensor | float) -> Tensor:
+    """x % y in fp32, as in Python, for every quotient that there is: torch.remainder is NaN where x / y is infinite in fp32.
+
+    x is first taken modulo multiples of y, y * 2^190 and y * 2^95, which changes nothing: fp32 holds each quotient then, and the largest
+    quotient of two of its numbers, 2^277, is reached. Where a multiple is infinite, what is left of x has a quotient small enough.
+    """
+    y = torch.as_tensor(y, dtype=torch.float32)
+    multiple = y * 2.0**127
+    multiple *= 2.0**63
+    found = torch.fmod(x, multiple)
+    multiple = torch.mul(y, 2.0**95, out=multiple)
+    torch.fmod(found, multiple, out=found)
+    return torch.remainder(found, y, out=found)
+
+
 REDUCTIONS: dict[Reduction, Callable[..., Tensor]] = {
     Reduction.SUM: torch.sum,
     Reduction.MEAN: torch.mean,
@@ -123,7 +138,9 @@ BINARY: dict[str, Callable[..., Any]] = {
     "!=": torch.ne,
 }
 POINTWISE: dict[str, Callable[..., Any]] = {f.name: f.torch(torch) for f in FUNCTIONS.values()}
-ALLOCATES_TEMPORARY: frozenset[Callable[..., Any] | None] = frozenset(POINTWISE[f.name] for f in FUNCTIONS.values() if f.temporary)
+ALLOCATES_TEMPORARY: frozenset[Callable[..., Any] | None] = frozenset(
+    (remainder, *(POINTWISE[f.name] for f in FUNCTIONS.values() if f.temporary))
+)
 OUTABLE: frozenset[Callable[..., Any] | None] = (
     frozenset((*(fn for op, fn in BINARY.items() if op not in COMPARISONS), torch.neg, *POINTWISE.values())) - ALLOCATES_TEMPORARY
 )

@@ -186,7 +186,8 @@ class _ExpressionCompiler:
         if op in ("+", "*") and x.is_number:
             x, y = y, x
         kind = ValueKind.BOOL if op in COMPARISONS else computed(index)
-        return self.builder.call(calls.BINARY[op], kind, self._left(x, index), y)
+        may_overflow = op == "%" and not index and not (y.is_number and abs(y.value) >= 1)
+        return self.builder.call(calls.remainder if may_overflow else calls.BINARY[op], kind, self._left(x, index), y)
 
     def _checked_division(self, e: Binary, x: Ref, y: Ref) -> Ref:
         """`e` in an index, its operands given: integers have no quotient by 0, so that one is an error that says where it is."""
