@@ -245,3 +245,12 @@ def test_without_weights_nothing_is_guessed(capsys: pytest.CaptureFixture[str]) 
     assert "run needs --weights" in capsys.readouterr().err
     assert main(("run", "--weights", "random:1", "--budget", "1MiB", "--device", "cpu")) == 2
     assert "fit any spec: name one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "generate", "chat"])
+def test_a_refusal_says_nothing_beside_of_what_was_chosen(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--weights", str(smollm2_path()), "--prompt", "a", "--machine", "cpu", "--device", "cpu", "--set", "colour=3")
+    with patch.object(choose, "available_bytes", lambda: 2 << 30):
+        assert main((command, *(word for word in words if command != "chat" or word not in ("--prompt", "a")))) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("einpage: --set colour: no size")

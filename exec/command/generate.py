@@ -53,7 +53,7 @@ def generate_command(a: argparse.Namespace) -> int:
     prompts = replace(prompts, lists=tuple(row[: len(row) - len(setup.tokenizer.suffix)] for row in prompts.lists))
     answers = [Continuation(text, ids, setup.tokenizer, setup.ends, a.stop) for text, ids in zip(texts, prompts.lists, strict=True)]
     told = Told()
-    with progress_bars(setup.device.why, told.text, quiet=a.json) as shown:
+    with progress_bars(setup.device.why, told.text, setup.notices, quiet=a.json) as shown:
         began = perf_counter()
         machine = shown.without_spinner(machine_of(a, setup.device.kind))
         if saved is None:
@@ -93,6 +93,8 @@ class Setup:
     model_at: ModelAt
     sampling: Sampling
     warnings: Sequence[str]
+    notices: Sequence[str]
+    """What was chosen since nobody said it."""
 
 
 def setup_of(a: argparse.Namespace, command: str) -> Setup:
@@ -102,11 +104,12 @@ def setup_of(a: argparse.Namespace, command: str) -> Setup:
         raise UsageError(f"{command} needs --weights: a checkpoint's path")
     refuse_outside("--max-new", a.max_new, 1, MOST_POSITIONS)
     refuse_outside("--lookup", a.lookup, 0, MOST_LOOKUP)
-    sampling, spec = sampling_of(a), spec_of(a)
+    notices: list[str] = []
+    sampling, spec = sampling_of(a), spec_of(a, notices)
     refuse_lacking_sizes(spec)
     chosen, settings = device_of(a), settings_of(a.set)
     options = RunOptions(
-        plan=request_of(a, budget_of(a, chosen.kind)),
+        plan=request_of(a, budget_of(a, chosen.kind, notices)),
         dispatch=dispatch_of(a.dispatch, False),
         device=chosen.kind,
         kernels=kernels_for(a.kernels, chosen.kind),
@@ -122,7 +125,7 @@ def setup_of(a: argparse.Namespace, command: str) -> Setup:
             raise UsageError(f"--set {name}: {command} sets it")
         return open_model(spec, {**settings, **sizes}, checkpoint, None, tokenizer)
 
-    return Setup(chosen, options, tokenizer, ends, model_at, sampling, warnings)
+    return Setup(chosen, options, tokenizer, ends, model_at, sampling, warnings, notices)
 
 
 def _say(tokens: Generator[list[int], None, None], answers: Sequence[Continuation], quiet: bool) -> int:
@@ -261,7 +264,7 @@ def chat_command(a: argparse.Namespace) -> int:
     template.render([*messages, {"role": "user", "content": "?"}])
     refuse_option_positions(setup.model_at, 1, "--positions", a.positions)
     texts, told = TextLengths(1, a.positions - 1, 1, 2, CHUNK, a.lookup), Told()
-    with progress_bars(setup.device.why, told.text, quiet=a.json) as shown:
+    with progress_bars(setup.device.why, told.text, setup.notices, quiet=a.json) as shown:
         machine = shown.without_spinner(machine_of(a, setup.device.kind))
         began = perf_counter()
         plans = plan_generation(setup.model_at, machine, setup.options, texts, told.planning)

@@ -57,9 +57,9 @@ def run_command(a: argparse.Namespace) -> int:
     warnings = thread_warnings(a.threads)
     if not a.weights:
         raise UsageError("run needs --weights: a checkpoint's path, or random:SEED")
-    chosen = device_of(a)
+    chosen, notices = device_of(a), list[str]()
     options = RunOptions(
-        plan=request_of(a, budget_of(a, chosen.kind)),
+        plan=request_of(a, budget_of(a, chosen.kind, notices)),
         perplexity=a.perplexity,
         dispatch=dispatch_of(a.dispatch, a.find_nan),
         find_nan=a.find_nan,
@@ -70,10 +70,10 @@ def run_command(a: argparse.Namespace) -> int:
     named = inputs_of(a.input)
     refuse_overwriting(files_read(a), a.logits, a.trace, a.timeline)
     refuse_unwritable(a.logits, a.trace, a.timeline)
-    model = open_model(spec_of(a), settings_of(a.set), a.weights, tokens, tokenizer)
+    model = open_model(spec_of(a, notices), settings_of(a.set), a.weights, tokens, tokenizer)
     machine = machine_of(a, chosen.kind)
     pace = options.plan.pace()
-    with progress_bars(chosen.why, planning_text(pace), quiet=a.json) as shown:
+    with progress_bars(chosen.why, planning_text(pace), notices, quiet=a.json) as shown:
 
         def planned(found: Planned) -> None:
             refuse_full(a.logits, sum(t.nbytes for t in found.graph.tensors if t.kind is Kind.OUTPUT))
@@ -99,21 +99,21 @@ def run_command(a: argparse.Namespace) -> int:
     return 0
 
 
-def budget_of(a: argparse.Namespace, kind: DeviceKind) -> int:
-    """Bytes of the device arena: --budget, or what the device has to spare, which is said."""
+def budget_of(a: argparse.Namespace, kind: DeviceKind, notices: list[str]) -> int:
+    """Bytes of the device arena: --budget, or what the device has to spare, which `notices` say."""
     if a.budget is not None:
         return parse_bytes(a.budget, "--budget")
     nbytes, of = default_budget(kind)
-    print(f"budget: {format_bytes(nbytes)}, {of}", file=sys.stderr)
+    notices.append(f"budget: {format_bytes(nbytes)}, {of}")
     return nbytes
 
 
-def spec_of(a: argparse.Namespace) -> str:
-    """The spec that is named, or else the one of those that ship that is right for the weights, which is said."""
+def spec_of(a: argparse.Namespace, notices: list[str]) -> str:
+    """The spec that is named, or else the one of those that ship that is right for the weights, which `notices` say."""
     if a.spec is not None:
         return str(a.spec)
     name = spec_for(a.weights)
-    print(f"spec: {name}, by the checkpoint's metadata", file=sys.stderr)
+    notices.append(f"spec: {name}, by the checkpoint's metadata")
     return name
 
 
@@ -190,9 +190,9 @@ def machine_of(a: argparse.Namespace, kind: DeviceKind) -> Machine | MachineSour
 class ProgressBars:
     """Two progress bars on stderr: weights loaded, then bytes moved by the engines. Silent where `quiet` or not a terminal."""
 
-    def __init__(self, bars: Progress, spin: Callable[[bool], None], start: Callable[[], None], device: str, quiet: bool) -> None:
+    def __init__(self, bars: Progress, spin: Callable[[bool], None], start: Callable[[], None], notices: Sequence[str]) -> None:
         """`spin` stops the spinner and starts it again; `start` is called when there is a plan: the bars may be drawn."""
-        self._bars, self._spin, self._start, self._device, self._quiet = bars, spin, start, device, quiet
+        self._bars, self._spin, self._start, self._notices = bars, spin, start, notices
         self._load: TaskID | None = None
         self._run: TaskID | None = None
 
@@ -216,10 +216,10 @@ class ProgressBars:
         return measured
 
     def planned(self, planned: Planned) -> None:
-        """Nothing can be refused any more: say where it runs, and start with the weights."""
+        """Nothing can be refused any more: say what nobody asked for in words, and start with the weights."""
         self._start()
-        if not self._quiet:
-            print(f"device: {self._device}", file=sys.stderr)
+        for notice in self._notices:
+            print(notice, file=sys.stderr)
         tensors = planned.graph.tensors
         nbytes = sum(t.nbytes for t in tensors if t.kind.value == "weight")
         self._load = self._bars.add_task("load weights", total=nbytes)
@@ -237,8 +237,8 @@ class ProgressBars:
 
 
 @contextmanager
-def progress_bars(device: str, planning: Callable[[], str], quiet: bool) -> Iterator[ProgressBars]:
-    """The planner's spinner, then the bars: a terminal can show one of them."""
+def progress_bars(device: str, planning: Callable[[], str], notices: Sequence[str], quiet: bool) -> Iterator[ProgressBars]:
+    """The planner's spinner, then the bars: a terminal can show one of them. Between them `notices`, and unless `quiet` where it runs."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     bars = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
@@ -255,7 +255,7 @@ def progress_bars(device: str, planning: Callable[[], str], quiet: bool) -> Iter
             drawn.enter_context(bars)
 
         spin(True)
-        yield ProgressBars(bars, spin, start, device, quiet)
+        yield ProgressBars(bars, spin, start, notices if quiet else (*notices, f"device: {device}"))
 
 
 def stuck(heads: tuple[QueueHead, ...]) -> None:
