@@ -12,11 +12,14 @@ where some task's footprint exceeds the budget (or the host is full).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import ALIGNMENT, Nbytes
-from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph
+from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, TensorId
 from einpage.memplan.bounds.bounds import Effort, Reached, bounds
 from einpage.memplan.bounds.engine_bounds import EngineBounds
 from einpage.memplan.bounds.steady import steady_bounds
@@ -31,7 +34,7 @@ from einpage.memplan.problem.pace import Ended, Pace
 from einpage.memplan.problem.problem import Problem
 from einpage.memplan.problem.slots import slots_of
 from einpage.memplan.residency.loop import with_residents, without
-from einpage.memplan.residency.resident_sets import NO_RESIDENTS, Residents, ResidentSets, Start
+from einpage.memplan.residency.resident_sets import NO_RESIDENTS, LoopSets, Others, Residents, Start, warm_sets
 from einpage.memplan.schedule.search import Begun, Bound, better_plan, better_plans
 from einpage.memplan.schedule.static_plans import Policy, static_plans
 
@@ -58,8 +61,7 @@ class PlanOptions(HorizonOptions):
     """Instead of `order`: that of FREE_ORDERS whose online plan is fastest."""
     resident: tuple[str, ...] = ()
     """Of a loop: the names of weights that are resident whatever others are, from the arena's top downwards."""
-    resident_only: bool = False
-    """No others are."""
+    others: Others = Others.FASTEST
     resident_bytes: int | None = None
     """Of a loop, about, with those that are named: where a plan of the same model says how many are good."""
 
@@ -174,42 +176,64 @@ def _from_residents(problem: Problem, options: PlanOptions, pace: Pace | None) -
         else:
             tried += _searched(problem, options, tried, pace)
     enough = HARDLY_SLOWER * min(t.seconds for t in tried)
-    return min((t.memgraph for t in tried if t.seconds <= enough), key=all_moved_bytes)
+    as_fast = [t for t in tried if t.seconds <= enough]
+    if options.others is Others.FEWEST:
+        return min(as_fast, key=lambda t: t.resident_bytes).memgraph
+    return min((t.memgraph for t in as_fast), key=all_moved_bytes)
 
 
 def _tried(problem: Problem, options: PlanOptions) -> list[_Tried]:
     """Plans from different sets: the last alone may be near the bound. Raises DoesNotFit where the residents that `options` names leave too
     little to some task."""
-    is_loop = options.start is Start.LOOP
-    steady_s = steady_bounds(problem.graph, problem.machine, problem.budget_bytes).bound_order_s if is_loop else None
-    tensor_by_name = {t.name: t.id for t in problem.graph.tensors if t.kind is Kind.WEIGHT} if options.resident else {}
-    named = Residents(tuple(tensor_by_name[name] for name in options.resident), is_loop)
-    rest = problem
-    if options.resident:
-        rest = without(problem, named)
-        refuse_too_small(rest)
-    plan_by_others: dict[Residents, _Tried] = {}
-
-    load_s = EngineBounds(problem.graph, problem.machine, ()).load_s if is_loop else {}
-
-    def is_near_with(others: Residents) -> bool:
-        residents = Residents((*named.tensors, *others.tensors), is_loop)
-        if is_loop and plan_by_others:
-            least_s = sum(load_s.values()) - sum(load_s.get(t, 0.0) for t in residents.tensors)
-            if least_s > HARDLY_SLOWER * min(tried.seconds for tried in plan_by_others.values()):
-                return False  # however it is planned, the link alone takes longer
-        plan_by_others[others] = _try(problem, options, residents, steady_s)
-        return plan_by_others[others].is_near_bound
-
-    if options.resident_only:
-        is_near_with(NO_RESIDENTS)
+    tries = _Tries(problem, options)
+    if options.start is Start.WARM:
+        for residents in warm_sets(problem):
+            tries.seconds_with(residents)
+            if tries.plans[-1].is_near_bound:
+                break
+    elif options.others is Others.NONE:
+        tries.seconds_with(NO_RESIDENTS)
     else:
-        named_bytes = problem.capacity - rest.capacity
-        resident_bytes = None if options.resident_bytes is None else max(0, options.resident_bytes - named_bytes)
-        sets = ResidentSets(rest, options.start, resident_bytes)
-        if not any(map(is_near_with, sets.spread())) and is_loop:
-            any(map(is_near_with, sets.small_first(min(plan_by_others, key=lambda others: plan_by_others[others].seconds))))
-    return [*plan_by_others.values()]
+        search = LoopSets(tries.rest, tries.good_bytes).search()
+        with suppress(StopIteration):
+            seconds = tries.seconds_with(next(search))
+            while not tries.plans[-1].is_near_bound:
+                seconds = tries.seconds_with(search.send(seconds))
+    return tries.plans
+
+
+class _Tries:
+    """The plans tried, from different sets of residents beside those that `options` names."""
+
+    def __init__(self, problem: Problem, options: PlanOptions) -> None:
+        self._problem, self._options, self._is_loop = problem, options, options.start is Start.LOOP
+        tensor_by_name = {t.name: t.id for t in problem.graph.tensors if t.kind is Kind.WEIGHT} if options.resident else {}
+        self._named = tuple(tensor_by_name[name] for name in options.resident)
+        self.rest = problem
+        """What other residents are chosen for."""
+        if self._named:
+            self.rest = without(problem, Residents(self._named, self._is_loop))
+            refuse_too_small(self.rest)
+        self.good_bytes: int | None = None
+        """Of the other residents, about."""
+        if options.resident_bytes is not None:
+            self.good_bytes = max(0, options.resident_bytes - (problem.capacity - self.rest.capacity))
+        self._steady_s: float | None = None
+        self._load_s: Mapping[TensorId, float] = {}
+        if self._is_loop:
+            self._steady_s = steady_bounds(problem.graph, problem.machine, problem.budget_bytes).bound_order_s
+            self._load_s = EngineBounds(problem.graph, problem.machine, ()).load_s
+        self._all_loads_s = sum(self._load_s.values())
+        self.plans: list[_Tried] = []
+
+    def seconds_with(self, others: Residents) -> float:
+        """Of the plan with `others`; infinity, and no plan, where the link alone takes longer than another plan."""
+        residents = Residents((*self._named, *others.tensors), self._is_loop)
+        least_s = self._all_loads_s - sum(self._load_s.get(t, 0.0) for t in residents.tensors)
+        if least_s > HARDLY_SLOWER * min((tried.seconds for tried in self.plans), default=inf):
+            return inf
+        self.plans.append(_try(self._problem, self._options, residents, self._steady_s))
+        return self.plans[-1].seconds
 
 
 def _try(problem: Problem, options: PlanOptions, residents: Residents, steady_s: float | None) -> _Tried:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
@@ -20,13 +22,13 @@ from einpage.memplan.judge.reason import Reason
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import DEVICE, HOST, Queue
-from einpage.memplan.plan import PlanOptions, plan
+from einpage.memplan.plan import HARDLY_SLOWER, PlanOptions, plan
 from einpage.memplan.problem.footprint import footprint, largest_footprint, last_use_by_tensor
 from einpage.memplan.problem.order import OrderPolicy
 from einpage.memplan.problem.pace import Pace
 from einpage.memplan.problem.problem import problem_of
 from einpage.memplan.report import tasks_in_order
-from einpage.memplan.residency.resident_sets import ResidentSets, Start
+from einpage.memplan.residency.resident_sets import LoopSets, Others, Residents, Start, warm_sets
 from hand_plan import hand_graph, hand_plan
 from strategies import a_machine, alignments, budgets, machines, random_graph, task_graphs
 
@@ -52,15 +54,28 @@ def test_warm_plans_are_right(data: st.DataObject, graph: TaskGraph, machine: Ma
     assert moved_bytes(found, Queue.H2D) >= b.compulsory(Queue.H2D) == compulsory_load_bytes(graph, found.resident)
 
 
+def answered(sets: LoopSets, random: Random) -> list[Residents]:
+    """What is planned with, whatever plans take."""
+    search = sets.search()
+    found = [next(search)]
+    with suppress(StopIteration):
+        while True:
+            found.append(search.send(random.random()))
+    return found
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.data(), task_graphs(), st.sampled_from((Start.WARM, Start.LOOP)))
 def test_residents_leave_every_task_what_it_needs(data: st.DataObject, graph: TaskGraph, start: Start) -> None:
     """Counted again, step by step."""
     budget, last_use = data.draw(budgets(graph)), last_use_by_tensor(graph)
-    sets = ResidentSets(problem_of(graph, a_machine(), budget), start, data.draw(st.none() | st.integers(0, 2 * budget)))
-    spread = [*sets.spread()]
-    small_first = [*sets.small_first(data.draw(st.sampled_from(spread)))] if start is Start.LOOP else []
-    for found in (*spread, *small_first):
+    problem = problem_of(graph, a_machine(), budget)
+    if start is Start.LOOP:
+        sets = answered(LoopSets(problem, data.draw(st.none() | st.integers(0, 2 * budget))), data.draw(st.randoms(use_true_random=False)))
+    else:
+        sets = [*warm_sets(problem)]
+    assert len(set(sets)) == len(sets) > 0
+    for found in sets:
         for task in graph.tasks:
             there = {t for t in found.tensors if start is Start.LOOP or last_use[t] >= task.id}
             unread = sum(aligned(graph.tensors[t].nbytes) for t in there - set(() if task.gathers else task.reads()))
@@ -85,6 +100,24 @@ def test_warm_moves_no_more_than_cold() -> None:
         loads = {warm.residencies[n.target].tensor for n in warm.nodes if isinstance(n, Move) and warm.residencies[n.source].place == HOST}
         assert not loads & warm.resident, "a weight is resident until its last use"
         assert simulate(warm, a_machine()).makespan_s <= simulate(cold, a_machine()).makespan_s * (1 + 1e-9), seed
+
+
+def test_of_loops_about_as_fast_the_one_with_fewest_resident_bytes_may_be_asked_for() -> None:
+    fewer = 0
+    for seed in range(60):
+        graph = random_graph(seed)
+        budget = 2 * largest_footprint(graph)[1]
+        fastest, fewest = (
+            plan(graph, a_machine(), budget, PlanOptions(start=Start.LOOP, others=others)) for others in (Others.FASTEST, Others.FEWEST)
+        )
+        assert resident_bytes(fewest) <= resident_bytes(fastest), seed
+        assert simulate(fewest, a_machine()).makespan_s <= HARDLY_SLOWER * simulate(fastest, a_machine()).makespan_s, seed
+        fewer += resident_bytes(fewest) < resident_bytes(fastest)
+    assert fewer, "of no graph two sets are about as fast"
+
+
+def resident_bytes(found: MemGraph) -> int:
+    return sum(aligned(found.graph.tensors[t].nbytes) for t in found.resident)
 
 
 def test_a_warm_start_is_not_searched_for() -> None:

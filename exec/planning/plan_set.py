@@ -36,6 +36,7 @@ from einpage.memplan.graph.memgraph import Phase, PlanSet
 from einpage.memplan.judge.plan_set import SetViolation, judge_sequence, judge_set
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import DEVICE
+from einpage.memplan.residency.resident_sets import Others
 
 Planning = Callable[[int, int], None]
 """Told, before a plan is made, which it is and how many there are."""
@@ -241,7 +242,7 @@ class _Phases:
         self._buckets, self._fixed = texts.buckets(), fixed
         self._count = len(self._buckets) + len(texts.reads())
         steps = None if request.plan_steps is None else request.plan_steps // self._count
-        self._request = replace(request, plan_seconds=request.plan_seconds / self._count, plan_steps=steps)
+        self._request = replace(request, plan_seconds=request.plan_seconds / self._count, plan_steps=steps, others=Others.FEWEST)
         self._n = 0
 
     def all(self) -> tuple[PlannedPhase, ...]:
@@ -281,7 +282,7 @@ class _Phases:
                 if not resident:
                     raise
                 request = self._request.in_pieces(_all_pieces(last.model, last.planned))
-                last = self._bucket(self._buckets[-1], replace(request, resident=resident[: len(resident) // 2], resident_only=True))
+                last = self._bucket(self._buckets[-1], replace(request, resident=resident[: len(resident) // 2], others=Others.NONE))
             else:
                 return tuple(reversed(found))
 

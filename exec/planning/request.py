@@ -17,7 +17,7 @@ from einpage.einsum_front.base.units import ALIGNMENT, refuse_outside, shown
 from einpage.memplan.bounds.bounds import Effort
 from einpage.memplan.plan import PlanOptions
 from einpage.memplan.problem.pace import Pace
-from einpage.memplan.residency.resident_sets import Start
+from einpage.memplan.residency.resident_sets import Others, Start
 from einpage.memplan.schedule.static_plans import Policy
 
 SEARCHED = 0.85
@@ -56,8 +56,8 @@ class PlanRequest:
     """Plan a pass that ends as it began, to run so many times; None: one pass."""
     resident: tuple[str, ...] = ()
     """With `passes`: the names of weights that are resident whatever others are, from the arena's top downwards."""
-    resident_only: bool = False
-    """No others are."""
+    others: Others = Others.FASTEST
+    """With `passes`: which are resident beside them."""
     resident_bytes: int | None = None
     """With `passes`: of all that are resident, about; None: what is best is searched for."""
     free_order: bool = False
@@ -118,6 +118,6 @@ class PlanRequest:
             start=self.start,
             free_order=self.free_order,
             resident=self.resident,
-            resident_only=self.resident_only,
+            others=self.others,
             resident_bytes=self.resident_bytes,
         )

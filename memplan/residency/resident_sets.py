@@ -1,9 +1,9 @@
 """Which weights are on the device before the first task: sets of them, for a warm start and for a loop.
 
-In: a Problem. Out: Residents, a few sets that differ in what they leave to other tensors; whoever plans tries them and takes the fastest
-plan. A resident has its bytes until its last use (a warm start) or throughout (a loop). Invariant: at every step the residents that the
-task does not read and the task's footprint fit the arena together, so a plan exists. They lie at the arena's top, the last to be freed
-topmost, so that what is left of the arena is one piece at all times:
+In: a Problem. Out: Residents, a few sets that differ in what they leave to other tensors; whoever plans tries them, for a loop says how
+long each plan takes, and takes the fastest. A resident has its bytes until its last use (a warm start) or throughout (a loop). Invariant:
+at every step the residents that the task does not read and the task's footprint fit the arena together, so a plan exists. They lie at the
+arena's top, the last to be freed topmost, so that what is left of the arena is one piece at all times:
 
     bytes   warm: the head of the model, then its bytes are free     loop: every so often a weight that streams
      |  [ w3         ]                                                |  [ w1                 ]
@@ -15,10 +15,11 @@ topmost, so that what is left of the arena is one piece at all times:
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -28,14 +29,13 @@ from einpage.einsum_front.graph.taskgraph import Kind, TensorId
 from einpage.memplan.machine.machine import task_seconds
 from einpage.memplan.problem.footprint import footprint, last_use_by_tensor
 from einpage.memplan.problem.problem import Problem
+from einpage.memplan.residency.share_search import search
 
 ResidentWeights: TypeAlias = Bools
 """[weight] whether it is resident, of those that may be."""
 
 RESERVES = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.2)
-"""Shares of the arena that residents leave free beyond what tasks need and what is in use between tasks."""
-LEFT_FREE = (1.0, 0.6)
-"""Where it is known how many bytes are good: the shares of the bytes left free then that sets leave free."""
+"""Of a warm start: shares of the arena that residents leave free beyond what tasks need and what is in use between tasks."""
 MUCH = 0.25
 """Where more than this share of the arena is in use between tasks, sets that leave no bytes for it are tried too."""
 BISECTIONS = 24
@@ -55,6 +55,16 @@ class Start(Enum):
     """Weights, which are there at the end again, at the same offsets: such a plan can run again and again."""
 
 
+class Others(Enum):
+    """Which weights of a loop are resident beside those that are named."""
+
+    FASTEST = "fastest"
+    """Those of the fastest plan; of plans hardly slower, that which moves fewest bytes."""
+    FEWEST = "fewest"
+    """Of plans hardly slower than the fastest, the fewest bytes: every loop that runs before has these residents too."""
+    NONE = "none"
+
+
 @dataclass(frozen=True, slots=True)
 class Residents:
     tensors: tuple[TensorId, ...]
@@ -66,45 +76,47 @@ class Residents:
 NO_RESIDENTS = Residents((), False)
 
 
-class ResidentSets:
-    """Different sets worth planning with."""
+class LoopSets:
+    """Different sets of a loop worth planning with: the seconds of each plan decide what the next sets leave free."""
 
-    def __init__(self, problem: Problem, start: Start, resident_bytes: int | None = None) -> None:
+    def __init__(self, problem: Problem, resident_bytes: int | None = None) -> None:
         """`resident_bytes`: about so many, where a plan of the same model for other positions says how many are good."""
-        self._weights = weights = _Weights(problem, start is Start.LOOP)
-        if resident_bytes is None:
-            self._reserves = [*_reserves(weights)]
-        else:
-            free = weights.capacity - weights.needs - resident_bytes
-            least = max(0, int(free.min(initial=weights.capacity)))
-            self._reserves = [np.maximum(free - int((1 - share) * least), weights.pending) for share in LEFT_FREE]
-        self._number_by_set: dict[Residents, int] = {}
-        """Of the reserve that a set was made for."""
+        self._weights = weights = _Weights(problem, for_good=True)
+        self._good: float | None = None
+        """The share of the arena that they leave free."""
+        if resident_bytes is not None:
+            free = int((weights.capacity - weights.needs - weights.pending).min(initial=weights.capacity))
+            self._good = max(0, free - resident_bytes) / max(1, weights.capacity)
+        self._seconds_by_set: dict[Residents, float] = {}
 
-    def spread(self) -> Iterator[Residents]:
-        """What streams is spread over a pass. Those with the most bytes first, about, and none last unless the number is known."""
-        weights = self._weights
-        for n, reserve in enumerate(self._reserves):
-            if not weights.for_good:
-                yield from self._new(n, _filled(weights, _most(weights, reserve, lambda share: _head(weights, share)), reserve))
-            yield from self._new(n, _filled(weights, _most(weights, reserve, lambda share: _evenly(weights, share)), reserve))
-        if len(self._reserves) > 1:
-            yield from self._new(len(self._reserves), np.zeros(len(weights.size), bool))
+    def search(self) -> Generator[Residents, float, None]:
+        """No set twice. Each is answered by the seconds of its plan, or infinity where the link alone takes longer than another plan."""
+        for pending in _pendings(self._weights):
+            yield from search(partial(self._seconds_of, pending), self._good)
 
-    def small_first(self, like: Residents) -> Iterator[Residents]:
-        """About as many bytes as in `like`, one of spread(), small weights before large ones: what streams is fewer copies, each with its
-        latency."""
-        weights, like_n = self._weights, self._number_by_set[like]
-        for n, reserve in enumerate(self._reserves):
-            if abs(n - like_n) <= 1:
-                yield from self._new(n, _filled(weights, _small_first(weights, reserve), reserve))
+    def _seconds_of(self, pending: Int64s, share: float, small_first: bool) -> Generator[Residents, float, float]:
+        weights, reserve = self._weights, pending + int(share * self._weights.capacity)
+        chosen = _small_first(weights, reserve) if small_first else _most(weights, reserve, partial(_evenly, weights))
+        found = weights.residents(_filled(weights, chosen, reserve))
+        if found not in self._seconds_by_set:
+            self._seconds_by_set[found] = yield found
+        return self._seconds_by_set[found]
 
-    def _new(self, n: int, resident: ResidentWeights) -> Iterator[Residents]:
-        """The set for the n-th reserve, unless it was found before."""
-        found = self._weights.residents(resident)
-        if found not in self._number_by_set:
-            self._number_by_set[found] = n
-            yield found
+
+def warm_sets(problem: Problem) -> Iterator[Residents]:
+    """Different sets of a warm start worth planning with: what streams is the end of the model, or spread over a pass. Those with the most
+    bytes first, about, and none last."""
+    weights = _Weights(problem, for_good=False)
+    found = (
+        weights.residents(_filled(weights, _most(weights, reserve, partial(choose, weights)), reserve))
+        for reserve in _reserves(weights)
+        for choose in (_head, _evenly)
+    )
+    yielded = set[Residents]()
+    for residents in chain(found, [NO_RESIDENTS]):
+        if residents not in yielded:
+            yielded.add(residents)
+            yield residents
 
 
 class _Weights:
@@ -166,14 +178,18 @@ class _Weights:
         return Residents(tuple(self.tensors[i] for i in members), self.for_good)
 
 
-def _reserves(weights: _Weights) -> Iterator[Int64s]:
-    """[step] bytes to leave free beyond what tasks need: for what is pending, unless that is so much that it had better be evicted, and for
-    loads."""
-    for share in RESERVES:
-        yield weights.pending + int(share * weights.capacity)
+def _pendings(weights: _Weights) -> Iterator[Int64s]:
+    """[step] bytes to leave free for what is pending: all of it, and none where that is so much that it had better be evicted."""
+    yield weights.pending
     if weights.pending.max(initial=0) > MUCH * weights.capacity:
-        for share in RESERVES[::3]:
-            yield np.full(len(weights.needs), int(share * weights.capacity))
+        yield np.zeros_like(weights.pending)
+
+
+def _reserves(weights: _Weights) -> Iterator[Int64s]:
+    """[step] bytes to leave free beyond what tasks need: for what is pending, and for loads."""
+    for pending, shares in zip(_pendings(weights), (RESERVES, RESERVES[::3]), strict=False):
+        for share in shares:
+            yield pending + int(share * weights.capacity)
 
 
 def _most(weights: _Weights, reserve: Int64s, choose: Callable[[float], ResidentWeights]) -> ResidentWeights:
