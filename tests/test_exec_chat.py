@@ -60,6 +60,7 @@ def test_a_dialogue_is_what_whole_texts_give_and_reads_only_what_is_new(
     assert sum(read) <= len(text) + 4, "no token of the first turn is read again"
 
 
+@pytest.mark.slow
 def test_positions_run_out_loudly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     turns(monkeypatch, ["Count to a hundred. " * 10, "And on."])
     assert main([*WORDS, "--max-new", "200", "--positions", "128"]) == 2

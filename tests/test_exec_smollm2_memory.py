@@ -106,6 +106,8 @@ def test_memory_is_weights_arena_and_what_is_planned(dtype: DType, base_bytes: i
     check_memory(run_llama(dtype), dtype, base_bytes)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_memory_of_a_plan_of_many_nodes(base_bytes: int) -> None:
     """Under 1 MiB the plan has 30,000 nodes; what describes them is no more than the 5 % either."""
     ran = run(LLAMA, "--budget", "1MiB", "--perplexity")
