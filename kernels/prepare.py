@@ -18,6 +18,7 @@ from einpage.kernels.instructions.torch_kernel import Operands, TorchKernel
 from einpage.kernels.launch import this_gpu
 from einpage.kernels.on_torch.attention import prepare_attention
 from einpage.kernels.on_torch.contract import prepare_contract
+from einpage.kernels.on_torch.fused_attention import prepare_fused
 from einpage.kernels.on_torch.host_gather import GatherKernel, prepare_gather, split_gather
 from einpage.kernels.on_torch.map import prepare_map
 from einpage.kernels.on_torch.products import ONLY_MM, Products
@@ -127,7 +128,7 @@ def _torch(job: Job, products: Products) -> TorchKernel | GatherKernel:
         case ContractJob():
             return prepare_contract(job, products=products)
         case AttentionJob():
-            return prepare_attention(job, products=products)
+            return prepare_fused(job, products) or prepare_attention(job, products=products)
         case GatherJob():
             return prepare_gather(job)
     assert_never(job)

@@ -35,35 +35,47 @@ BLOCK_BYTES = 1 << 20
 
 def prepare_attention(job: AttentionJob, limit: int = BLOCK_BYTES, products: Products = ONLY_MM) -> TorchKernel:
     """The blocks of `job`, ready to run; temporaries stay under `limit` bytes where a row does."""
-    lowering = _AttentionLowering(job)
-    row = whole(job.ranges)[job.row]
-    borders = tile_borders(job.reads, [job.q, job.k, job.v, *loads(job.epilogue)])
-    several = in_several_tiles(job.reads)
-
-    def blocks(size: Mapping[Letter, int]) -> Iterator[dict[Letter, tuple[int, int]]]:
-        return regions(lowering.region, lowering.queries, size, borders)
-
-    def temporaries(size: Mapping[Letter, int]) -> int:
-        full = {**size, job.row: row[1] - row[0]}
-        sums = 8 * prod(size[x] for x in lowering.queries)
-        return max(lowering.score.peak_bytes(full, several), lowering.epilogue.peak_bytes(size, several), sums)
-
-    def cost(size: Mapping[Letter, int]) -> int:
-        scratch = Scratch(len(job.reads) + 1, products)
-        *_, last = blocks(size)
-        lowering.block(last, size, scratch)
-        lowering.block(next(blocks(size)), size, scratch)
-        return scratch.nbytes + temporaries(size)
-
-    size = fit(lowering.largest_block(), [*lowering.queries, job.row], cost, limit)
+    lowering = AttentionLowering(job)
     scratch = Scratch(len(job.reads) + 1, products)
-    steps: list[BoundStep] = []
-    for block in blocks(size):
-        steps += lowering.block(block, size, scratch)
-    return TorchKernel(tuple(steps), tuple(scratch.elements.values()), max(temporaries(size), scratch.product_bytes))
+    blocks = Blocks(lowering, limit, products)
+    steps = blocks.steps(lowering.region, scratch)
+    return TorchKernel(tuple(steps), tuple(scratch.elements.values()), max(blocks.temporary_bytes, scratch.product_bytes))
 
 
-class _AttentionLowering:
+class Blocks:
+    """Of queries, as many as keep temporaries under a limit."""
+
+    def __init__(self, lowering: AttentionLowering, limit: int, products: Products) -> None:
+        job = lowering.job
+        self._lowering, self._products = lowering, products
+        self._borders = tile_borders(job.reads, [job.q, job.k, job.v, *loads(job.epilogue)])
+        self._several = in_several_tiles(job.reads)
+        self._size = fit(lowering.largest_block(), [*lowering.queries, job.row], self._cost, limit)
+        self.temporary_bytes = self._temporaries(self._size)
+        """The most that the steps of a block allocate for themselves, but for products."""
+
+    def steps(self, region: Region, scratch: Scratch) -> list[BoundStep]:
+        """Steps for all blocks of `region`, one after the other."""
+        return [step for block in self._within(region, self._size) for step in self._lowering.block(block, self._size, scratch)]
+
+    def _within(self, region: Region, size: Mapping[Letter, int]) -> Iterator[dict[Letter, tuple[int, int]]]:
+        return regions(region, self._lowering.queries, size, self._borders)
+
+    def _temporaries(self, size: Mapping[Letter, int]) -> int:
+        lowering, row = self._lowering, whole(self._lowering.job.ranges)[self._lowering.job.row]
+        full = {**size, lowering.job.row: row[1] - row[0]}
+        sums = 8 * prod(size[x] for x in lowering.queries)
+        return max(lowering.score.peak_bytes(full, self._several), lowering.epilogue.peak_bytes(size, self._several), sums)
+
+    def _cost(self, size: Mapping[Letter, int]) -> int:
+        lowering, scratch = self._lowering, Scratch(len(self._lowering.job.reads) + 1, self._products)
+        *_, last = self._within(lowering.region, size)
+        lowering.block(last, size, scratch)
+        lowering.block(next(self._within(lowering.region, size)), size, scratch)
+        return scratch.nbytes + self._temporaries(size)
+
+
+class AttentionLowering:
     """An attention job, and what all its blocks share."""
 
     def __init__(self, job: AttentionJob) -> None:
@@ -79,13 +91,14 @@ class _AttentionLowering:
         self.qk = assign_roles(self.q, self.k, job.score_letters, None, (*self.queries, job.row), self.region)
         self.scores = self.qk.out
         probabilities = Factor((Scratch(0).tile("scores", self.scores, self.region),), self.scores, "scores")
-        self.pv = assign_roles(probabilities, self.v, (job.row,), self.result if self._no_epilogue() else None, job.target, self.region)
+        self.pv = assign_roles(probabilities, self.v, (job.row,), self.result if self.no_epilogue() else None, job.target, self.region)
         extent = extents(self.region)
         self.score = compile_epilogue(job.score, self.scores, extent, job.reads, {0: frozenset(self.scores)}, frozenset(self.scores))
         direct = frozenset(job.target) if job.result.dtype is DType.FP32 else None
         self.epilogue = compile_epilogue(job.epilogue, job.target, extent, job.reads, {1: frozenset(self.pv.out)}, direct)
 
-    def _no_epilogue(self) -> bool:
+    def no_epilogue(self) -> bool:
+        """Whether the result is what the values add up to."""
         return self.job.epilogue == Acc(1) and self.job.result.dtype is DType.FP32
 
     def largest_block(self) -> dict[Letter, int]:
@@ -110,7 +123,7 @@ class _AttentionLowering:
         """Steps for one block of queries."""
         job = self.job
         keys = self.keys(region)
-        into_result = self._no_epilogue() and matrix_window(self.result, region, self.pv.of_out) is not None
+        into_result = self.no_epilogue() and matrix_window(self.result, region, self.pv.of_out) is not None
         out = self.result if into_result else scratch.tile("out", self.pv.out, region)
         steps: list[BoundStep] = []
         if keys is None:

@@ -145,7 +145,7 @@ def factor_window(factor: Factor, region: Region, roles: tuple[Letters, Letters,
 
 def matrix_window(tile: StridedTile, region: Region, roles: tuple[Letters, Letters, Letters]) -> Window | None:
     """`tile` over `region` with each role folded into one dimension, or None where strides do not allow it."""
-    folded = [_joined(tile, region, letters) for letters in roles]
+    folded = [joined(tile, region, letters) for letters in roles]
     if any(f is None for f in folded):
         return None
     (b, sb), (r, sr), (c, sc) = (f for f in folded if f is not None)
@@ -160,7 +160,7 @@ def matrix_window(tile: StridedTile, region: Region, roles: tuple[Letters, Lette
     return Window(tile.operand, tile.tile, (b, r, c), (sb, sr, sc), tile.offset(region))
 
 
-def _joined(tile: StridedTile, region: Region, letters: Letters) -> tuple[int, int] | None:
+def joined(tile: StridedTile, region: Region, letters: Letters) -> tuple[int, int] | None:
     """(size, stride) of letters that one dimension can stand for; None where they do not lie one stride apart."""
     size, stride = 1, 0
     for letter in reversed(letters):
