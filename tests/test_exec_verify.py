@@ -67,7 +67,12 @@ def change_split(plan: Plan) -> None:
     plan["recipe"]["split"] = {"v": 2}
 
 
+def change_task_name(plan: Plan) -> None:
+    plan["tasks"][3][0] = "\n" * 500
+
+
 CHANGES = [
+    (change_task_name, r"^tasks 3: .*: name is '(\\n)+'… \(500 characters\), and should be .*$"),
     (change_flops, "tasks 3: .*: flops is"),
     (change_ops, "ops 0: .*: flops is"),
     (change_name, "the graph's name is 'other'"),
