@@ -68,11 +68,11 @@ def change_split(plan: Plan) -> None:
 
 
 def change_task_name(plan: Plan) -> None:
-    plan["tasks"][3][0] = "\n" * 500
+    plan["tasks"][3][0] = "\n" * 2
 
 
 CHANGES = [
-    (change_task_name, r"^tasks 3: .*: name is '(\\n)+'… \(500 characters\), and should be .*$"),
+    (change_task_name, r"^tasks 3: .*: name is '(\\n)+', and should be .*$"),
     (change_flops, "tasks 3: .*: flops is"),
     (change_ops, "ops 0: .*: flops is"),
     (change_name, "the graph's name is 'other'"),

@@ -15,7 +15,7 @@ from einpage.einsum_front.algebra.expr import Letter, Num
 from einpage.einsum_front.base.collection import garbage_collection_paused
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.base.units import format_bytes, shown
+from einpage.einsum_front.base.units import format_bytes
 from einpage.einsum_front.choose.best_first import coarsened, least_of_all, smallest_first
 from einpage.einsum_front.choose.coarsest_first import candidates
 from einpage.einsum_front.choose.first_iterations import least_of_first_iterations
@@ -217,7 +217,7 @@ def difference(found: TaskGraph, wanted: TaskGraph) -> str | None:
     for name in ("name", "dtype", "split", "outputs"):
         has, should = getattr(found, name), getattr(wanted, name)
         if has != should:
-            return f"the graph's {name} is {shown(has)}, and should be {shown(should)}"
+            return f"the graph's {name} is {has!r}, and should be {should!r}"
     plain = replace(wanted, tasks=tuple(replace(task, job=None) for task in wanted.tasks))
     for name in ("values", "ops", "tensors", "tasks"):
         has, should = getattr(found, name), getattr(plain, name)
@@ -227,5 +227,5 @@ def difference(found: TaskGraph, wanted: TaskGraph) -> str | None:
             for field in fields(one):
                 a, b = getattr(one, field.name), getattr(other, field.name)
                 if a != b:
-                    return f"{name} {i}: {other.name}: {field.name} is {shown(a)}, and should be {shown(b)}"
+                    return f"{name} {i}: {other.name}: {field.name} is {a!r}, and should be {b!r}"
     return None
