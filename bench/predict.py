@@ -111,9 +111,9 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name, (_, most) in MODELS.items():
         tokens = [t for t in TOKENS if t <= (min(most, FEW_TOKENS) if a.quick else most)]
-        rows += measured(name, tokens, weights[name], machine)
-        for row in rows[-len(tokens) * len(BUDGETS) :]:
-            print(line(row), flush=True)
+        of_model = measured(name, tokens, weights[name], machine)
+        print("\n".join(map(line, of_model)), flush=True)
+        rows += of_model
     near, fair = within(rows, NEAR), within(rows, FAIR)
     beaten = [row for row in rows if max(row["bound_s"], row["bound_order_s"]) > row["least_s"]]
     print(f"{near} of {len(rows)} cells within 0.9 to 1.1, {fair} within 0.8 to 1.25; {len(beaten)} runs beat a lower bound")

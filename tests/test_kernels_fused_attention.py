@@ -20,7 +20,7 @@ from einpage.exec.planning.model import open_model
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import build_graph
 from einpage.kernels.layout.blocks import SCRATCH_BYTES
-from einpage.kernels.on_torch.attention import AttentionLowering, prepare_attention
+from einpage.kernels.on_torch.attention import prepare_attention
 from einpage.kernels.on_torch.fused_attention import causal, form_of, prepare_fused, scale_of
 from kernels_build import ex, fill, fn, ld, letters, op, ranges, result, view
 from kernels_cases import attention, padded, windowed
@@ -57,7 +57,7 @@ TAKEN: dict[str, Callable[[], Case]] = {
     "scaled twice": lambda: attention(score=up_to(op("<=", "t", "s"), op("*", op("/", Acc(0), 4), 3))),
     "strictly less": lambda: attention(score=up_to(op("<", "t", op("+", "s", 1)))),
     "the other way round": lambda: attention(score=up_to(op(">=", op("-", "s", "t"), 0))),
-    "some batches of a value": lambda: attention(b=3, e=8),
+    "three batches": lambda: attention(b=3, e=8),
     "a negative scale": lambda: attention(score=op("*", -0.5, Acc(0)), t=7),
     "with an epilogue": lambda: attention(epilogue=op("*", op("+", Acc(1), 1), 0.25)),
 }
@@ -199,6 +199,6 @@ def test_what_it_allocates_is_counted_and_a_few_megabytes_at_most(heads: int) ->
 def test_prompts_of_shipped_decoders_are_computed_so(spec: str) -> None:
     model = open_model(SPECS / f"{spec}.yaml", {"seq": 9})
     tasks = build_graph(model.program, PlanRequest(1 << 40)).graph.tasks
-    forms = [form_of(AttentionLowering(task.job)) for task in tasks if isinstance(task.job, AttentionJob)]
+    forms = [form_of(task.job) for task in tasks if isinstance(task.job, AttentionJob)]
     assert forms
     assert all(form is not None and form.is_causal for form in forms)

@@ -21,14 +21,14 @@ from math import inf, prod
 import torch
 from torch import Tensor
 
-from einpage.einsum_front.algebra.expr import Acc, Binary, Call, Expr, Letter, Num, Region
+from einpage.einsum_front.algebra.expr import Acc, Binary, Call, Expr, Letter, Num, Region, free_letters
 from einpage.einsum_front.algebra.masks import is_minus_infinity
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import AttentionJob
 from einpage.kernels.instructions.bind import bind
 from einpage.kernels.instructions.torch_kernel import TorchKernel
-from einpage.kernels.layout.affine import affine
-from einpage.kernels.layout.blocks import SCRATCH_BYTES, extents, fit, regions
+from einpage.kernels.layout.affine import Affine, affine
+from einpage.kernels.layout.blocks import SCRATCH_BYTES, extents, fit, regions, whole
 from einpage.kernels.layout.window import BoundCall, BoundStep, JobBuffers, StridedTile, Window, in_several_tiles
 from einpage.kernels.on_torch.attention import BLOCK_BYTES, AttentionLowering, Blocks
 from einpage.kernels.on_torch.gemm import Scratch
@@ -54,10 +54,10 @@ def prepare_fused(job: AttentionJob, products: Products = ONLY_MM) -> TorchKerne
     """`job` by torch's kernel; None where there is none, or it cannot do it. `products` are those of blocks computed anew."""
     if _torch_attention() is None:
         return None
-    lowering = AttentionLowering(job)
-    form = form_of(lowering)
+    form = form_of(job)
     if form is None:
         return None
+    lowering = AttentionLowering(job)
     fused, blocks = _Fused(lowering, form, products.threads), Blocks(lowering, BLOCK_BYTES, products)
     scratch = Scratch(len(job.reads) + 1, products)
     size = fit(fused.largest_block(), fused.heads, fused.temporary_bytes, SCRATCH_BYTES)
@@ -71,10 +71,10 @@ def prepare_fused(job: AttentionJob, products: Products = ONLY_MM) -> TorchKerne
     return TorchKernel(tuple(steps), tuple(scratch.elements.values()), temporaries)
 
 
-def form_of(lowering: AttentionLowering) -> SoftmaxForm | None:
+def form_of(job: AttentionJob) -> SoftmaxForm | None:
     """How torch's kernel computes these scores; None where it does not."""
-    job, region = lowering.job, lowering.region
-    rows = [x for x in lowering.q.letters if x in job.target and x not in {*lowering.k.letters, *lowering.v.letters}]
+    region, of_keys = whole(job.ranges), free_letters(job.k) | free_letters(job.v)
+    rows = [x for x in job.target if x in free_letters(job.q) and x not in of_keys]
     match job.score:
         case Call("where", (mask, scores, hidden)) if is_minus_infinity(hidden):
             scale, found = scale_of(scores), causal(mask, job.row)
@@ -111,11 +111,10 @@ def causal(mask: Expr, row: Letter) -> tuple[Letter, int] | None:
             by = affine(Binary("-", less, more))
         case _:
             return None
-    if by is None or len(by.terms) != 2:
-        return None
-    coefficient = dict(by.terms)
-    (query,) = (x for x in coefficient if x != row) if coefficient.get(row) == 1 else (None,)
-    return None if query is None or coefficient[query] != -1 else (query, -by.const - strictly)
+    match by:
+        case Affine(((query, -1), (key, 1)) | ((key, 1), (query, -1)), const) if key == row:
+            return query, -const - strictly
+    return None
 
 
 class _Fused:
@@ -144,13 +143,13 @@ class _Fused:
         epilogue = self.lowering.epilogue.peak_bytes(size, in_several_tiles(self.lowering.job.reads))
         return max(4 * (rows * (columns + 1) + self.threads * block), epilogue)
 
-    def steps(self, region: Region, scratch: Scratch) -> tuple[_Attend, BoundStep | None] | None:
-        """The call for some heads, and the epilogue after it; None where an operand lies otherwise than torch's kernel reads it."""
+    def steps(self, region: Region, scratch: Scratch) -> tuple[_Attend, list[BoundStep]] | None:
+        """The call for some heads, and what comes after it; None where an operand lies otherwise than torch's kernel reads it."""
         lowering, job, query, row = self.lowering, self.lowering.job, self.form.query, self.lowering.job.row
         if self.form.is_causal:  # later keys are of no query
             (start, end), queries = region[row], region[query]
             region = dict(region) | {row: (start, min(end, start + queries[1] - queries[0]))}
-        inner = self._in_order(lowering.q, job.score_letters)
+        inner = tuple(x for x in lowering.q.letters if x in job.score_letters)
         q = self._window(lowering.q, region, (query,), inner)
         k = self._window(lowering.k, region, (row,), inner)
         v = self._window(lowering.v, region, (row,), self.columns)
@@ -158,15 +157,12 @@ class _Fused:
             return None
         into = None if not lowering.no_epilogue() else self._dimensions(lowering.result, region, (query,), self.columns)
         if into is not None:
-            return _Attend(q, k, v, into, self.form), None
+            return _Attend(q, k, v, into, self.form), []
         out = scratch.tile("fused", (*self.heads, query, *self.columns), region)
         into = self._dimensions(out, region, (query,), self.columns)
         assert into is not None
         store = lowering.result.window(job.target, region)
-        return _Attend(q, k, v, into, self.form), bind(lowering.epilogue, region, job.reads, {1: out}, [store])
-
-    def _in_order(self, factor: Factor, letters: Letters) -> Letters:
-        return tuple(x for x in factor.letters if x in letters)
+        return _Attend(q, k, v, into, self.form), [bind(lowering.epilogue, region, job.reads, {1: out}, [store])]
 
     def _window(self, factor: Factor, region: Region, rows: Letters, columns: Letters) -> Window | None:
         found = factor.at(region)
@@ -213,26 +209,19 @@ class _Attend:
         return attend
 
 
-def _checked(attend: _Attend, epilogue: BoundStep | None, anew: list[BoundStep]) -> BoundStep:
+def _checked(attend: _Attend, after: list[BoundStep], anew: list[BoundStep]) -> BoundStep:
     """`attend` and what comes after it, or all of it `anew`."""
 
     def bind_all(buffers: JobBuffers) -> BoundCall:
-        first, after = attend.bound(buffers), no_call if epilogue is None else epilogue(buffers)
+        first, then = attend.bound(buffers), [step(buffers) for step in after]
 
         def run() -> None:
-            if first():
-                after()
-                return
-            for step in anew:
-                step(buffers)()
+            for call in then if first() else [step(buffers) for step in anew]:
+                call()
 
         return run
 
     return bind_all
-
-
-def no_call() -> None:
-    """Comes after a call that nothing comes after."""
 
 
 @cache
