@@ -25,13 +25,12 @@ from bench.gpu.rivals import transformer
 from bench.results import ROOT
 from einpage.einsum_front.base.onednn import NO_ONEDNN
 from einpage.einsum_front.base.units import format_bytes, parse_bytes
-from einpage.exec.dispatch.progress import SILENT
 from einpage.exec.load.fill import read_weights
 from einpage.exec.load.inputs import TokenLists
 from einpage.exec.measure.cpu import cores, measured_cpu
 from einpage.exec.planning.model import open_model
 from einpage.exec.planning.request import PlanRequest
-from einpage.exec.run.choose import Dispatch, RunOptions, repeated
+from einpage.exec.run.choose import Dispatch, RunOptions, dispatcher_type
 from einpage.exec.run.prepared import Prepared, prepare_run
 from einpage.memplan.machine.machine import Machine
 
@@ -98,10 +97,10 @@ def ours(path: Path, tokens: tuple[int, ...], budget: str, machine: Machine, pla
 def one_pass(prepared: Prepared, dispatch: Dispatch) -> Callable[[], Tensor]:
     """A call that runs one pass of what was prepared and preloaded."""
     prepared.device.preload()
-    run = repeated(prepared.options.device, dispatch, prepared.planned.memgraph)
+    dispatcher = dispatcher_type(prepared.options.device, dispatch)(prepared.planned.memgraph)
 
     def call() -> Tensor:
-        run(prepared.device, SILENT)
+        dispatcher.run(prepared.device)
         return prepared.outputs()["logits"].flatten()
 
     return call

@@ -13,15 +13,15 @@ from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.device.errors import NodeError
 from einpage.exec.device.streams import StreamDevice
-from einpage.exec.dispatch.dynamic import run_dynamic
-from einpage.exec.dispatch.serial import run_serial
-from einpage.exec.dispatch.static import run_static
-from einpage.exec.dispatch.stream_dynamic import run_stream_dynamic
-from einpage.exec.dispatch.stream_static import run_stream_static
+from einpage.exec.dispatch.dynamic import DynamicDispatcher
+from einpage.exec.dispatch.serial import SerialDispatcher
+from einpage.exec.dispatch.static import StaticDispatcher
+from einpage.exec.dispatch.stream_dynamic import StreamDynamicDispatcher
+from einpage.exec.dispatch.stream_static import StreamStaticDispatcher
 from einpage.exec.planning.model import Model, open_model
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.run import choose
-from einpage.exec.run.choose import ChosenDevice, DeviceKind, Dispatch, RunOptions, device_for, dispatcher, kernels_for, make_device
+from einpage.exec.run.choose import ChosenDevice, DeviceKind, Dispatch, RunOptions, device_for, dispatcher_type, kernels_for, make_device
 from einpage.exec.run.prepared import run_model
 from einpage.memplan.machine.places import HOST
 from einpage.memplan.machine.profile import load_machine
@@ -72,8 +72,9 @@ def test_interpreted_kernels_are_for_the_cpu(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_every_dispatch_has_a_dispatcher_on_each_device() -> None:
-    assert [dispatcher(DeviceKind.CPU, d) for d in Dispatch] == [run_serial, run_dynamic, run_static]
-    assert [dispatcher(DeviceKind.CUDA, d) for d in Dispatch] == [run_serial, run_stream_dynamic, run_stream_static]
+    on_cpu, on_cuda = ([dispatcher_type(kind, d) for d in Dispatch] for kind in (DeviceKind.CPU, DeviceKind.CUDA))
+    assert on_cpu == [SerialDispatcher, DynamicDispatcher, StaticDispatcher]
+    assert on_cuda == [SerialDispatcher, StreamDynamicDispatcher, StreamStaticDispatcher]
 
 
 def test_the_device_is_of_the_kind() -> None:

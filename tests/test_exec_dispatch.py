@@ -20,7 +20,7 @@ from einpage.exec.device.null import NullDevice
 from einpage.exec.dispatch.dynamic import run_dynamic
 from einpage.exec.dispatch.engine import Run
 from einpage.exec.dispatch.progress import SILENT, Hooks, Progress
-from einpage.exec.dispatch.serial import random_order, run_serial
+from einpage.exec.dispatch.serial import SerialDispatcher, random_order, run_serial
 from einpage.exec.dispatch.static import run_static, schedule
 from einpage.memplan.graph.memgraph import Free, MemGraph, Move, NodeId
 from einpage.memplan.graph.simulate import moved_bytes_by_queue
@@ -230,7 +230,7 @@ def plan_bytes(plan: MemGraph) -> dict[str, int]:
 
 def test_of_several_errors_the_first_is_reported() -> None:
     """What fails later failed perhaps because the run was being stopped."""
-    run = Run(hand_plan(), NullDevice(hand_plan()), SILENT)
+    run = Run(SerialDispatcher(hand_plan()), NullDevice(hand_plan()), SILENT)
     first = ValueError("first")
     for error in (None, first, RuntimeError("second"), None):
         run.stop(error)

@@ -39,18 +39,18 @@ def test_ctrl_c_ends_with_130(tmp_path: Path) -> None:
     """A run large enough to be in the middle of things is interrupted once it says it runs."""
     code = (
         "import sys\n"
-        "from einpage.exec.run import choose as run\n"
+        "from einpage.exec.dispatch.dynamic import DynamicDispatcher\n"
         "from einpage.exec.cli import main\n"
-        "dynamic = run.dispatcher(run.DeviceKind.CPU, run.Dispatch.DYNAMIC)\n"
-        "def run_slowly(memgraph, device, hooks):\n"
+        "run = DynamicDispatcher.run\n"
+        "def run_slowly(self, device, hooks):\n"
         "    compute = device.compute\n"
         "    def slow(node):\n"
         "        print('computing', file=sys.stderr, flush=True)\n"
         "        import threading; threading.Event().wait(0.2)\n"
         "        compute(node)\n"
         "    device.compute = slow\n"
-        "    return dynamic(memgraph, device, hooks)\n"
-        "run.dispatcher = lambda kind, dispatch: run_slowly\n"
+        "    return run(self, device, hooks)\n"
+        "DynamicDispatcher.run = run_slowly\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
     sizes = [w for k, v in SMALL["matmul_chain"].items() if k != "depth" for w in ("--set", f"{k}={v}")]

@@ -30,8 +30,8 @@ from einpage.einsum_front.base.errors import SpecError
 from einpage.einsum_front.elaborate.reference import evaluate
 from einpage.einsum_front.graph.taskgraph import Kind
 from einpage.exec.device.device import Device
-from einpage.exec.dispatch.engine import Measured
-from einpage.exec.dispatch.progress import Hooks
+from einpage.exec.dispatch.engine import Dispatcher, Measured
+from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.exec.dispatch.serial import random_order, run_serial
 from einpage.exec.load.fill import read_weights
 from einpage.exec.planning import text_lengths
@@ -39,7 +39,7 @@ from einpage.exec.planning.model import Model, open_model
 from einpage.exec.planning.plan_set import PlannedPhase, PlannedSet, plan_texts, replayed
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.run import generation
-from einpage.exec.run.choose import DeviceKind, Dispatch, RunOptions
+from einpage.exec.run.choose import Dispatch, RunOptions
 from einpage.exec.run.generation import Generation, LoadedWeights
 from einpage.exec.run.sampling import Sampler, Sampling
 from einpage.memplan.errors import DoesNotFit
@@ -213,8 +213,9 @@ def generated(
             rows.append((self.number, (len(ids), logits.clone(), token)))
             return token
 
-    def shuffled(kind: DeviceKind, dispatch: Dispatch, memgraph: MemGraph) -> Callable[[Device, Hooks], Measured]:
-        return lambda device, hooks: run_serial(memgraph, device, hooks, order=random_order(memgraph, random.randrange(1 << 30)))
+    class Shuffled(Dispatcher):
+        def run(self, device: Device, hooks: Hooks = SILENT) -> Measured:
+            return run_serial(self.memgraph, device, hooks, order=random_order(self.memgraph, random.randrange(1 << 30)))
 
     preload = generation._Ready.preload
 
@@ -224,7 +225,7 @@ def generated(
 
     with (
         patch.object(generation, "Sampler", Recording),
-        patch.object(generation, "repeated", shuffled),
+        patch.object(generation, "dispatcher_type", lambda kind, dispatch: Shuffled),
         patch.object(generation._Ready, "preload", watched),
     ):
         said = list(held.tokens(prompts, max_new, sampling))

@@ -32,7 +32,7 @@ STANDARD = re.compile(
 """Terms of the field that hold a word of WORDS."""
 
 ALLOWED: dict[tuple[str, str], str] = {
-    ("exec.dispatch.engine", "STOP_S"): "how long threads are given to end",
+    ("exec.dispatch.threads", "STOP_S"): "how long threads are given to end",
     ("exec.dispatch.engine", "stop"): "ends the run's threads",
     ("exec.measure.cpu", "stop"): "ends the copying threads",
     **dict.fromkeys(

@@ -6,36 +6,48 @@ thread that finishes their last predecessor runs them at once. After the publish
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
 from heapq import heappop, heappush
 
 from einpage.exec.device.device import Device
-from einpage.exec.dispatch.engine import Measured, Run, predecessor_counts, successors, supervise
+from einpage.exec.dispatch.engine import Dispatcher, Measured, Run, predecessor_counts, successors, supervise
 from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
-from einpage.memplan.graph.simulate import NO_QUEUE, queue_numbers, queues_of
+from einpage.memplan.graph.simulate import NO_QUEUE
+
+
+class DynamicDispatcher(Dispatcher):
+    """Runs every node as soon as its edges and its engine allow."""
+
+    def __init__(self, memgraph: MemGraph) -> None:
+        super().__init__(memgraph)
+        self.after, self.predecessor_counts = successors(memgraph), predecessor_counts(memgraph)
+        self.queue_by_node = self.queue_numbers.tolist()
+        """[node] a position in `engines`, or NO_QUEUE"""
+        self.counts = [self.queue_by_node.count(engine) for engine in range(len(self.engines))]
+        """[engine] how many nodes it has"""
+
+    def run(self, device: Device, hooks: Hooks = SILENT) -> Measured:
+        run = Run(self, device, hooks)
+        dispatch = _DynamicRun(self, run)
+        bodies = {queue.name: partial(dispatch.engine, number) for number, queue in enumerate(self.engines)}
+        return supervise(run, bodies, dispatch.run_initial_frees)
 
 
 def run_dynamic(memgraph: MemGraph, device: Device, hooks: Hooks = SILENT) -> Measured:
-    """Run every node as soon as its edges and its engine allow."""
-    run = Run(memgraph, device, hooks)
-    dispatch = _Dynamic(run)
-    bodies = {queue.name: partial(dispatch.engine, number) for number, queue in enumerate(queues_of(memgraph))}
-    return supervise(run, bodies, dispatch.run_initial_frees)
+    """Run every node once, as DynamicDispatcher."""
+    with closing(DynamicDispatcher(memgraph)) as dispatcher:
+        return dispatcher.run(device, hooks)
 
 
-class _Dynamic:
-    def __init__(self, run: Run) -> None:
-        memgraph = run.memgraph
+class _DynamicRun:
+    def __init__(self, plan: DynamicDispatcher, run: Run) -> None:
         self._run = run
-        self._queue = queue_numbers(memgraph).tolist()
-        """[node] a position in queues_of, or NO_QUEUE"""
-        engines = range(len(queues_of(memgraph)))
-        self._after = successors(memgraph)
-        self._unfinished = predecessor_counts(memgraph)
-        self._remaining = [self._queue.count(engine) for engine in engines]
-        self._ready: list[list[NodeId]] = [[] for _ in engines]
-        self._pushed = [run.condition() for _ in engines]
+        self._queue, self._after = plan.queue_by_node, plan.after
+        self._unfinished, self._remaining = plan.predecessor_counts[:], plan.counts[:]
+        self._ready: list[list[NodeId]] = [[] for _ in plan.engines]
+        self._pushed = [run.condition() for _ in plan.engines]
         with run.lock:
             frees = (self._push(NodeId(i)) for i, count in enumerate(self._unfinished) if count == 0)
             self._initial_frees = [free for pushed in frees for free in pushed]

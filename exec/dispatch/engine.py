@@ -1,16 +1,19 @@
 """What all dispatchers share: engine threads, the clock, the first error, and stopping.
 
-A dispatcher gives one function per engine thread; `supervise` starts them, watches from the calling thread (which so remains free for
-Ctrl-C), and returns what was measured. Whatever ends a run early (a node that raises, an interrupt, a bug in a dispatcher) sets
-`stopped` and wakes every waiter, so that no thread waits forever.
+A dispatcher is a plan made ready to be run as often as wanted: what its runs share is made once. For each run it gives one function per
+engine thread; `supervise` starts them, watches from the calling thread (which so remains free for Ctrl-C), and returns what was
+measured. Whatever ends a run early (a node that raises, an interrupt, a bug in a dispatcher) sets `stopped` and wakes every waiter, so
+that no thread waits forever.
 """
 
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import nan
 from time import perf_counter
 from typing import cast
@@ -20,16 +23,13 @@ from numpy.typing import NDArray
 
 from einpage.exec.device.device import Device, actions, no_op
 from einpage.exec.device.errors import CountMismatch, NodeError
-from einpage.exec.dispatch.progress import Hooks, Monitor
-from einpage.exec.system.process_memory import give_back_pages
+from einpage.exec.dispatch.progress import SILENT, Hooks, Monitor
+from einpage.exec.dispatch.threads import EngineThreads
 from einpage.memplan.graph.dump import describe
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
 from einpage.memplan.graph.packed import Nodes
 from einpage.memplan.graph.simulate import moved_bytes_by_queue, queue_numbers, queues_of
 from einpage.memplan.machine.places import Queue
-
-STOP_S = 2.0
-"""How long a stopping run waits for engines that are in the middle of a node."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,18 +49,42 @@ class Stopped(Exception):
     """Unwinds an engine thread of a run that was stopped."""
 
 
+class Dispatcher(ABC):
+    """Runs a plan, as often as wanted, one run at a time."""
+
+    def __init__(self, memgraph: MemGraph) -> None:
+        self.memgraph = memgraph
+        self.engines = queues_of(memgraph)
+        self.queue_numbers = queue_numbers(memgraph)
+        self.planned_bytes = moved_bytes_by_queue(memgraph)
+        self.kinds = Nodes.of(memgraph.nodes).kind.tobytes()
+        self.threads = EngineThreads()
+
+    @abstractmethod
+    def run(self, device: Device, hooks: Hooks = SILENT) -> Measured:
+        """Run every node on `device`, each after its predecessors.
+
+        Raises NodeError where a node failed, CountMismatch where other bytes were moved than planned, and whatever interrupts the
+        calling thread (KeyboardInterrupt); the engines have then stopped, or are in a node that takes longer than STOP_S."""
+
+    def close(self) -> None:
+        """End its threads."""
+        self.threads.close()
+
+
 class Run:
     """One run in progress: the table of times, the lock that dispatchers share, and whether it was stopped."""
 
-    def __init__(self, memgraph: MemGraph, device: Device, hooks: Hooks) -> None:
-        self.memgraph, self.device, self.hooks = memgraph, device, hooks
+    def __init__(self, dispatcher: Dispatcher, device: Device, hooks: Hooks) -> None:
+        self.dispatcher, self.device, self.hooks = dispatcher, device, hooks
+        self.memgraph = memgraph = dispatcher.memgraph
         self.lock = threading.Lock()
         self.stopped = False
         self.error: BaseException | None = None
         self.origin = 0.0
         self.started = array("d", [nan]) * len(memgraph.nodes)
         self.finished = array("d", [nan]) * len(memgraph.nodes)
-        self._kinds, self._action_by_kind = Nodes.of(memgraph.nodes).kind.tobytes(), actions(device)
+        self._kinds, self._action_by_kind = dispatcher.kinds, actions(device)
         self._conditions: list[threading.Condition] = []
 
     def condition(self) -> threading.Condition:
@@ -124,13 +148,9 @@ def successors(memgraph: MemGraph) -> Neighbours:
 
 
 def supervise(run: Run, bodies: Mapping[str, Callable[[], None]], before: Callable[[], None] = no_op) -> Measured:
-    """Run `before` here, then each body on a thread of its own until all are done.
-
-    Raises NodeError where a node failed, CountMismatch where other bytes were moved than planned, and whatever interrupts the
-    calling thread (KeyboardInterrupt); the threads have then stopped, or are in a node that takes longer than STOP_S.
-    """
+    """Run `before` here, then each body on the engine thread of that name until all are done. Raises what Dispatcher.run does."""
     monitor = Monitor(run.memgraph, run.device, run.hooks, run.started, run.finished)
-    ended = threading.Semaphore(0)
+    threads = run.dispatcher.threads
 
     def engine(body: Callable[[], None]) -> None:
         try:
@@ -140,32 +160,22 @@ def supervise(run: Run, bodies: Mapping[str, Callable[[], None]], before: Callab
             pass
         except BaseException as error:
             run.stop(error)
-        finally:
-            ended.release()
 
-    threads = [threading.Thread(target=engine, args=(body,), name=f"einpage-{name}", daemon=True) for name, body in bodies.items()]
     run.device.start_run()
-    give_back_pages()
     run.origin = perf_counter()
     try:
         before()
-        for thread in threads:
-            thread.start()
-        running = len(threads)
-        while running and not run.stopped:
-            if ended.acquire(timeout=run.hooks.interval_s):
-                running -= 1
-            else:
+        for name, body in bodies.items():
+            threads.give(name, partial(engine, body))
+        while threads.busy and not run.stopped:
+            if not threads.wait(run.hooks.interval_s):
                 monitor.update(perf_counter() - run.origin)
         wall_s = perf_counter() - run.origin
     except BaseException as error:
         run.stop(error)
         raise
     finally:
-        deadline = perf_counter() + STOP_S
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join(max(0.0, deadline - perf_counter()))
+        threads.wait_for_all()
     if run.error is not None:
         raise run.error
     monitor.progress(wall_s)
@@ -176,10 +186,10 @@ def _measured(run: Run, wall_s: float) -> Measured:
     start_s, finish_s = np.asarray(run.started), np.asarray(run.finished)
     left_out = np.flatnonzero(np.isnan(finish_s))
     assert len(left_out) == 0, f"the dispatcher never ran node {left_out[0]} ({describe(run.memgraph, NodeId(int(left_out[0])))})"
-    moved, planned = run.device.moved_bytes, moved_bytes_by_queue(run.memgraph)
+    moved, planned = run.device.moved_bytes, run.dispatcher.planned_bytes
     if moved != planned:
         counted, wanted = (", ".join(f"{queue.name} {nbytes}" for queue, nbytes in by.items()) for by in (moved, planned))
         raise CountMismatch(f"the engines moved other bytes than planned: {counted}; the plan says {wanted}")
-    engines = queues_of(run.memgraph)
-    busy = np.bincount(queue_numbers(run.memgraph) + 1, weights=finish_s - start_s, minlength=len(engines) + 1)[1:].tolist()
+    engines = run.dispatcher.engines
+    busy = np.bincount(run.dispatcher.queue_numbers + 1, weights=finish_s - start_s, minlength=len(engines) + 1)[1:].tolist()
     return Measured(start_s, finish_s, wall_s, moved, dict(zip(engines, busy, strict=True)))

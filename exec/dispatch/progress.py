@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import isnan
 
 import numpy as np
+from numpy.typing import NDArray
 
 from einpage.exec.device.device import Device
 from einpage.memplan.graph.dump import describe
@@ -93,11 +95,18 @@ class Monitor:
     def __init__(self, memgraph: MemGraph, device: Device, hooks: Hooks, started: Sequence[float], finished: Sequence[float]) -> None:
         self._memgraph, self._device, self._hooks = memgraph, device, hooks
         self._started, self._finished = started, finished
-        self._tasks = np.flatnonzero(Nodes.of(memgraph.nodes).kind <= GATHER)
-        self._plan_bytes = moved_bytes_by_queue(memgraph)
         self._done = 0
         self._since = 0.0
         """When the number of finished nodes last changed, or the queue heads were last reported."""
+
+    @cached_property
+    def _tasks(self) -> NDArray[np.intp]:
+        """The nodes that run a task."""
+        return np.flatnonzero(Nodes.of(self._memgraph.nodes).kind <= GATHER)
+
+    @cached_property
+    def _plan_bytes(self) -> Mapping[Queue, int]:
+        return moved_bytes_by_queue(self._memgraph)
 
     def update(self, seconds: float) -> None:
         """Call the progress hook, and the stuck hook where no node has finished for `hooks.stuck_after_s`."""

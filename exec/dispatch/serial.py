@@ -6,25 +6,36 @@ Any order that respects the edges is correct, so the order may be given; `random
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from random import Random
 
 from einpage.exec.device.device import Device
-from einpage.exec.dispatch.engine import Measured, Run, predecessor_counts, successors, supervise
+from einpage.exec.dispatch.engine import Dispatcher, Measured, Run, predecessor_counts, successors, supervise
 from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
 
 
+class SerialDispatcher(Dispatcher):
+    def __init__(self, memgraph: MemGraph, order: Sequence[NodeId] | None = None) -> None:
+        """The order of the plan, or `order`, a permutation of the nodes that respects the edges (asserted)."""
+        super().__init__(memgraph)
+        self._order = [NodeId(i) for i in range(len(memgraph.nodes))] if order is None else order
+        _assert_order(memgraph, self._order)
+
+    def run(self, device: Device, hooks: Hooks = SILENT) -> Measured:
+        run = Run(self, device, hooks)
+
+        def loop() -> None:
+            for node in self._order:
+                run.execute(node)
+
+        return supervise(run, {"serial": loop})
+
+
 def run_serial(memgraph: MemGraph, device: Device, hooks: Hooks = SILENT, *, order: Sequence[NodeId] | None = None) -> Measured:
-    """Run every node in the order of the plan, or in `order`, a permutation of the nodes that respects the edges (asserted)."""
-    nodes = [NodeId(i) for i in range(len(memgraph.nodes))] if order is None else order
-    _assert_order(memgraph, nodes)
-    run = Run(memgraph, device, hooks)
-
-    def loop() -> None:
-        for node in nodes:
-            run.execute(node)
-
-    return supervise(run, {"serial": loop})
+    """Run every node once, in the order of the plan or in `order`, as SerialDispatcher."""
+    with closing(SerialDispatcher(memgraph, order)) as dispatcher:
+        return dispatcher.run(device, hooks)
 
 
 def random_order(memgraph: MemGraph, seed: int) -> tuple[NodeId, ...]:

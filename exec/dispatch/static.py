@@ -11,12 +11,13 @@ each engine; the engine that finishes last runs it, before it publishes its prog
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
 from einpage.exec.device.device import Device
-from einpage.exec.dispatch.engine import Measured, Run, predecessors, supervise
+from einpage.exec.dispatch.engine import Dispatcher, Measured, Run, predecessors, supervise
 from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
 from einpage.memplan.graph.simulate import NO_QUEUE, queue_numbers, queues_of
@@ -94,16 +95,27 @@ def _needed(need: VectorClock, known: Sequence[Sequence[VectorClock]]) -> Vector
     return tuple(0 if any(i != e and clock[e] >= count for i, clock in items) else count for e, count in enumerate(need))
 
 
-def run_static(memgraph: MemGraph, device: Device, hooks: Hooks = SILENT, *, lists: Schedule | None = None) -> Measured:
-    """Run every engine's list, in order, waiting only where the schedule says so: `lists`, which every pass can use, or one made here."""
-    run = Run(memgraph, device, hooks)
-    dispatch = _Static(run, lists or schedule(memgraph))
-    return supervise(
-        run, {queue.name: partial(dispatch.engine, i) for i, queue in enumerate(queues_of(memgraph))}, dispatch.run_initial_frees
-    )
+class StaticDispatcher(Dispatcher):
+    """Runs every engine's list, in order, waiting only where the schedule says so."""
+
+    def __init__(self, memgraph: MemGraph) -> None:
+        super().__init__(memgraph)
+        self._lists = schedule(memgraph)
+
+    def run(self, device: Device, hooks: Hooks = SILENT) -> Measured:
+        run = Run(self, device, hooks)
+        dispatch = _StaticRun(run, self._lists)
+        bodies = {queue.name: partial(dispatch.engine, number) for number, queue in enumerate(self.engines)}
+        return supervise(run, bodies, dispatch.run_initial_frees)
 
 
-class _Static:
+def run_static(memgraph: MemGraph, device: Device, hooks: Hooks = SILENT) -> Measured:
+    """Run every node once, as StaticDispatcher."""
+    with closing(StaticDispatcher(memgraph)) as dispatcher:
+        return dispatcher.run(device, hooks)
+
+
+class _StaticRun:
     def __init__(self, run: Run, plan: Schedule) -> None:
         self._run, self._plan = run, plan
         self._done = [0] * len(plan.engines)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter
 
+from einpage.exec.device.device import Device
 from einpage.exec.device.driver import Event
 from einpage.exec.device.errors import NodeError
 from einpage.exec.device.streams import COMPUTE, StreamDevice
@@ -18,6 +19,12 @@ from einpage.memplan.machine.places import ENGINES
 
 PAUSE_S = 50e-6
 """How long the host sleeps where no event has passed."""
+
+
+def on_streams(device: Device) -> StreamDevice:
+    """`device`, which is one with streams."""
+    assert isinstance(device, StreamDevice), f"{device.name} has no streams"
+    return device
 
 
 class DeviceClock:

@@ -7,15 +7,17 @@ between two chunks of a large copy. No stream ever waits for another: the host p
 from __future__ import annotations
 
 from collections import deque
+from contextlib import closing
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from time import sleep
 
+from einpage.exec.device.device import Device
 from einpage.exec.device.driver import Event
 from einpage.exec.device.streams import StreamDevice
-from einpage.exec.dispatch.engine import Measured, Run, predecessor_counts, successors, supervise
+from einpage.exec.dispatch.engine import Dispatcher, Measured, Run, predecessor_counts, successors, supervise
 from einpage.exec.dispatch.progress import SILENT, Hooks
-from einpage.exec.dispatch.stream_common import PAUSE_S, DeviceClock, StreamRun
+from einpage.exec.dispatch.stream_common import PAUSE_S, DeviceClock, StreamRun, on_streams
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
 from einpage.memplan.machine.places import ENGINES
 
@@ -23,10 +25,22 @@ AHEAD = 3
 """Chunks on a stream at once: one that runs, one to follow, and one in case the host is late."""
 
 
+class StreamDynamicDispatcher(Dispatcher):
+    """Enqueues what is ready, a few nodes ahead of what runs."""
+
+    def __init__(self, memgraph: MemGraph) -> None:
+        super().__init__(memgraph)
+        self.after, self.predecessor_counts = successors(memgraph), predecessor_counts(memgraph)
+
+    def run(self, device: Device, hooks: Hooks = SILENT) -> Measured:
+        run = Run(self, device, hooks)
+        return supervise(run, {"dynamic": _StreamDynamicRun(self, run, on_streams(device)).body})
+
+
 def run_stream_dynamic(memgraph: MemGraph, device: StreamDevice, hooks: Hooks = SILENT) -> Measured:
-    """Enqueue what is ready, a few nodes ahead of what runs."""
-    run = Run(memgraph, device, hooks)
-    return supervise(run, {"dynamic": _StreamDynamic(run, device).body})
+    """Run every node once, as StreamDynamicDispatcher."""
+    with closing(StreamDynamicDispatcher(memgraph)) as dispatcher:
+        return dispatcher.run(device, hooks)
 
 
 @dataclass(slots=True)
@@ -37,11 +51,11 @@ class _InFlight:
     """Whether this was its last chunk."""
 
 
-class _StreamDynamic(StreamRun):
-    def __init__(self, run: Run, device: StreamDevice) -> None:
+class _StreamDynamicRun(StreamRun):
+    def __init__(self, plan: StreamDynamicDispatcher, run: Run, device: StreamDevice) -> None:
         super().__init__(run, device)
-        memgraph = run.memgraph
-        self._after, self._unfinished = successors(memgraph), predecessor_counts(memgraph)
+        memgraph = plan.memgraph
+        self._after, self._unfinished = plan.after, plan.predecessor_counts[:]
         self._ready: list[list[tuple[NodeId, int]]] = [[] for _ in ENGINES]
         """Per stream: (node, its next chunk), a heap."""
         self._in_flight: list[deque[_InFlight]] = [deque() for _ in ENGINES]

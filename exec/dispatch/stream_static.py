@@ -10,26 +10,22 @@ pass. A run of computes that comes a second time (another pass) is captured once
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from time import sleep
 
+from einpage.exec.device.device import Device
 from einpage.exec.device.driver import Event, Stream
 from einpage.exec.device.streams import COMPUTE, StreamDevice
-from einpage.exec.dispatch.engine import Measured, Run, supervise
+from einpage.exec.dispatch.engine import Dispatcher, Measured, Run, supervise
 from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.exec.dispatch.static import QueueItem, Schedule, schedule
-from einpage.exec.dispatch.stream_common import PAUSE_S, DeviceClock, StreamRun
+from einpage.exec.dispatch.stream_common import PAUSE_S, DeviceClock, StreamRun, on_streams
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
 from einpage.memplan.machine.places import ENGINES
 
 GROUPS_PER_CHECK = 32
 """Groups enqueued between two checks of what has passed."""
-
-
-def run_stream_static(memgraph: MemGraph, device: StreamDevice, hooks: Hooks = SILENT) -> Measured:
-    """Enqueue every node on its stream, with the waits that the edges need, then watch the events pass."""
-    run = Run(memgraph, device, hooks)
-    return supervise(run, {"static": _StreamStatic(run, device).body})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +53,31 @@ def groups(plan: Schedule) -> Iterator[Group]:
         yield Group(COMPUTE, tuple(group))
 
 
-class _StreamStatic(StreamRun):
-    def __init__(self, run: Run, device: StreamDevice) -> None:
+class StreamStaticDispatcher(Dispatcher):
+    """Enqueues every node on its stream, with the waits that the edges need, then watches the events pass."""
+
+    def __init__(self, memgraph: MemGraph) -> None:
+        super().__init__(memgraph)
+        self.lists = schedule(memgraph)
+        self.groups = sorted(groups(self.lists), key=lambda group: group.items[0].node)
+        """In node order."""
+
+    def run(self, device: Device, hooks: Hooks = SILENT) -> Measured:
+        run = Run(self, device, hooks)
+        return supervise(run, {"static": _StreamStaticRun(self, run, on_streams(device)).body})
+
+
+def run_stream_static(memgraph: MemGraph, device: StreamDevice, hooks: Hooks = SILENT) -> Measured:
+    """Run every node once, as StreamStaticDispatcher."""
+    with closing(StreamStaticDispatcher(memgraph)) as dispatcher:
+        return dispatcher.run(device, hooks)
+
+
+class _StreamStaticRun(StreamRun):
+    def __init__(self, plan: StreamStaticDispatcher, run: Run, device: StreamDevice) -> None:
         super().__init__(run, device)
-        self._plan = schedule(run.memgraph)
-        found = sorted(groups(self._plan), key=lambda group: group.items[0].node)
-        self._groups = [(g, len(g.items) > 1 and device.can_replay([item.node for item in g.items])) for g in found]
+        self._plan = plan.lists
+        self._groups = [(g, len(g.items) > 1 and device.can_replay([item.node for item in g.items])) for g in plan.groups]
         """In node order, with whether it is replayed."""
         self._events: list[list[Event]] = [[] for _ in ENGINES]
         self._passed = [0] * len(ENGINES)

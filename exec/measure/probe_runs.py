@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from time import perf_counter
@@ -21,7 +21,7 @@ from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import Kind
 from einpage.exec.device.arena import HostArena, MappedArena, host_copies
 from einpage.exec.device.cpu import CpuDevice
-from einpage.exec.dispatch.dynamic import run_dynamic
+from einpage.exec.dispatch.dynamic import DynamicDispatcher
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.planning.judged_plan import Planned, plan_program
 from einpage.exec.planning.model import open_model
@@ -100,15 +100,17 @@ def _probe(machine: Machine, rows: int, copies: CopyingThread) -> ProbeRuns:
             slots[tensor.id].fill_(1 if tensor.kind is Kind.INPUT else CONSTANT)
     device = CpuDevice(planned.memgraph, host, threads=machine.threads, onednn=machine.onednn)
 
-    def run(copying: bool) -> Measured:
-        device.preload()
-        with copies.going() if copying else nullcontext():
-            return run_dynamic(planned.memgraph, device)
-
     fewer = 2 if rows >= LONG_RUN else 1
-    alone = [run(False) for _ in range(ALONE // fewer)][1:]
-    before = len(copies.seconds)
-    beside = [run(True) for _ in range(BESIDE // fewer)]
+    with closing(DynamicDispatcher(planned.memgraph)) as dispatcher:
+
+        def run(copying: bool) -> Measured:
+            device.preload()
+            with copies.going() if copying else nullcontext():
+                return dispatcher.run(device)
+
+        alone = [run(False) for _ in range(ALONE // fewer)][1:]
+        before = len(copies.seconds)
+        beside = [run(True) for _ in range(BESIDE // fewer)]
     block_s = float(np.quantile(copies.seconds[before:] or [0.0], USUAL))
     return _samples(rows, planned, alone, beside, block_s)
 

@@ -7,25 +7,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 
 from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.device.arena import HostArena
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.device.cuda import CudaDriver, why_not_cuda
-from einpage.exec.device.device import Device
 from einpage.exec.device.driver import Driver
 from einpage.exec.device.streams import StreamDevice
-from einpage.exec.dispatch.dynamic import run_dynamic
-from einpage.exec.dispatch.engine import Measured
-from einpage.exec.dispatch.progress import Hooks
-from einpage.exec.dispatch.serial import run_serial
-from einpage.exec.dispatch.static import run_static, schedule
-from einpage.exec.dispatch.stream_dynamic import run_stream_dynamic
-from einpage.exec.dispatch.stream_static import run_stream_static
+from einpage.exec.dispatch.dynamic import DynamicDispatcher
+from einpage.exec.dispatch.engine import Dispatcher
+from einpage.exec.dispatch.serial import SerialDispatcher
+from einpage.exec.dispatch.static import StaticDispatcher
+from einpage.exec.dispatch.stream_dynamic import StreamDynamicDispatcher
+from einpage.exec.dispatch.stream_static import StreamStaticDispatcher
 from einpage.exec.measure.cpu import measured_cpu
 from einpage.exec.measure.cuda import measured_cuda
 from einpage.exec.measure.profiles import Say
@@ -148,21 +144,13 @@ def dispatch_of(option: str | None, find_nan: bool) -> Dispatch:
     return Dispatch.SERIAL
 
 
-def dispatcher(kind: DeviceKind, dispatch: Dispatch) -> Callable[..., Measured]:
+def dispatcher_type(kind: DeviceKind, dispatch: Dispatch) -> type[Dispatcher]:
     """The dispatcher of that name for a device of that kind."""
     on_streams = kind is DeviceKind.CUDA
     match dispatch:
         case Dispatch.SERIAL:
-            return run_serial
+            return SerialDispatcher
         case Dispatch.DYNAMIC:
-            return run_stream_dynamic if on_streams else run_dynamic
+            return StreamDynamicDispatcher if on_streams else DynamicDispatcher
         case Dispatch.STATIC:
-            return run_stream_static if on_streams else run_static
-
-
-def repeated(kind: DeviceKind, dispatch: Dispatch, memgraph: MemGraph) -> Callable[[Device, Hooks], Measured]:
-    """Runs a pass of `memgraph` whenever it is called: what all passes share is made once."""
-    run = dispatcher(kind, dispatch)
-    if run is run_static:
-        run = partial(run, lists=schedule(memgraph))
-    return partial(run, memgraph)
+            return StreamStaticDispatcher if on_streams else StaticDispatcher

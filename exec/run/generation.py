@@ -31,7 +31,7 @@ from einpage.exec.planning.judged_plan import MachineSource, least_host_bytes
 from einpage.exec.planning.model import AT, Model, ModelAt, refuse_positions
 from einpage.exec.planning.plan_set import PlannedPhase, PlannedSet, Planning, asked, opened, plan_texts
 from einpage.exec.planning.text_lengths import Bucket, TextLengths
-from einpage.exec.run.choose import DeviceKind, RunOptions, make_device, repeated
+from einpage.exec.run.choose import DeviceKind, RunOptions, dispatcher_type, make_device
 from einpage.exec.run.prepared import fill_inputs, refuse_above_host, within_device
 from einpage.exec.run.report import weight_warnings
 from einpage.exec.run.sampling import Sampler, Sampling
@@ -311,7 +311,7 @@ class _Ready:
         memgraph = phase.planned.memgraph
         self._memgraph, self._host, self._at_start = memgraph, host, host_copies(memgraph, host)
         self.device = make_device(options.device, memgraph, host, machine, options.kernels, poison=options.poison, after=after)
-        self._pass = repeated(options.device, options.dispatch, memgraph)
+        self._dispatcher = dispatcher_type(options.device, options.dispatch)(memgraph)
         tensors = memgraph.graph.tensors
         program = phase.model.program
         states, value_by_output = program.states, dict(memgraph.graph.outputs)
@@ -335,9 +335,10 @@ class _Ready:
         self._is_closed = False
 
     def close(self) -> None:
-        """Let the device go, once."""
+        """Let the engines' threads and the device go, once."""
         if not self._is_closed:
             self._is_closed = True
+            self._dispatcher.close()
             self.device.close()
 
     def put_states(self, whole_by_name: Mapping[str, torch.Tensor] | None) -> None:
@@ -361,7 +362,7 @@ class _Ready:
     def run(self, arrays: Mapping[str, NDArray[np.generic]], hooks: Hooks) -> tuple[torch.Tensor, Measured]:
         """One pass: [b, v] logits after each sequence. The states that it leaves are those that the next begins with."""
         fill_inputs(self._given, bind_inputs(self._own_inputs, None, arrays), self._at_start)
-        measured = self._pass(self.device, hooks)
+        measured = self._dispatcher.run(self.device, hooks)
         for first, last in self._carried:
             first.copy_(last)
         return self._logits(), measured

@@ -7,6 +7,7 @@ here; the command line does that.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -28,7 +29,7 @@ from einpage.exec.load.fill import NotFiniteWeight, fill
 from einpage.exec.load.inputs import bind_inputs, refuse_beyond
 from einpage.exec.planning.judged_plan import MachineSource, Planned, compacted, least_host_bytes, machine_now, plan_program
 from einpage.exec.planning.model import Model
-from einpage.exec.run.choose import DeviceKind, Dispatch, RunOptions, make_device, repeated
+from einpage.exec.run.choose import DeviceKind, Dispatch, RunOptions, dispatcher_type, make_device
 from einpage.exec.run.find_nan import CheckedDevice, FoundNan, find_nan
 from einpage.exec.run.outputs import output_warnings, text_figures, wanted_outputs
 from einpage.exec.run.report import DeviceFigures, RunReport, profile_warnings, weight_warnings
@@ -184,9 +185,9 @@ def run_model(
 def run_passes(memgraph: MemGraph, device: Device, options: RunOptions, dispatch: Dispatch, hooks: Hooks) -> Iterator[Measured]:
     """Preload the resident tensors; then run every pass, each when the one before is done."""
     device.preload()
-    run = repeated(options.device, dispatch, memgraph)
-    for _ in range(options.plan.passes or 1):
-        yield run(device, hooks)
+    with closing(dispatcher_type(options.device, dispatch)(memgraph)) as dispatcher:
+        for _ in range(options.plan.passes or 1):
+            yield dispatcher.run(device, hooks)
 
 
 def within_device(machine: Machine | MachineSource, budget_bytes: int) -> Machine | MachineSource:
