@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from multiprocessing import get_context
+from random import Random
+from time import perf_counter
 
 import pytest
 
@@ -31,11 +34,15 @@ DISPATCHERS = (SerialDispatcher, DynamicDispatcher, StaticDispatcher)
 def dispatcher(request: pytest.FixtureRequest) -> Iterator[Dispatcher]:
     with closing(request.param(hand_plan())) as made:
         yield made
+    for thread in threading.enumerate():
+        if thread.name.startswith("einpage-") and thread.is_alive():
+            thread.join(5)
     assert alive() == []
 
 
 def alive() -> list[str]:
-    return sorted(t.name for t in threading.enumerate() if t.name.startswith("einpage-"))
+    """What is left of those that were interrupted while they were started is listed, and does not live."""
+    return sorted(t.name for t in threading.enumerate() if t.name.startswith("einpage-") and t.is_alive())
 
 
 class Recording(NullDevice):
@@ -108,6 +115,7 @@ def test_a_thread_that_does_not_come_back_is_replaced(dispatcher: Dispatcher, mo
 
     run_stopped = threading.Event()
     stop_when(dispatcher, Interrupted(hand_plan()), run_stopped)
+    assert not dispatcher.threads.busy
     stuck = [t for t in threading.enumerate() if t.name in ("einpage-compute", "einpage-serial")]
     device = Late(hand_plan())
     dispatcher.run(device)
@@ -144,6 +152,71 @@ def run_forked(dispatcher: Dispatcher) -> None:
     assert sorted(device.calls) == list(range(14))
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_is_answered_at_once_whenever_it_comes(dispatcher: Dispatcher) -> None:
+    """Signals at random moments of runs of a few hundred microseconds: none ends later than an engine needs for its node."""
+    random, handled = Random(3), 0
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(300):
+            began = perf_counter()
+            with suppress(KeyboardInterrupt):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 6e-4))
+                    dispatcher.run(NullDevice(hand_plan()))
+                    began += 1e6  # it was in time
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            handled += began < 1e6
+            assert perf_counter() - began < 1.5
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert handled > 20
+    device = NullDevice(hand_plan())
+    dispatcher.run(device)
+    assert sorted(device.calls) == list(range(14))
+
+
+def test_a_second_interrupt_leaves_a_dispatcher_that_runs(dispatcher: Dispatcher) -> None:
+    """It comes while the stopping run waits for a node; that node ends later than the next run."""
+    let_go, in_node = threading.Event(), threading.Event()
+
+    class Held(NullDevice):
+        def compute(self, node: NodeId) -> None:
+            in_node.set()
+            assert let_go.wait(30)
+
+    wait_for_all = EngineThreads.wait_for_all
+
+    def interrupted(threads: EngineThreads) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EngineThreads, "wait_for_all", interrupted)
+        stop_when(dispatcher, Held(hand_plan()), in_node)
+    assert EngineThreads.wait_for_all is wait_for_all
+    device = NullDevice(hand_plan())
+    dispatcher.run(device)
+    assert sorted(device.calls) == list(range(14))
+    let_go.set()
+
+
+def test_threads_end_with_a_dispatcher_that_nobody_closes() -> None:
+    dispatcher = DynamicDispatcher(hand_plan())
+    dispatcher.run(NullDevice(hand_plan()))
+    threads = [t for t in threading.enumerate() if t.name.startswith("einpage-") and t.is_alive()]
+    assert len(threads) == 3
+    del dispatcher
+    gc.collect()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
 def test_what_is_closed_has_no_threads() -> None:
     threads = EngineThreads()
     let_go = threading.Event()
@@ -155,7 +228,7 @@ def test_what_is_closed_has_no_threads() -> None:
 
     threads.give("h2d", wait)
     assert alive() == ["einpage-compute", "einpage-h2d"] and threads.busy
-    (busy,) = (t for t in threading.enumerate() if t.name == "einpage-h2d")
+    (busy,) = (t for t in threading.enumerate() if t.name == "einpage-h2d" and t.is_alive())
     threads.close()
     assert alive() == ["einpage-h2d"] and not threads.busy
     let_go.set()

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from math import nan
 from time import perf_counter
 from typing import cast
@@ -58,7 +58,11 @@ class Dispatcher(ABC):
         self.queue_numbers = queue_numbers(memgraph)
         self.planned_bytes = moved_bytes_by_queue(memgraph)
         self.kinds = Nodes.of(memgraph.nodes).kind.tobytes()
-        self.threads = EngineThreads()
+
+    @cached_property
+    def threads(self) -> EngineThreads:
+        """Those of its engines; made for the first run, when all tables are there and what was needed to make them is free."""
+        return EngineThreads()
 
     @abstractmethod
     def run(self, device: Device, hooks: Hooks = SILENT) -> Measured:

@@ -6,8 +6,9 @@ C library's heap) would be made anew each time. An engine gets the same thread i
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import TypeAlias
@@ -21,72 +22,98 @@ STOP_S = 2.0
 
 
 class EngineThreads:
-    """Daemon threads by the name of their engine, for one run at a time."""
+    """Daemon threads by the name of their engine, for one run at a time.
+
+    An interrupt may come anywhere in the calling thread, so each has a flag for whether it is busy: what comes by the queue only wakes
+    the caller. They end with this object, to which they do not refer, at the latest.
+    """
 
     def __init__(self) -> None:
+        self._threads: dict[str, _Thread] = {}
+        self._ended: SimpleQueue[None] = SimpleQueue()
         give_back_pages()  # of this thread's heap: the new ones have their own, and take none from it
-        self._idle: dict[str, _Thread] = {}
-        self._busy: dict[str, _Thread] = {}
-        self._ended: SimpleQueue[_Thread] = SimpleQueue()
 
     @property
     def busy(self) -> bool:
         """Whether one of them has not ended what it was given."""
-        return bool(self._busy)
+        return any(thread.busy for thread in self._threads.values())
 
-    def give(self, name: str, work: Body) -> None:
-        """Run `work`, which raises nothing, on the thread of that name, which is not busy. An interrupt may come between any two lines."""
-        assert name not in self._busy, f"the thread {name} is busy"
-        thread = self._idle.pop(name, None)
-        if thread is None or not thread.is_alive():  # a process that was forked has none of the threads
-            thread = _Thread(name, self._ended)
-        self._busy[name] = thread
-        thread.work.put(work)
-        if thread.ident is None:
+    def give(self, name: str, body: Body) -> None:
+        """Run `body`, which raises nothing, on the thread of that name: on a new one where that is not waiting for work."""
+        thread = self._threads.get(name)
+        if thread is None or not thread.is_idle:
+            if thread is not None:
+                thread.end()
+            thread = self._threads[name] = _Thread(name, self._ended)
             thread.start()
+        thread.given = True
+        thread.work.put(body)
 
     def wait(self, timeout_s: float) -> bool:
-        """Until one of them has ended its work; False where none does for so long."""
+        """Until one of them has ended its work, and perhaps sooner; False where none has for so long."""
         try:
-            thread = self._ended.get(timeout=timeout_s)
+            self._ended.get(timeout=timeout_s)
         except Empty:
             return False
-        if self._busy.get(thread.engine) is thread:
-            self._idle[thread.engine] = self._busy.pop(thread.engine)
         return True
 
     def wait_for_all(self) -> None:
         """Wait for those that are busy, up to STOP_S; one that takes longer gets nothing more, and ends with what it does."""
-        self._give_up([thread for thread in self._busy.values() if not thread.is_alive()])
         deadline = perf_counter() + STOP_S
-        while self._busy and (left := deadline - perf_counter()) > 0:
+        while self.busy and (left := deadline - perf_counter()) > 0:
             self.wait(left)
-        self._give_up([*self._busy.values()])
+        for thread in self._threads.values():
+            if thread.busy:
+                thread.end()
+        while not self._ended.empty():
+            self._ended.get()
 
     def close(self) -> None:
-        """End them all; those that are idle have ended when this returns."""
-        self._give_up([*self._busy.values()])
-        for thread in self._idle.values():
-            thread.work.put(None)
-        for thread in self._idle.values():
-            thread.join(STOP_S)
-        self._idle.clear()
+        """End them all; those that are not busy have ended when this returns. What is given afterwards gets new ones."""
+        for thread in self._threads.values():
+            thread.end()
+        for thread in self._threads.values():
+            if not thread.given and thread.is_alive():
+                thread.join(STOP_S)
+        self._threads.clear()
 
-    def _give_up(self, threads: Iterable[_Thread]) -> None:
-        for thread in threads:
-            thread.work.put(None)
-            del self._busy[thread.engine]
+    def __del__(self) -> None:
+        for thread in self._threads.values():
+            thread.end()
 
 
 class _Thread(threading.Thread):
     """Does one piece of `work` after the other, until one is None."""
 
-    def __init__(self, engine: str, ended: SimpleQueue[_Thread]) -> None:
+    def __init__(self, engine: str, ended: SimpleQueue[None]) -> None:
         super().__init__(name=f"einpage-{engine}", daemon=True)
-        self.engine, self.work, self._ended = engine, SimpleQueue[Body | None](), ended
+        self.work, self._ended = SimpleQueue[Body | None](), ended
+        self.given = False
+        """Whether it has work that it has not done."""
+        self._is_ending, self._process = False, os.getpid()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a run waits for it."""
+        return self.given and self._can_work
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it does what it is given at once."""
+        return not self.given and self._can_work and self.ident is not None
+
+    @property
+    def _can_work(self) -> bool:
+        return not self._is_ending and self._process == os.getpid()  # a process that was forked has none of the threads
+
+    def end(self) -> None:
+        """Do nothing more than what was given."""
+        self._is_ending = True
+        self.work.put(None)
 
     def run(self) -> None:
-        while (work := self.work.get()) is not None:
-            work()
-            del work  # what it refers to is not kept while this waits
-            self._ended.put(self)
+        while (body := self.work.get()) is not None:
+            body()
+            del body  # what it refers to is not kept while this waits
+            self.given = False
+            self._ended.put(None)

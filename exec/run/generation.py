@@ -171,9 +171,9 @@ class Conversation:
 
     def close(self) -> None:
         """Let the device go; what was read is forgotten."""
-        if self._phase is not None:
-            self._phase.close()
-        self._phase, self.lengths = None, [0] * len(self.lengths)
+        phase, self._phase, self.lengths = self._phase, None, [0] * len(self.lengths)
+        if phase is not None:
+            phase.close()
 
     def go_back(self, length: int) -> None:
         """Forget what was read of every sequence from `length` tokens on; all of it, where a state cannot be taken back."""
@@ -338,8 +338,10 @@ class _Ready:
         """Let the engines' threads and the device go, once."""
         if not self._is_closed:
             self._is_closed = True
-            self._dispatcher.close()
-            self.device.close()
+            try:
+                self._dispatcher.close()
+            finally:
+                self.device.close()
 
     def put_states(self, whole_by_name: Mapping[str, torch.Tensor] | None) -> None:
         """What passes of another phase left, as far as it goes; 0 beyond, and everywhere where there was none."""
