@@ -17,6 +17,7 @@ from torch import Tensor
 
 from einpage.exec.device.arena import HostArena
 from einpage.exec.device.driver import Event, Stream
+from einpage.exec.device.memory import StreamMemory
 from einpage.exec.device.stream_judge import STREAMS, Enqueued, HostAction, Recorded, Seen, Waited
 from einpage.exec.device.streams import StreamDevice
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
@@ -142,9 +143,18 @@ class WatchedDevice(StreamDevice):
     """A device of streams on a fake driver: poisoned memory, every chunk recorded."""
 
     def __init__(self, memgraph: MemGraph, host: HostArena, driver: FakeDriver, backend: str = "torch") -> None:
-        super().__init__(memgraph, host, driver, backend=backend, poison=True)
+        memory = StreamMemory(host, driver, memgraph.budget_bytes)
+        try:
+            super().__init__(memgraph, memory, backend=backend, poison=True)
+        except BaseException:
+            memory.close()
+            raise
         self.actions = driver.actions
         self.actions.clear()
+
+    def close(self) -> None:
+        super().close()
+        self.memory.close()
 
     def enqueue(self, node: NodeId, chunk: int = 0) -> None:
         stream = self.stream(node)

@@ -19,6 +19,7 @@ from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, TensorId
 from einpage.exec.device.arena import HostArena, host_copies, outputs
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.device.device import Device
+from einpage.exec.device.memory import CpuMemory
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.serial import run_serial
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
@@ -69,7 +70,7 @@ def run_on_bytes(
 ) -> dict[str, Tensor]:
     """Every output, by name, of a run of `plan` on the CPU device."""
     host = filled_host(plan, values)
-    device = CpuDevice(plan, host, poison=poison)
+    device = CpuDevice(plan, CpuMemory(host, plan.budget_bytes), poison=poison)
     device.preload()
     dispatch(plan, device)
     return outputs(plan, host)

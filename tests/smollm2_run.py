@@ -21,6 +21,7 @@ from einpage.einsum_front.graph.program import Source
 from einpage.einsum_front.graph.taskgraph import Kind
 from einpage.exec.device.arena import HostArena, host_copies, outputs
 from einpage.exec.device.cpu import CpuDevice
+from einpage.exec.device.memory import CpuMemory
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.serial import run_serial
 from einpage.exec.load.fill import fill, read_weights
@@ -127,7 +128,7 @@ class Loaded:
         for tensor in graph.tensors:
             if tensor.kind is Kind.INPUT:
                 slots[tensor.id].copy_(torch.from_numpy(arrays[tensor.value][slices(tensor.box)]))
-        return CpuDevice(memgraph, self._host, threads=MACHINE.threads, poison=True)
+        return CpuDevice(memgraph, CpuMemory(self._host, memgraph.budget_bytes), threads=MACHINE.threads, poison=True)
 
     def run(self, memgraph: MemGraph, device: CpuDevice, dispatch: Dispatch = run_serial) -> tuple[Measured, dict[str, torch.Tensor]]:
         """What was counted, and the outputs. What earlier runs left is poisoned first, so that none of it can pass for this run's."""

@@ -16,6 +16,7 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import Nbytes
 from einpage.exec.device.arena import HostArena, MappedArena, host_copies, outputs, used_extents
 from einpage.exec.device.cpu import CpuDevice
+from einpage.exec.device.memory import CpuMemory
 from einpage.memplan.graph.memgraph import Compute, Extent, Offset
 from einpage.memplan.machine.places import DEVICE
 from hand_plan import hand_plan
@@ -105,7 +106,7 @@ def test_an_arena_larger_than_a_plan_takes_no_more_memory() -> None:
     """A budget is a limit: what no plan uses of it is not backed."""
     plan = plain_plan(random_graph(0)).with_arena(DEVICE, 8 << 30)
     before = resident()
-    device = CpuDevice(plan, HostArena(plan.host_bytes))
+    device = CpuDevice(plan, CpuMemory(HostArena(plan.host_bytes), plan.budget_bytes))
     assert device.arena_bytes == 8 << 30
     assert resident() - before < 1 << 30
 

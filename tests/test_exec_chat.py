@@ -36,14 +36,14 @@ def test_a_dialogue_is_what_whole_texts_give_and_reads_only_what_is_new(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     read: list[int] = []
-    run = generation._Ready.run
+    run = generation.ReadyPhase.run
 
-    def counted(phase: generation._Ready, arrays: Mapping[str, NDArray[np.generic]], hooks: Hooks) -> tuple[torch.Tensor, Measured]:
+    def counted(phase: generation.ReadyPhase, arrays: Mapping[str, NDArray[np.generic]], hooks: Hooks) -> tuple[torch.Tensor, Measured]:
         read.append(int(arrays["lengths"][0]))
         return run(phase, arrays, hooks)
 
     turns(monkeypatch, TURNS)
-    with patch.object(generation._Ready, "run", counted):
+    with patch.object(generation.ReadyPhase, "run", counted):
         assert main([*WORDS, "--max-new", "12", "--positions", "256", "--json"]) == 0
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     tokenizer, template = load_tokenizer(WEIGHTS), load_template(WEIGHTS)
@@ -91,9 +91,9 @@ def test_mistakes_are_one_line(
 
 def test_a_turn_that_is_interrupted_ends_with_what_was_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     passes = 0
-    run = generation._Ready.run
+    run = generation.ReadyPhase.run
 
-    def interrupted(phase: generation._Ready, arrays: Mapping[str, Any], hooks: Hooks) -> tuple[torch.Tensor, Measured]:
+    def interrupted(phase: generation.ReadyPhase, arrays: Mapping[str, Any], hooks: Hooks) -> tuple[torch.Tensor, Measured]:
         nonlocal passes
         passes += 1
         if passes == 3:
@@ -101,7 +101,7 @@ def test_a_turn_that_is_interrupted_ends_with_what_was_said(monkeypatch: pytest.
         return run(phase, arrays, hooks)
 
     turns(monkeypatch, TURNS)
-    with patch.object(generation._Ready, "run", interrupted):
+    with patch.object(generation.ReadyPhase, "run", interrupted):
         assert main([*WORDS, "--max-new", "12", "--positions", "256", "--json"]) == 130
     (line,) = capsys.readouterr().out.splitlines()
     told = json.loads(line)

@@ -21,7 +21,17 @@ from einpage.exec.dispatch.stream_static import StreamStaticDispatcher
 from einpage.exec.planning.model import Model, open_model
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.run import choose
-from einpage.exec.run.choose import ChosenDevice, DeviceKind, Dispatch, RunOptions, device_for, dispatcher_type, kernels_for, make_device
+from einpage.exec.run.choose import (
+    ChosenDevice,
+    DeviceKind,
+    Dispatch,
+    RunOptions,
+    device_for,
+    dispatcher_type,
+    kernels_for,
+    make_device,
+    make_memory,
+)
 from einpage.exec.run.prepared import run_model
 from einpage.memplan.machine.places import HOST
 from einpage.memplan.machine.profile import load_machine
@@ -82,8 +92,9 @@ def test_the_device_is_of_the_kind() -> None:
     plan = replace(plan.with_arena(HOST, 0), nodes=())
     from einpage.exec.device.arena import HostArena
 
-    assert isinstance(make_device(DeviceKind.CPU, plan, HostArena(0), machine, "torch"), CpuDevice)
-    assert isinstance(make_device(DeviceKind.CUDA, plan, HostArena(0), machine, "torch", driver=FakeDriver()), StreamDevice)
+    assert isinstance(make_device(plan, make_memory(DeviceKind.CPU, HostArena(0), plan.budget_bytes), machine, "torch"), CpuDevice)
+    on_streams = make_memory(DeviceKind.CUDA, HostArena(0), plan.budget_bytes, FakeDriver())
+    assert isinstance(make_device(plan, on_streams, machine, "torch"), StreamDevice)
 
 
 @pytest.mark.usefixtures("a_gpu")

@@ -15,7 +15,8 @@ from einpage.exec.planning.plan_set import plan_texts
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.text_lengths import TextLengths
 from einpage.exec.run import generation
-from einpage.exec.run.generation import Conversation, Generation, LoadedWeights
+from einpage.exec.run.generation import Conversation, Generation
+from einpage.exec.run.loaded_model import LoadedModel
 from einpage.exec.run.sampling import Sampling
 from einpage.memplan.errors import DoesNotFit
 from test_exec_generate import CPU, GREEDY, LINE, OPTIONS, RAGGED, Opened, expected, generated, model_at, opened
@@ -29,7 +30,7 @@ def test_prompts_that_are_read_in_chunks_say_the_same(chunk: int, length: int) -
     texts = replace(TextLengths.of(prompts, 5), chunk=chunk)
     with patch.object(text_lengths, "LEAST_POSITIONS", 4), patch.object(text_lengths, "READ_POSITIONS", 4):
         plans = plan_texts(model_at, CPU, PlanRequest(1 << 20), texts)
-        opening = Opened(Generation(plans, OPTIONS, LoadedWeights(OPTIONS)), prompts, 5)
+        opening = Opened(Generation(plans, OPTIONS, LoadedModel(OPTIONS)), prompts, 5)
         assert [tuple(ids) for ids in generated(opening)] == [expected(prompt, 5) for prompt in prompts]
         without = range(max(1, texts.positions - chunk + 1), texts.positions)
         assert all(plans.read_at(at) is None for at in without)
@@ -53,7 +54,7 @@ def test_tokens_that_are_looked_up_are_those_that_come(lookup: int, chunk: int) 
     texts = replace(TextLengths.of([prompt], 24), lookup=lookup, chunk=chunk)
     with patch.object(text_lengths, "LEAST_POSITIONS", 8):
         plans = plan_texts(model_at, CPU, PlanRequest(1 << 20), texts)
-    opening = Opened(Generation(plans, OPTIONS, LoadedWeights(OPTIONS)), [prompt], 24)
+    opening = Opened(Generation(plans, OPTIONS, LoadedModel(OPTIONS)), [prompt], 24)
     assert generated(opening) == [list(expected(prompt, 24))]
     assert opening.figures.new_tokens == 23 > opening.figures.steps
     drawn = Sampling(temperature=1.0, seed=3)
@@ -65,7 +66,7 @@ def test_a_prompt_may_be_as_long_as_a_pass_that_looks_tokens_up(length: int, chu
     """Or its chunks may: what reads it still says the token after it alone."""
     prompt = (5, 17, 3, 9, 5, 17, 3, 44, 5)[:length]
     texts = replace(TextLengths.of([prompt], 9), lookup=3, chunk=chunk)
-    opening = Opened(Generation(plan_texts(model_at, CPU, PlanRequest(1 << 20), texts), OPTIONS, LoadedWeights(OPTIONS)), [prompt], 9)
+    opening = Opened(Generation(plan_texts(model_at, CPU, PlanRequest(1 << 20), texts), OPTIONS, LoadedModel(OPTIONS)), [prompt], 9)
     assert generated(opening) == [list(expected(prompt, 9))]
 
 
@@ -105,7 +106,7 @@ def test_a_lookup_is_for_one_prompt_and_states_that_can_be_taken_back(tmp_path: 
 def test_a_conversation_reads_what_is_new_and_may_go_back() -> None:
     """Turns after turns on one cache; then other tokens from some position on."""
     texts = TextLengths(1, 60, 1, 2, chunk=8)
-    generation = Generation(plan_texts(model_at, CPU, PlanRequest(1 << 20), texts), OPTIONS, LoadedWeights(OPTIONS))
+    generation = Generation(plan_texts(model_at, CPU, PlanRequest(1 << 20), texts), OPTIONS, LoadedModel(OPTIONS))
     conversation = Conversation(generation)
     text: tuple[int, ...] = (5, 17, 3)
     for new in ((9, 9, 9, 120, 4, 7, 8, 8, 1, 1, 1), (2,), (30, 31, 32)):

@@ -17,6 +17,7 @@ from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.exec.device.arena import POISON, outputs
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.device.errors import NodeError
+from einpage.exec.device.memory import CpuMemory
 from einpage.exec.dispatch.dynamic import run_dynamic
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.serial import random_order, run_serial
@@ -64,7 +65,7 @@ def test_the_result_does_not_need_poison() -> None:
 def test_a_second_pass_gives_the_same() -> None:
     graph, plan, values = made(1)
     host = filled_host(plan, values)
-    device = CpuDevice(plan, host, poison=True)
+    device = CpuDevice(plan, CpuMemory(host, plan.budget_bytes), poison=True)
     for _ in range(3):
         measured = run_dynamic(plan, device)
         assert differences(outputs(plan, host), direct(graph, values)) == []
@@ -118,7 +119,7 @@ def test_an_index_outside_the_table_names_the_gather() -> None:
 
 def test_the_arena_is_exactly_the_budget_and_what_is_outside_is_reported() -> None:
     _, plan, values = made(14)
-    device = CpuDevice(plan, filled_host(plan, values))
+    device = CpuDevice(plan, CpuMemory(filled_host(plan, values), plan.budget_bytes))
     assert device.arena_bytes == plan.budget_bytes
     assert device.outside_arena_bytes > 0
     assert device.name == "cpu"
@@ -150,7 +151,7 @@ def test_kernels_have_the_threads_they_were_given_on_every_engine(dispatch: Call
     try:
         for threads in (before + 1, before + 2):
             seen.clear()
-            dispatch(plan, Looking(plan, filled_host(plan, values), threads=threads))
+            dispatch(plan, Looking(plan, CpuMemory(filled_host(plan, values), plan.budget_bytes), threads=threads))
             assert set(seen) == {threads}
     finally:
         torch.set_num_threads(before)
@@ -160,7 +161,7 @@ def test_poison_is_left_wherever_contents_have_ended() -> None:
     """After a run that frees everything on the device, every byte of the arena that was ever used is poison; without poison, none is."""
     _, plan, values = made(14)
     for poison in (True, False):
-        device = CpuDevice(plan, filled_host(plan, values), poison=poison)
+        device = CpuDevice(plan, CpuMemory(filled_host(plan, values), plan.budget_bytes), poison=poison)
         run_dynamic(plan, device)
         words = device._device.bytes(Extent(Offset(0), plan.budget_bytes)).view("<u2")
         assert (words == POISON).all() == poison
@@ -172,7 +173,7 @@ def test_workspace_is_poisoned_after_use() -> None:
     node, used = next((NodeId(i), n.workspace) for i, n in enumerate(plan.nodes) if isinstance(n, Compute) and n.workspace)
     assert used is not None
     for poison in (True, False):
-        device = CpuDevice(plan, filled_host(plan, values), poison=poison)
+        device = CpuDevice(plan, CpuMemory(filled_host(plan, values), plan.budget_bytes), poison=poison)
         device._device.bytes(used)[:] = 1
         device.compute(node)
         words = device._device.bytes(used)[: used.nbytes // 2 * 2].view("<u2")

@@ -15,7 +15,8 @@ from einpage.exec.planning.model import Model, open_model
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.text_lengths import TextLengths
 from einpage.exec.run.choose import RunOptions
-from einpage.exec.run.generation import Generation, LoadedWeights, plan_generation
+from einpage.exec.run.generation import Generation, plan_generation
+from einpage.exec.run.loaded_model import LoadedModel
 from einpage.exec.run.sampling import Sampling
 from einpage.memplan.machine.profile import load_machine
 from test_front_gallery import MODELS
@@ -36,7 +37,7 @@ def test_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     with patch.object(text_lengths, "LEAST_POSITIONS", 3):
         options = RunOptions(PlanRequest(1 << 20), poison=True)
         plans = plan_generation(model_at, load_machine("cpu"), options, TextLengths.of(PROMPTS, NEW))
-    found = list(zip(*Generation(plans, options, LoadedWeights(options)).tokens(PROMPTS, NEW, Sampling()), strict=True))
+    found = list(zip(*Generation(plans, options, LoadedModel(options)).tokens(PROMPTS, NEW, Sampling()), strict=True))
     assert len(plans.plan_set.phases) >= 3
     for prompt, ids in zip(PROMPTS, found, strict=True):
         with torch.no_grad():

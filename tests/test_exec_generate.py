@@ -31,7 +31,8 @@ from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.text_lengths import TextLengths
 from einpage.exec.run import generation
 from einpage.exec.run.choose import Dispatch, RunOptions
-from einpage.exec.run.generation import Generation, GenerationFigures, LoadedWeights, plan_generation, refuse_prompts
+from einpage.exec.run.generation import Generation, GenerationFigures, plan_generation, refuse_prompts
+from einpage.exec.run.loaded_model import LoadedModel
 from einpage.exec.run.sampling import Sampling
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.simulate import all_moved_bytes
@@ -81,7 +82,7 @@ def opened(
     texts = TextLengths.of(lists.lists, max_new)
     refuse_prompts(at, texts, lists)
     plans = plan_generation(at, machine, options, texts)
-    return Opened(Generation(plans, options, LoadedWeights(options)), prompts, max_new)
+    return Opened(Generation(plans, options, LoadedModel(options)), prompts, max_new)
 
 
 def generated(opening: Opened, sampling: Sampling = GREEDY) -> list[list[int]]:
@@ -161,14 +162,14 @@ def test_states_lie_where_the_reference_has_them() -> None:
     prompt = RAGGED[2]
     opening = opened([prompt], 5)
     kept: list[dict[str, torch.Tensor]] = []
-    run = generation._Ready.run
+    run = generation.ReadyPhase.run
 
-    def watched(phase: generation._Ready, arrays: Mapping[str, Any], hooks: Hooks) -> tuple[torch.Tensor, Measured]:
+    def watched(phase: generation.ReadyPhase, arrays: Mapping[str, Any], hooks: Hooks) -> tuple[torch.Tensor, Measured]:
         found = run(phase, arrays, hooks)
         kept.append(phase.states())
         return found
 
-    with patch.object(generation._Ready, "run", watched):
+    with patch.object(generation.ReadyPhase, "run", watched):
         (ids,) = generated(opening)
     text = [*prompt, *ids[:-1]]
     model = model_at({"batch": 1, "seq": len(text), "past": 0, "room": 0})

@@ -17,6 +17,7 @@ from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.exec.cli import main
 from einpage.exec.device.arena import host_copies, outputs
 from einpage.exec.device.cpu import CpuDevice
+from einpage.exec.device.memory import CpuMemory
 from einpage.exec.dispatch.dynamic import run_dynamic
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.serial import run_serial
@@ -37,7 +38,7 @@ def test_passes_give_the_direct_result_each(drawn: st.DataObject, graph: TaskGra
     assert differences(run_on_bytes(warm, values, dispatch), direct(graph, values)) == []
     loop = plan(graph, a_machine(), budget, PlanOptions(start=Start.LOOP))
     host = filled_host(loop, values)
-    device = CpuDevice(loop, host, poison=True)
+    device = CpuDevice(loop, CpuMemory(host, loop.budget_bytes), poison=True)
     device.preload()
     for other in (values, data(graph, seed + 1), values):
         for tensor in graph.tensors:

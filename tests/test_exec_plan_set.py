@@ -24,7 +24,8 @@ from einpage.exec.planning.plan_set import PlannedSet, plan_texts, replayed
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.text_lengths import TextLengths
 from einpage.exec.run.choose import RunOptions
-from einpage.exec.run.generation import Generation, LoadedWeights
+from einpage.exec.run.generation import Generation
+from einpage.exec.run.loaded_model import LoadedModel
 from einpage.exec.run.sampling import Sampling
 from einpage.memplan.graph.memgraph import PlanSet
 from einpage.memplan.graph.planfile import load_plan_set, save_plan_set
@@ -62,7 +63,7 @@ def saved(lengths: TextLengths = LENGTHS) -> PlanSet:
 
 
 def tokens(plans: PlannedSet, prompt: list[int], max_new: int) -> list[int]:
-    return [ids[0] for ids in Generation(plans, OPTIONS, LoadedWeights(OPTIONS)).tokens([prompt], max_new, Sampling())]
+    return [ids[0] for ids in Generation(plans, OPTIONS, LoadedModel(OPTIONS)).tokens([prompt], max_new, Sampling())]
 
 
 @pytest.mark.parametrize("length", [1, 5, 8])
@@ -118,7 +119,7 @@ def test_another_offset_is_not_there() -> None:
 )
 def test_what_was_not_planned_for_is_refused(prompts: list[list[int]], max_new: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        next(Generation(planned(), OPTIONS, LoadedWeights(OPTIONS)).tokens(prompts, max_new, Sampling()))
+        next(Generation(planned(), OPTIONS, LoadedModel(OPTIONS)).tokens(prompts, max_new, Sampling()))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ from einpage.exec.planning.plan_set import PlannedSet, plan_texts
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.text_lengths import TextLengths
 from einpage.exec.run.choose import Dispatch
-from einpage.exec.run.generation import Conversation, Generation, GenerationFigures, LoadedWeights
+from einpage.exec.run.generation import Conversation, Generation, GenerationFigures
+from einpage.exec.run.loaded_model import LoadedModel
 from test_exec_generate import CPU, OPTIONS, model_at
 
 POSITIONS = 512
@@ -54,7 +55,7 @@ def logits_read(plans: PlannedSet, tokens: int, dispatch: Dispatch) -> torch.Ten
     """[position, token] logits after each position, read `tokens` at a time."""
     options = replace(OPTIONS, dispatch=dispatch)
     found = []
-    with closing(Conversation(Generation(plans, options, LoadedWeights(options)))) as conversation:
+    with closing(Conversation(Generation(plans, options, LoadedModel(options)))) as conversation:
         for at in range(0, POSITIONS, tokens):
             part = text()[at : at + tokens]
             rows = conversation.read([part], GenerationFigures(), is_prompt=False)
@@ -94,7 +95,7 @@ def test_a_prompt_read_at_once_and_in_chunks_says_the_references_next_token(chun
     for length in (1, 63, 64, 65, 300, POSITIONS):
         texts = replace(TextLengths(1, length, length, 2), chunk=chunk)
         plans = plan_texts(model_at, CPU, PlanRequest(BUDGETS[1] if chunk else BUDGETS[2]), texts)
-        generation = Generation(plans, OPTIONS, LoadedWeights(OPTIONS))
+        generation = Generation(plans, OPTIONS, LoadedModel(OPTIONS))
         with closing(Conversation(generation)) as conversation:
             rows = conversation.read([text()[:length]], GenerationFigures(), is_prompt=True)
         assert rows.shape[:2] == (1, 1)

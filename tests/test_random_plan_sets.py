@@ -40,7 +40,8 @@ from einpage.exec.planning.plan_set import PlannedPhase, PlannedSet, plan_texts,
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.run import generation
 from einpage.exec.run.choose import Dispatch, RunOptions
-from einpage.exec.run.generation import Generation, LoadedWeights
+from einpage.exec.run.generation import Generation
+from einpage.exec.run.loaded_model import LoadedModel
 from einpage.exec.run.sampling import Sampler, Sampling
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.memgraph import MemGraph, PlanSet
@@ -178,7 +179,7 @@ def check_run(case: Case, tally: Tally) -> None:
         if random.random() < 0.4:
             plans = replayed(check_saved(plans.plan_set), plans.texts, model_at, CPU, request)
         options = RunOptions(request, dispatch=Dispatch.SERIAL, poison=True)
-        held = Generation(plans, options, LoadedWeights(options))
+        held = Generation(plans, options, LoadedModel(options))
         vocab = dict(case.decoder.sizes)["vocab"]
         is_greedy = random.random() < 0.7
         for lengths, max_new in ((first_lengths(plans.texts), plans.texts.max_new), other_lengths(random, plans.texts)):
@@ -217,16 +218,16 @@ def generated(
         def run(self, device: Device, hooks: Hooks = SILENT) -> Measured:
             return run_serial(self.memgraph, device, hooks, order=random_order(self.memgraph, random.randrange(1 << 30)))
 
-    preload = generation._Ready.preload
+    preload = generation.ReadyPhase.preload
 
-    def watched(ready: generation._Ready) -> int:
+    def watched(ready: generation.ReadyPhase) -> int:
         entered.append((ready.planned, preload(ready)))
         return entered[-1][1]
 
     with (
         patch.object(generation, "Sampler", Recording),
         patch.object(generation, "dispatcher_type", lambda kind, dispatch: Shuffled),
-        patch.object(generation._Ready, "preload", watched),
+        patch.object(generation.ReadyPhase, "preload", watched),
     ):
         said = list(held.tokens(prompts, max_new, sampling))
     assert len(said) == max_new

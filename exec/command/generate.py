@@ -32,7 +32,8 @@ from einpage.exec.planning.plan_set import PlannedSet, replayed
 from einpage.exec.planning.text_lengths import MOST_LOOKUP, MOST_POSITIONS, TextLengths
 from einpage.exec.run.choose import ChosenDevice, RunOptions, dispatch_of, kernels_for
 from einpage.exec.run.continuation import Continuation
-from einpage.exec.run.generation import Conversation, Generation, GenerationFigures, LoadedWeights, plan_generation, refuse_prompts
+from einpage.exec.run.generation import Conversation, Generation, GenerationFigures, plan_generation, refuse_prompts
+from einpage.exec.run.loaded_model import LoadedModel
 from einpage.exec.run.sampling import Sampling
 from einpage.exec.system.interrupt import INTERRUPTED
 from einpage.memplan.graph.memgraph import PlanSet
@@ -65,11 +66,13 @@ def generate_command(a: argparse.Namespace) -> int:
             plans = replayed(saved.plans, saved.texts, setup.model_at, machine_now(machine), setup.options.plan)
         plan_s = perf_counter() - began
         shown.planned(plans.first.planned)
-        generation = Generation(plans, setup.options, LoadedWeights(setup.options, shown.loading))
+        generation = Generation(plans, setup.options, LoadedModel(setup.options, shown.loading))
     warnings = [*generation.warnings, *setup.warnings]
     for warning in warnings if not a.json else ():
         print(f"warning: {warning}", file=sys.stderr)
-    status = _say(generation.tokens(prompts.lists, a.max_new, setup.sampling, Hooks(stuck=stuck)), answers, a.json or len(answers) > 1)
+    with closing(generation):
+        tokens = generation.tokens(prompts.lists, a.max_new, setup.sampling, Hooks(stuck=stuck))
+        status = _say(tokens, answers, a.json or len(answers) > 1)
     if a.json:
         for answer in answers:
             figures = figures_of(generation.figures, plans, plan_s)
@@ -270,11 +273,11 @@ def chat_command(a: argparse.Namespace) -> int:
         plans = plan_generation(setup.model_at, machine, setup.options, texts, told.planning)
         plan_s = perf_counter() - began
         shown.planned(plans.first.planned)
-        generation = Generation(plans, setup.options, LoadedWeights(setup.options, shown.loading))
+        generation = Generation(plans, setup.options, LoadedModel(setup.options, shown.loading))
     warnings = [*generation.warnings, *setup.warnings]
     for warning in () if a.json else warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    with closing(Conversation(generation, Hooks(stuck=stuck))) as conversation:
+    with closing(generation), closing(Conversation(generation, Hooks(stuck=stuck))) as conversation:
         read = list[int]()
         for line in _turns():
             messages.append({"role": "user", "content": line})

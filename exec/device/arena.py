@@ -48,7 +48,7 @@ class MappedArena:
         self._bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8, count=nbytes)
         self._storage = torch.frombuffer(self._map, dtype=torch.uint8).untyped_storage()
         if touch:
-            self.touch(Extent(Offset(0), Nbytes(nbytes)))
+            self.touch(np.arange(-(-nbytes // mmap.PAGESIZE)))
 
     def view(self, extent: Extent, shape: tuple[int, ...], dtype: DType) -> torch.Tensor:
         """The bytes of `extent` as a packed row-major tensor; no copy. `shape` must fill the extent exactly."""
@@ -69,11 +69,9 @@ class MappedArena:
         """All bytes, as one flat tensor; no copy."""
         return torch.empty(0, dtype=torch.uint8).set_(self._storage, 0, (self.nbytes,), (1,))
 
-    def touch(self, extent: Extent) -> None:
-        """Back the pages of `extent`, whose bytes nobody needs: some are 0 from here on."""
-        self.bytes(extent)[:: mmap.PAGESIZE] = 0
-        if extent.nbytes:
-            self._bytes[extent.end - 1] = 0
+    def touch(self, pages: NDArray[np.intp]) -> None:
+        """Back `pages`, whose bytes nobody needs: some are 0 from here on."""
+        self._bytes[pages * mmap.PAGESIZE] = 0
 
     def drop(self, extent: Extent) -> None:
         """Give the pages that lie wholly in `extent` back to the system: its bytes are 0 from here on."""

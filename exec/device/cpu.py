@@ -8,7 +8,7 @@ its contents are undefined: at the start, at every Free, and workspace after use
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 import numpy as np
@@ -19,8 +19,9 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.onednn import NO_ONEDNN, OneDnn
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import TaskId
-from einpage.exec.device.arena import HostArena, MappedArena, residency_view, used_extents
-from einpage.exec.device.device import MovedBytes, extents_beside, left_there, no_op
+from einpage.exec.device.arena import MappedArena, residency_view
+from einpage.exec.device.device import MovedBytes, extents_beside, no_op
+from einpage.exec.device.memory import CpuMemory
 from einpage.kernels.instructions.torch_kernel import Operands, TorchKernel
 from einpage.kernels.on_torch.products import Products
 from einpage.kernels.prepare import Backend, PreparedKernels
@@ -33,41 +34,32 @@ MOST_KEPT_STEPS = 8192
 
 
 class CpuDevice:
-    """Runs `memgraph` on real bytes. `host` holds the weights and inputs, or will before the run starts."""
+    """Runs `memgraph` on real bytes. The host's arena of `memory` holds the weights and inputs, or will before the run starts."""
 
     name = "cpu"
 
     def __init__(
         self,
         memgraph: MemGraph,
-        host: HostArena,
+        memory: CpuMemory,
         *,
         backend: str = "torch",
         threads: int | None = None,
         onednn: OneDnn = NO_ONEDNN,
         poison: bool = False,
-        after: CpuDevice | None = None,
     ) -> None:
-        """`after` is a device of the same size that has no more to run: this one inherits its arena, and does not load again what
-        it leaves there.
-
-        `onednn` is the figure of the machine profile that says how products are computed, and so their last bits.
+        """`onednn` is the figure of the machine profile that says how products are computed, and so their last bits.
 
         `threads` is what torch may use for one kernel, a figure of the machine profile: results differ bitwise between thread counts,
         so it is the same for every dispatcher. None: torch's own number."""
         if threads is not None:
             torch.set_num_threads(threads)
         self._memgraph, self._backend, self._poison = memgraph, Backend(backend), poison
-        self._device: MappedArena = MappedArena(memgraph.budget_bytes) if after is None else after._device
-        assert self._device.nbytes == memgraph.budget_bytes, "an arena that is inherited has the same size"
-        if after is None:
-            for extent in used_extents(memgraph):
-                self._device.touch(extent)
-        self._left_there = frozenset[ResidencyId]() if after is None else left_there(after._memgraph, memgraph)
-        self._host = host
-        if poison:
-            for extent in extents_beside(memgraph, self._left_there):
-                self._device.poison(extent)
+        assert memory.nbytes == memgraph.budget_bytes, f"an arena of {memory.nbytes} bytes for {memgraph.budget_bytes}"
+        self._memory, self._device, self._host = memory, memory.device, memory.host
+        memory.back(memgraph)
+        if memory.ran is None:
+            self._poison_beside(frozenset())
         self._nodes, self._residencies = Nodes.of(memgraph.nodes), Residencies.of(memgraph.residencies)
         self._arenas = [self._arena(place) for place in self._residencies.places]
         """[place] as the residencies number them"""
@@ -78,10 +70,9 @@ class CpuDevice:
         self._calls = [self._prepare(calls, NodeId(i), node) for i, node in enumerate(memgraph.nodes)]
         """[node] what a Compute or HostGather does."""
         self.outside_arena_bytes = calls.kernels.scratch_bytes
-        self.start_run()
 
     def close(self) -> None:
-        """Nothing to release: the arenas are freed with their last reference."""
+        """Nothing to release."""
 
     @property
     def moved_bytes(self) -> Mapping[Queue, int]:
@@ -89,6 +80,10 @@ class CpuDevice:
 
     def start_run(self) -> None:
         self._counted.clear()
+        self._memory.ran = None
+
+    def end_run(self) -> None:
+        self._memory.ran = self._memgraph
 
     def init_thread(self) -> None:
         # A new thread uses OpenMP's own number of threads until it calls something in torch that consults torch's number. A product of few
@@ -96,11 +91,13 @@ class CpuDevice:
         torch.set_num_threads(torch.get_num_threads())
 
     def preload(self) -> int:
+        there, self._memory.ran = self._memory.has(self._memgraph), None
+        self._poison_beside(there)
         tensor, start, on_device = self._residencies.tensor, self._memgraph.start, self._residencies.at(DEVICE)
         host_copy_by_tensor = {int(tensor[r]): r for r in start if not on_device[r]}
         loaded = 0
         for r in start:
-            if on_device[r] and r not in self._left_there:
+            if on_device[r] and r not in there:
                 target = self._bytes(r)
                 np.copyto(target, self._bytes(host_copy_by_tensor[int(tensor[r])]))
                 loaded += target.nbytes
@@ -146,6 +143,11 @@ class CpuDevice:
                 return calls.call(task, operands, creates, None)
             case Move() | Free():
                 return no_op
+
+    def _poison_beside(self, there: Collection[ResidencyId]) -> None:
+        if self._poison:
+            for extent in extents_beside(self._memgraph, there):
+                self._device.poison(extent)
 
     def _bytes(self, residency: int) -> NDArray[np.uint8]:
         found, at = self._residencies, self._residencies.extent_row[residency]

@@ -40,12 +40,15 @@ class Device(Protocol):
     def start_run(self) -> None:
         """Called before each run: reset the counters."""
 
+    def end_run(self) -> None:
+        """Called after each run that ended as planned."""
+
     def init_thread(self) -> None:
         """Called on each engine's thread before its first node: settings that hold for one thread only."""
 
     def preload(self) -> int:
-        """Before the first pass: copy the tensors that are resident at the start to their offsets, but for those that the device before
-        has left there. Answers the bytes, which count as no pass's."""
+        """Before the first pass, and where other plans ran in the same memory: copy the tensors that are resident at the start to their
+        offsets, but for those that the last plan has left there. Answers the bytes, which count as no pass's."""
 
     def compute(self, node: NodeId) -> None:
         """Run a Compute."""

@@ -32,6 +32,9 @@ class NullDevice:
         self._counted.clear()
         self.calls: list[NodeId] = []
 
+    def end_run(self) -> None:
+        pass
+
     def init_thread(self) -> None:
         pass
 

@@ -8,7 +8,7 @@ slow (views, kernels, pinning) is done when the device is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,10 +19,11 @@ from torch import Tensor
 
 from einpage.einsum_front.graph.job import GatherJob, View
 from einpage.einsum_front.graph.taskgraph import TaskId
-from einpage.exec.device.arena import HostArena, MappedArena, residency_view
-from einpage.exec.device.device import MovedBytes, extents_beside, left_there
+from einpage.exec.device.arena import MappedArena, residency_view
+from einpage.exec.device.device import MovedBytes, extents_beside
 from einpage.exec.device.driver import Driver, Event, Stream
 from einpage.exec.device.errors import NodeError
+from einpage.exec.device.memory import StreamMemory
 from einpage.kernels.errors import DivisorIsZero, IndexOutOfRange, Unsupported
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.kernels.prepare import Backend, Kernel, Launches, prepare, prepare_gathers, prepare_launches
@@ -51,26 +52,22 @@ class _StagingBuffer:
 
 
 class StreamDevice:
-    """Runs `memgraph` through `driver`. `host` holds the weights and inputs, or will before the run starts."""
+    """Runs `memgraph` through the driver of `memory`, whose host arena holds the weights and inputs, or will before the run starts."""
 
     name = "cuda"
 
     def __init__(
         self,
         memgraph: MemGraph,
-        host: HostArena,
-        driver: Driver,
+        memory: StreamMemory,
         *,
         backend: str = "triton",
         poison: bool = False,
-        after: StreamDevice | None = None,
     ) -> None:
-        """`after` is a device of the same size and host that has no more to run: this one inherits its arena, and does not load
-        again what it leaves there."""
-        self.memgraph, self.driver = memgraph, driver
+        assert memory.nbytes == memgraph.budget_bytes, f"an arena of {memory.nbytes} bytes for {memgraph.budget_bytes}"
+        self.memgraph, self.memory, self.driver = memgraph, memory, memory.driver
         self.arena_bytes: int = memgraph.budget_bytes
-        self._backend, self._host = Backend(backend), host
-        self._host_bytes = host.whole()
+        self._backend, self._poison = Backend(backend), poison
         self._view_by_residency: dict[int, Tensor] = {}
         self._staging: list[_StagingBuffer] = []
         self._turn = 0
@@ -87,33 +84,21 @@ class StreamDevice:
         self._chunks: list[tuple[StreamAction, ...]] = []
         self._streams = [None if number == NO_QUEUE else Stream(number) for number in queue_numbers(memgraph).tolist()]
         self._counted = MovedBytes(memgraph)
-        self._left_there = frozenset[ResidencyId]() if after is None else left_there(after.memgraph, memgraph)
-        self._has_pinned = host.nbytes > 0
-        if after is not None:
-            assert after._host is host and after._arena.nbytes == memgraph.budget_bytes, "an arena that is inherited has the same size"
-            self._has_pinned, after._has_pinned = after._has_pinned, False
-        elif self._has_pinned:
-            driver.pin(self._host_bytes)
         try:
-            self._arena: Tensor = driver.allocate(memgraph.budget_bytes) if after is None else after._arena
-            if poison:
-                for extent in extents_beside(memgraph, self._left_there):
-                    _poison(driver, self._arena[extent.offset : extent.end])
+            if memory.ran is None:
+                self._poison_beside(frozenset())
             self._chunks += [self._prepared(NodeId(i), node) for i, node in enumerate(memgraph.nodes)]
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Unpin host memory when the streams are done with it. The device is of no use afterwards."""
+        """Unpin its own host memory when the streams are done with it. The device is of no use afterwards."""
         for stream in (COMPUTE, H2D, D2H):
             with suppress(RuntimeError):  # a device that failed copies no more
                 self.driver.synchronize(self.driver.record(stream))
         for staging in self._staging:
             self.driver.unpin(staging.memory)
-        if self._has_pinned:
-            self._has_pinned = False
-            self.driver.unpin(self._host_bytes)
         self._chunks, self._staging, self._calls, self._captured = [], [], {}, {}
 
     @property
@@ -131,11 +116,16 @@ class StreamDevice:
     def start_run(self) -> None:
         """Reset the counters. Raises NodeError where an index that a kernel will use is out of range, or divides by 0: no kernel can."""
         self._counted.clear()
+        self.memory.ran = None
         for node, check in self._checks:
             try:
                 check()
             except (DivisorIsZero, IndexOutOfRange, Unsupported) as error:
                 raise NodeError(node, describe(self.memgraph, node), Queue.COMPUTE, error) from error
+
+    def end_run(self) -> None:
+        """What the plan leaves on the device is there now."""
+        self.memory.ran = self.memgraph
 
     def init_thread(self) -> None:
         """Nothing: no setting holds for one thread only."""
@@ -144,8 +134,10 @@ class StreamDevice:
         """Copy the tensors that are resident at the start to their offsets, but for those that are there, and wait for the copies. Answers
         the bytes, which count as no pass's."""
         loaded = 0
+        there, self.memory.ran = self.memory.has(self.memgraph), None
+        self._poison_beside(there)
         for r in (self.memgraph.residencies[r] for r in self.memgraph.start):
-            if r.place.kind is PlaceKind.DEVICE and r.id not in self._left_there:
+            if r.place.kind is PlaceKind.DEVICE and r.id not in there:
                 target = self._bytes(r)
                 self.driver.copy(H2D, target, self._bytes(self.memgraph.residencies[self._host_copies[r.tensor]]))
                 loaded += target.nbytes
@@ -198,6 +190,11 @@ class StreamDevice:
         """The bytes of `residency`, which no stream is writing, as its tensor, copied to the host."""
         return self._view(residency).cpu()
 
+    def _poison_beside(self, there: Collection[ResidencyId]) -> None:
+        if self._poison:
+            for extent in extents_beside(self.memgraph, there):
+                _poison(self.driver, self.memory.device[extent.offset : extent.end])
+
     def _run(self, node: NodeId) -> None:
         stream = self._streams[node]
         assert stream is not None
@@ -224,7 +221,7 @@ class StreamDevice:
         tiles = tuple(tuple(self._view(r) for r in operand) for operand in node.operands)
         result = self._view(node.creates)
         if self._backend is Backend.TORCH:
-            scratch = None if node.workspace is None else self._arena[node.workspace.offset : node.workspace.end]
+            scratch = None if node.workspace is None else self.memory.device[node.workspace.offset : node.workspace.end]
             return partial(prepare(job, self._backend), tiles, result, scratch)
         kernel = prepare_launches(job)
         if id(kernel) not in self._loaded:
@@ -290,7 +287,7 @@ class StreamDevice:
         if residency not in self._view_by_residency:
             found = self.memgraph.residencies[residency]
             if found.place.kind is PlaceKind.HOST:
-                view = residency_view(self.memgraph, found, self._host)
+                view = residency_view(self.memgraph, found, self.memory.host)
             else:
                 tensor = self.memgraph.graph.tensors[found.tensor]
                 assert prod(tensor.shape) * tensor.dtype.nbytes == found.extents[0].nbytes
@@ -300,7 +297,7 @@ class StreamDevice:
 
     def _bytes(self, residency: Residency) -> Tensor:
         (extent,) = residency.extents
-        whole = self._host_bytes if residency.place.kind is PlaceKind.HOST else self._arena
+        whole = self.memory.host_bytes if residency.place.kind is PlaceKind.HOST else self.memory.device
         return whole[extent.offset : extent.end]
 
 

@@ -183,7 +183,9 @@ def supervise(run: Run, bodies: Mapping[str, Callable[[], None]], before: Callab
     if run.error is not None:
         raise run.error
     monitor.progress(wall_s)
-    return _measured(run, wall_s)
+    measured = _measured(run, wall_s)
+    run.device.end_run()
+    return measured
 
 
 def _measured(run: Run, wall_s: float) -> Measured:

@@ -21,6 +21,7 @@ from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import Kind
 from einpage.exec.device.arena import HostArena, MappedArena, host_copies
 from einpage.exec.device.cpu import CpuDevice
+from einpage.exec.device.memory import CpuMemory
 from einpage.exec.dispatch.dynamic import DynamicDispatcher
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.planning.judged_plan import Planned, plan_program
@@ -98,7 +99,8 @@ def _probe(machine: Machine, rows: int, copies: CopyingThread) -> ProbeRuns:
     for tensor in planned.graph.tensors:
         if tensor.id in slots:
             slots[tensor.id].fill_(1 if tensor.kind is Kind.INPUT else CONSTANT)
-    device = CpuDevice(planned.memgraph, host, threads=machine.threads, onednn=machine.onednn)
+    memory = CpuMemory(host, planned.memgraph.budget_bytes)
+    device = CpuDevice(planned.memgraph, memory, threads=machine.threads, onednn=machine.onednn)
 
     fewer = 2 if rows >= LONG_RUN else 1
     with closing(DynamicDispatcher(planned.memgraph)) as dispatcher:

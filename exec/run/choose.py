@@ -15,6 +15,7 @@ from einpage.exec.device.arena import HostArena
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.device.cuda import CudaDriver, why_not_cuda
 from einpage.exec.device.driver import Driver
+from einpage.exec.device.memory import CpuMemory, StreamMemory
 from einpage.exec.device.streams import StreamDevice
 from einpage.exec.dispatch.dynamic import DynamicDispatcher
 from einpage.exec.dispatch.engine import Dispatcher
@@ -100,24 +101,18 @@ def measured_machine(kind: DeviceKind, threads: int | None = None, again: bool =
     return measured_cpu(threads=threads, again=again, say=say)
 
 
+def make_memory(kind: DeviceKind, host: HostArena, nbytes: int, driver: Driver | None = None) -> CpuMemory | StreamMemory:
+    """The host's arena, and one of `nbytes` on a device; `driver` instead of CUDA's own, for tests."""
+    return StreamMemory(host, driver or CudaDriver(), nbytes) if kind is DeviceKind.CUDA else CpuMemory(host, nbytes)
+
+
 def make_device(
-    kind: DeviceKind,
-    memgraph: MemGraph,
-    host: HostArena,
-    machine: Machine,
-    backend: str,
-    *,
-    poison: bool = False,
-    driver: Driver | None = None,
-    after: CpuDevice | StreamDevice | None = None,
+    memgraph: MemGraph, memory: CpuMemory | StreamMemory, machine: Machine, backend: str, *, poison: bool = False
 ) -> CpuDevice | StreamDevice:
-    """A device for `memgraph`, which inherits the memory of the one that it comes `after`; `driver` instead of CUDA's own, for tests."""
-    if kind is DeviceKind.CUDA:
-        assert not isinstance(after, CpuDevice), "another kind of device has other memory"
-        driver = driver or (CudaDriver() if after is None else after.driver)
-        return StreamDevice(memgraph, host, driver, backend=backend, poison=poison, after=after)
-    assert not isinstance(after, StreamDevice), "another kind of device has other memory"
-    return CpuDevice(memgraph, host, backend=backend, threads=machine.threads, onednn=machine.onednn, poison=poison, after=after)
+    """A device that runs `memgraph` in `memory`."""
+    if isinstance(memory, StreamMemory):
+        return StreamDevice(memgraph, memory, backend=backend, poison=poison)
+    return CpuDevice(memgraph, memory, backend=backend, threads=machine.threads, onednn=machine.onednn, poison=poison)
 
 
 def default_budget(kind: DeviceKind) -> tuple[int, str]:

@@ -97,6 +97,9 @@ class CheckedDevice:
     def start_run(self) -> None:
         self._device.start_run()
 
+    def end_run(self) -> None:
+        self._device.end_run()
+
     def init_thread(self) -> None:
         self._device.init_thread()
 

@@ -26,7 +26,8 @@ from einpage.exec.planning.plan_set import PlannedSet, weight_pieces
 from einpage.exec.planning.text_lengths import LEAST_POSITIONS, TextLengths
 from einpage.exec.run.choose import RunOptions, make_device
 from einpage.exec.run.continuation import Continuation
-from einpage.exec.run.generation import Generation, GenerationFigures, LoadedWeights, plan_generation, refuse_prompts
+from einpage.exec.run.generation import Generation, GenerationFigures, plan_generation, refuse_prompts
+from einpage.exec.run.loaded_model import LoadedModel
 from einpage.exec.run.outputs import wanted_outputs
 from einpage.exec.run.prepared import Prepared, fill_inputs
 from einpage.exec.run.sampling import Sampling
@@ -56,7 +57,7 @@ class OpenModel:
     """About the checkpoint and its weights."""
     finish: str = ""
     """Why the last text ended: `end`, `stop` or `length`."""
-    _weights: LoadedWeights | None = None
+    _weights: LoadedModel | None = None
     _pieces: Mapping[Letter, int] | None = None
     """Of the letters of weights, since the first plan."""
     _sets: list[PlannedSet] = field(default_factory=list)
@@ -71,6 +72,8 @@ class OpenModel:
 
     def close(self) -> None:
         """Let weights and plans go; the model is of no use afterwards."""
+        if self._weights is not None:
+            self._weights.close()
         self._is_closed, self._weights = True, None
         self._sets, self._passes = [], {}
 
@@ -151,14 +154,14 @@ class OpenModel:
         held.load(model, planned.memgraph)
         memgraph = planned.memgraph
         fill_inputs(planned.graph.tensors, arrays, host_copies(memgraph, held.host))
-        device = make_device(options.device, memgraph, held.host, planned.machine, options.kernels, poison=options.poison)
+        device = make_device(memgraph, held.memory(memgraph.budget_bytes), planned.machine, options.kernels, poison=options.poison)
         with closing(Prepared(model, options, planned, held.host, device)) as prepared:
             prepared.run(options.dispatch)
         return {name: tensor.float().numpy() for name, tensor in prepared.outputs().items()}
 
-    def _held(self) -> LoadedWeights:
+    def _held(self) -> LoadedModel:
         if self._weights is None:
-            self._weights = LoadedWeights(self.options)
+            self._weights = LoadedModel(self.options)
         return self._weights
 
     def _plan_options(self) -> RunOptions:

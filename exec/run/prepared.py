@@ -22,6 +22,7 @@ from einpage.einsum_front.graph.taskgraph import Tensor, TensorId
 from einpage.exec.device.arena import HostArena, bytes_before_outputs, host_copies, outputs
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.device.device import Device
+from einpage.exec.device.memory import Memory
 from einpage.exec.device.streams import StreamDevice
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.progress import SILENT, Hooks
@@ -29,7 +30,7 @@ from einpage.exec.load.fill import NotFiniteWeight, fill
 from einpage.exec.load.inputs import bind_inputs, refuse_beyond
 from einpage.exec.planning.judged_plan import MachineSource, Planned, compacted, least_host_bytes, machine_now, plan_program
 from einpage.exec.planning.model import Model
-from einpage.exec.run.choose import DeviceKind, Dispatch, RunOptions, dispatcher_type, make_device
+from einpage.exec.run.choose import DeviceKind, Dispatch, RunOptions, dispatcher_type, make_device, make_memory
 from einpage.exec.run.find_nan import CheckedDevice, FoundNan, find_nan
 from einpage.exec.run.outputs import output_warnings, text_figures, wanted_outputs
 from einpage.exec.run.report import DeviceFigures, RunReport, profile_warnings, weight_warnings
@@ -70,6 +71,8 @@ class Prepared:
     planned: Planned
     host: HostArena
     device: CpuDevice | StreamDevice
+    own_memory: Memory | None = None
+    """What of it nobody else uses."""
     not_finite: tuple[NotFiniteWeight, ...] = ()
     """What of the weights is not finite."""
 
@@ -91,6 +94,8 @@ class Prepared:
     def close(self) -> None:
         """Unpin host memory; nothing runs afterwards."""
         self.device.close()
+        if self.own_memory is not None:
+            self.own_memory.close()
 
 
 def prepare_run(
@@ -123,8 +128,13 @@ def prepare_run(
     fill_inputs(planned.graph.tensors, arrays, slots)
     del slots
     give_back_memory(memgraph.host_bytes)
-    device = make_device(options.device, memgraph, host, planned.machine, options.kernels, poison=options.poison)
-    return Prepared(model, options, planned, host, device, not_finite)
+    memory = make_memory(options.device, host, memgraph.budget_bytes)
+    try:
+        device = make_device(memgraph, memory, planned.machine, options.kernels, poison=options.poison)
+    except BaseException:
+        memory.close()
+        raise
+    return Prepared(model, options, planned, host, device, memory, not_finite)
 
 
 def run_model(

@@ -1,0 +1,167 @@
+"""A model held open: one arena on the device for all its plans; what a plan leaves there is not loaded again, and nothing else is."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from einpage.einsum_front.base.errors import UsageError
+from einpage.exec.device.arena import HostArena, used_extents
+from einpage.exec.device.errors import NodeError
+from einpage.exec.device.memory import CpuMemory
+from einpage.exec.dispatch.progress import SILENT
+from einpage.exec.planning import text_lengths
+from einpage.exec.planning.plan_set import PlannedPhase
+from einpage.exec.planning.request import PlanRequest
+from einpage.exec.run import choose
+from einpage.exec.run.choose import DeviceKind, RunOptions
+from einpage.exec.run.generation import Generation
+from einpage.exec.run.loaded_model import KEPT, LoadedModel, ReadyPhase
+from einpage.memplan.graph.memgraph import NodeId
+from fake_driver import FakeDriver
+from hand_plan import hand_plan
+from test_exec_generate import GREEDY, RAGGED, Opened, expected, generated, opened
+
+WORDS = tuple(expected(prompt, 8) for prompt in RAGGED)
+
+
+@pytest.fixture
+def opening() -> Opened:
+    with patch.object(text_lengths, "LEAST_POSITIONS", 3):
+        return opened(RAGGED, 8)
+
+
+def passed(phase: ReadyPhase) -> None:
+    """One pass over tokens that mean nothing."""
+    names = {i.name: i for i in phase._own_inputs.inputs}
+    arrays: Mapping[str, NDArray[Any]] = {
+        "tokens": np.zeros((len(RAGGED), phase.planned.bucket.tokens), np.int64),
+        "lengths": np.ones(len(RAGGED), np.int64),
+        "at": np.full(len(RAGGED), phase.planned.bucket.past, np.int64),
+    }
+    phase.run({name: array for name, array in arrays.items() if name in names}, SILENT)
+
+
+def weight_bytes(phase: PlannedPhase) -> int:
+    memgraph = phase.planned.memgraph
+    return sum(memgraph.graph.tensors[t].nbytes for t in memgraph.resident)
+
+
+def test_every_text_has_the_arena_of_the_first(opening: Opened) -> None:
+    made: list[int] = []
+    init = CpuMemory.__init__
+
+    def counted(self: CpuMemory, host: HostArena, nbytes: int) -> None:
+        made.append(nbytes)
+        init(self, host, nbytes)
+
+    with patch.object(CpuMemory, "__init__", counted):
+        for _ in range(3):
+            assert tuple(map(tuple, generated(opening))) == WORDS
+    assert made == [1 << 20]
+    opening.generation.close()
+    with patch.object(CpuMemory, "__init__", counted):
+        assert tuple(map(tuple, generated(opening))) == WORDS
+    assert made == [1 << 20] * 2
+
+
+def test_a_phase_that_runs_again_finds_what_it_left(opening: Opened) -> None:
+    held, plans = opening.generation.weights, opening.plans
+    bucket = plans.buckets[0]
+    assert weight_bytes(bucket) > 0
+    phase = held.ready(bucket, plans.machine)
+    phase.put_states(None)
+    assert phase.preload() == weight_bytes(bucket)
+    passed(phase)
+    assert phase.preload() == 0
+    assert phase.preload() == weight_bytes(bucket), "nobody knows what is there before a pass has ended"
+    passed(phase)
+    assert held.ready(bucket, plans.machine) is phase and phase.preload() == 0
+
+
+def test_what_another_phase_overwrote_is_loaded(opening: Opened) -> None:
+    held, plans = opening.generation.weights, opening.plans
+    loop, first = (held.ready(p, plans.machine) for p in (plans.buckets[0], plans.first))
+    for phase in (loop, first):
+        phase.put_states(None)
+    loop.preload()
+    passed(loop)
+    first.preload()
+    passed(first)
+    assert loop.preload() == weight_bytes(plans.buckets[0])
+
+
+def test_after_a_pass_that_failed_all_is_loaded(opening: Opened) -> None:
+    held, plans = opening.generation.weights, opening.plans
+    phase = held.ready(plans.buckets[0], plans.machine)
+    phase.put_states(None)
+    phase.preload()
+    passed(phase)
+
+    def broken(node: NodeId) -> None:
+        raise ValueError("the kernel broke")
+
+    with patch.object(phase._device, "compute", broken), pytest.raises(NodeError):
+        passed(phase)
+    assert phase.preload() == weight_bytes(plans.buckets[0])
+
+
+def test_the_last_phases_stay_ready(opening: Opened) -> None:
+    held, plans = opening.generation.weights, opening.plans
+    first = held.ready(plans.first, plans.machine)
+    buckets = [held.ready(bucket, plans.machine) for bucket in plans.buckets[:KEPT]]
+    assert held.ready(plans.buckets[KEPT - 1], plans.machine) is buckets[-1]
+    assert held.ready(plans.first, plans.machine) is not first, f"more than {KEPT} were asked for since"
+
+
+def test_a_larger_arena_on_the_host_ends_what_was_begun(opening: Opened) -> None:
+    """Phases have views of the one before."""
+    tokens = opening.generation.tokens(RAGGED, 8, GREEDY)
+    next(tokens)
+    held = opening.generation.weights
+    held.grow_to(held.host.nbytes + 4096)
+    with pytest.raises(UsageError, match="begin anew"):
+        next(tokens)
+    assert tuple(map(tuple, generated(opening))) == WORDS
+
+
+def test_host_memory_is_registered_once_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On streams, for two texts of several phases each; staging buffers of a phase go with it."""
+    driver = FakeDriver()
+    monkeypatch.setattr(choose, "CudaDriver", lambda: driver)
+    with patch.object(text_lengths, "LEAST_POSITIONS", 3):
+        found = opened(RAGGED, 8)
+    options = RunOptions(PlanRequest(1 << 20), device=DeviceKind.CUDA, kernels="torch", poison=True)
+    generation = Generation(found.plans, options, LoadedModel(options))
+    whole: set[int] = set()
+    for _ in range(2):
+        words = list(zip(*generation.tokens(RAGGED, 8, GREEDY), strict=True))
+        assert tuple(words) == WORDS
+        whole |= {at for at, nbytes in driver.pinned.items() if nbytes == generation.weights.host.nbytes}
+    assert len(whole) == 1
+    generation.close()
+    assert driver.pinned == {}
+
+
+def test_pages_are_backed_once_and_what_is_there_stays() -> None:
+    plan = hand_plan()
+    memory = CpuMemory(HostArena(plan.host_bytes), plan.budget_bytes)
+    memory.back(plan)
+    pages = -(-max(extent.end for extent in used_extents(plan)) // mmap.PAGESIZE)
+    assert memory._is_backed[:pages].all()
+    memory.device._bytes[:] = 7
+    memory.back(plan)
+    assert (memory.device._bytes == 7).all()
+
+
+def test_only_what_a_plan_uses_is_backed() -> None:
+    plan = hand_plan()
+    memory = CpuMemory(HostArena(plan.host_bytes), 1 << 30)
+    memory.back(plan)
+    assert memory._is_backed.sum() == -(-plan.budget_bytes // mmap.PAGESIZE)
