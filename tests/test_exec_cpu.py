@@ -151,7 +151,11 @@ def test_kernels_have_the_threads_they_were_given_on_every_engine(dispatch: Call
     try:
         for threads in (before + 1, before + 2):
             seen.clear()
-            dispatch(plan, Looking(plan, CpuMemory(filled_host(plan, values), plan.budget_bytes), threads=threads))
+            device = Looking(plan, CpuMemory(filled_host(plan, values), plan.budget_bytes), threads=threads)
+            dispatch(plan, device)
+            assert set(seen) == {threads}
+            torch.set_num_threads(before)  # as another model does, between two runs of this one
+            dispatch(plan, device)
             assert set(seen) == {threads}
     finally:
         torch.set_num_threads(before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from time import process_time
 from typing import Any
 
 import pytest
@@ -35,6 +36,38 @@ def test_pairs_are_counted_exactly(word: str, queries: tuple[int, int]) -> None:
     keys = (0, LEAF + 188)
     exact = sum(lets_through(s, t) for s in range(*queries) for t in range(*keys))
     assert pairs(score(mask), S, T, {S: queries, T: keys}, at_least=True) == exact
+
+
+@pytest.mark.parametrize("counted", [1, 20_000, 400_000])
+@pytest.mark.parametrize("mixed", [1, 4, 16, 64])
+@pytest.mark.parametrize("word", ["causal", "window", "blocks", "products"])
+def test_pairs_that_are_not_looked_into_count_as_none_or_as_all(
+    word: str, mixed: int, counted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the limits: never more than there are, and never fewer."""
+    mask, lets_through = {**MASKS, "products": ("(s * t) % 7 == 0", lambda s, t: s * t % 7 == 0)}[word]
+    monkeypatch.setattr(masks, "MOST_MIXED", mixed)
+    monkeypatch.setattr(masks, "MOST_COUNTED", counted)
+    masks._count.cache_clear()
+    ranges = {S: (3, 1303), T: (0, 1200)}
+    exact = sum(lets_through(s, t) for s in range(3, 1303) for t in range(1200))
+    least, most = (pairs(score(mask), S, T, ranges, at_least) for at_least in (True, False))
+    masks._count.cache_clear()
+    assert 0 <= least <= exact <= most <= 1300 * 1200
+    assert (least == most) == (least == exact == most)
+    if mixed == 64 and counted == 400_000 and word != "products":
+        assert least == exact == most
+
+
+@pytest.mark.parametrize("mask", ["t <= s", "t <= s and s - t < 1000", "(s * t) % 7 == 0", "(s + t) % 2 == 1 or t == s"])
+def test_the_pairs_of_billions_of_positions_are_counted_in_seconds(mask: str) -> None:
+    ranges = {S: (0, 1 << 32), T: (0, 1 << 32)}
+    began = process_time()
+    least, most = (pairs(score(mask), S, T, ranges, at_least) for at_least in (True, False))
+    assert process_time() - began < 8
+    assert 0 <= least <= most <= 1 << 64
+    if mask == "t <= s":
+        assert most - least < 1e-3 * most
 
 
 @pytest.mark.parametrize("word", MASKS)

@@ -26,6 +26,10 @@ LEAF = 512
 """Mixed blocks up to this side are counted element by element."""
 GRAIN = 64
 """To so many queries is it known which see some of a block of keys."""
+MOST_COUNTED = 1 << 27
+"""Pairs of mixed blocks that are counted one by one: of a causal mask over a million positions, of a window over a hundred thousand."""
+MOST_MIXED = 8192
+"""Mixed blocks that are halved once more."""
 MOST_BLOCKS = 2048
 """Looked at to tell which keys are seen: of a window, some hundred thousand keys."""
 
@@ -110,7 +114,8 @@ def _outermost(seen: Callable[[int, int], bool], first: int, last: int, leftmost
 def pairs(score: Expr, query: Letter | None, row: Letter, region: Region, at_least: bool) -> int:
     """How many (query, key) pairs of the region the mask surely or, where a clause depends on data, possibly lets through.
 
-    Where that depends on other letters, undecided pairs count as none (`at_least`) or as all.
+    Where that depends on other letters, and where more than MOST_COUNTED pairs of more than MOST_MIXED blocks are undecided, these count as
+    none (`at_least`) or as all.
     """
     mask = condition(score)
     queries, keys = region[query] if query is not None else (0, 1), region[row]
@@ -120,7 +125,8 @@ def pairs(score: Expr, query: Letter | None, row: Letter, region: Region, at_lea
     if not free_letters(mask) <= {row, query}:
         known = truth(interval(mask, region))
         return _area(queries, keys) if known == TRUE or (known == EITHER and not at_least) else 0
-    return _count(mask, query or Letter(""), row, queries, keys)
+    sure, undecided = _count(mask, query or Letter(""), row, queries, keys)
+    return sure if at_least else sure + undecided
 
 
 def keys_seen(score: Expr, query: Letter | None, row: Letter, region: Region) -> tuple[tuple[int, int], ...]:
@@ -218,21 +224,36 @@ def _area(queries: tuple[int, int], keys: tuple[int, int]) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _count(mask: Expr, query: Letter, row: Letter, queries: tuple[int, int], keys: tuple[int, int]) -> int:
-    area = _area(queries, keys)
-    if area == 0:
-        return 0
-    known = truth(interval(mask, {query: queries, row: keys}))
-    if known != EITHER:
-        return area if known == TRUE else 0
-    if max(queries[1] - queries[0], keys[1] - keys[0]) <= LEAF:
-        return int(_on_grid(mask, query, row, queries, keys).sum())
-    return sum(_count(mask, query, row, a, b) for a in _halves(queries) for b in _halves(keys))
+def _count(mask: Expr, query: Letter, row: Letter, queries: tuple[int, int], keys: tuple[int, int]) -> tuple[int, int]:
+    """Pairs that are surely let through, and pairs of blocks that were not looked into."""
+    blocks, side, sure = [(queries, keys)], LEAF, 0
+    while True:
+        mixed = list[tuple[tuple[int, int], tuple[int, int]]]()
+        for a, b in blocks:
+            known = truth(interval(mask, {query: a, row: b})) if _area(a, b) else FALSE
+            if known == TRUE:
+                sure += _area(a, b)
+            elif known == EITHER:
+                mixed.append((a, b))
+        area = sum(_area(a, b) for a, b in mixed)
+        if all(max(a[1] - a[0], b[1] - b[0]) <= side for a, b in mixed):
+            if area <= MOST_COUNTED:
+                return sure + sum(_count_one_by_one(mask, query, row, a, b) for a, b in mixed), 0
+            side //= 2
+        if len(mixed) > MOST_MIXED or side < GRAIN:
+            return sure, area
+        blocks = [(a, b) for some, others in mixed for a in _halves(some, side) for b in _halves(others, side)]
 
 
-def _halves(block: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+def _count_one_by_one(mask: Expr, query: Letter, row: Letter, queries: tuple[int, int], keys: tuple[int, int]) -> int:
+    """GRAIN queries at a time, which a processor's cache has room for."""
+    starts = range(queries[0], queries[1], GRAIN)
+    return sum(int(_on_grid(mask, query, row, (start, min(start + GRAIN, queries[1])), keys).sum()) for start in starts)
+
+
+def _halves(block: tuple[int, int], side: int = LEAF) -> tuple[tuple[int, int], ...]:
     start, end = block
-    if end - start <= LEAF:
+    if end - start <= side:
         return (block,)
     middle = start + (end - start) // 2
     return (start, middle), (middle, end)

@@ -54,6 +54,7 @@ class CpuDevice:
         so it is the same for every dispatcher. None: torch's own number."""
         if threads is not None:
             torch.set_num_threads(threads)
+        self._threads = torch.get_num_threads()
         self._memgraph, self._backend, self._poison = memgraph, Backend(backend), poison
         assert memory.nbytes == memgraph.budget_bytes, f"an arena of {memory.nbytes} bytes for {memgraph.budget_bytes}"
         self._memory, self._device, self._host = memory, memory.device, memory.host
@@ -66,7 +67,7 @@ class CpuDevice:
         self._counted = MovedBytes(memgraph)
         self._gathered: dict[NodeId, int] = {}
         self.arena_bytes: int = memgraph.budget_bytes
-        calls = _KernelCalls(memgraph, self._arena, PreparedKernels(self._backend, Products(onednn, torch.get_num_threads())))
+        calls = _KernelCalls(memgraph, self._arena, PreparedKernels(self._backend, Products(onednn, self._threads)))
         self._calls = [self._prepare(calls, NodeId(i), node) for i, node in enumerate(memgraph.nodes)]
         """[node] what a Compute or HostGather does."""
         self.outside_arena_bytes = calls.kernels.scratch_bytes
@@ -87,8 +88,9 @@ class CpuDevice:
 
     def init_thread(self) -> None:
         # A new thread uses OpenMP's own number of threads until it calls something in torch that consults torch's number. A product of few
-        # rows does not, and would wake, for every call, a team whose members then spin on the cores that copies need.
-        torch.set_num_threads(torch.get_num_threads())
+        # rows does not, and would wake, for every call, a team whose members then spin on the cores that copies need. And since this
+        # device was made, somebody may have set another number.
+        torch.set_num_threads(self._threads)
 
     def preload(self) -> int:
         there, self._memory.ran = self._memory.has(self._memgraph), None
