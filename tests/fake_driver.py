@@ -17,9 +17,8 @@ from torch import Tensor
 
 from einpage.exec.device.arena import HostArena
 from einpage.exec.device.driver import Event, Stream
-from einpage.exec.device.memory import StreamMemory
 from einpage.exec.device.stream_judge import STREAMS, Enqueued, HostAction, Recorded, Seen, Waited
-from einpage.exec.device.streams import StreamDevice
+from einpage.exec.device.streams import StreamDevice, StreamMemory
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
 
 

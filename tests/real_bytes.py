@@ -17,9 +17,8 @@ from torch import Tensor
 from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, TensorId
 from einpage.exec.device.arena import HostArena, host_copies, outputs
-from einpage.exec.device.cpu import CpuDevice
+from einpage.exec.device.cpu import CpuDevice, CpuMemory
 from einpage.exec.device.device import Device
-from einpage.exec.device.memory import CpuMemory
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.serial import run_serial
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE

@@ -20,8 +20,7 @@ from einpage.einsum_front.elaborate.reference import evaluate
 from einpage.einsum_front.graph.program import Source
 from einpage.einsum_front.graph.taskgraph import Kind
 from einpage.exec.device.arena import HostArena, host_copies, outputs
-from einpage.exec.device.cpu import CpuDevice
-from einpage.exec.device.memory import CpuMemory
+from einpage.exec.device.cpu import CpuDevice, CpuMemory
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.serial import run_serial
 from einpage.exec.load.fill import fill, read_weights

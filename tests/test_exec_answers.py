@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from einpage.checkpoints.files.checkpoint import WeightError
+from einpage.checkpoints.text.continuation import Continuation
 from einpage.checkpoints.text.tokenizer import TextPieces, Tokenizer, end_tokens, load_tokenizer
-from einpage.exec.run.continuation import Continuation
 from smollm2 import smollm2_path
 
 TEXTS = st.text(st.sampled_from("ab \n.é漢🙂👨‍👩‍👧STOP"), max_size=24)

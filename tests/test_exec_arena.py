@@ -15,8 +15,7 @@ import torch
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import Nbytes
 from einpage.exec.device.arena import HostArena, MappedArena, host_copies, outputs, used_extents
-from einpage.exec.device.cpu import CpuDevice
-from einpage.exec.device.memory import CpuMemory
+from einpage.exec.device.cpu import CpuDevice, CpuMemory
 from einpage.memplan.graph.memgraph import Compute, Extent, Offset
 from einpage.memplan.machine.places import DEVICE
 from hand_plan import hand_plan

@@ -15,9 +15,8 @@ import torch
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.exec.device.arena import POISON, outputs
-from einpage.exec.device.cpu import CpuDevice
+from einpage.exec.device.cpu import CpuDevice, CpuMemory
 from einpage.exec.device.errors import NodeError
-from einpage.exec.device.memory import CpuMemory
 from einpage.exec.dispatch.dynamic import run_dynamic
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.serial import random_order, run_serial

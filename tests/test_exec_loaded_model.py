@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.device.arena import HostArena, used_extents
+from einpage.exec.device.cpu import CpuMemory
 from einpage.exec.device.errors import NodeError
-from einpage.exec.device.memory import CpuMemory
 from einpage.exec.dispatch.progress import SILENT
 from einpage.exec.planning import text_lengths
 from einpage.exec.planning.plan_set import PlannedPhase

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.exec.cli import main
 from einpage.exec.device.arena import host_copies, outputs
-from einpage.exec.device.cpu import CpuDevice
-from einpage.exec.device.memory import CpuMemory
+from einpage.exec.device.cpu import CpuDevice, CpuMemory
 from einpage.exec.dispatch.dynamic import run_dynamic
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.serial import run_serial

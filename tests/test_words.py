@@ -38,7 +38,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     **dict.fromkeys(
         [
             *(("exec.command.generate", "stop"), ("exec.run.open_model", "stop"), ("exec.run.open_model", "stops")),
-            *(("exec.run.continuation", name) for name in ("stop", "stops", "_stops")),
+            *(("checkpoints.text.continuation", name) for name in ("stop", "stops", "_stops")),
         ],
         "a stop string, before which a text ends",
     ),

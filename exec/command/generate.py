@@ -17,6 +17,7 @@ from time import perf_counter
 
 from einpage.checkpoints.match.resolve import open_weights
 from einpage.checkpoints.text.chat_template import Message, load_template
+from einpage.checkpoints.text.continuation import Continuation
 from einpage.checkpoints.text.tokenizer import CURE, Tokenizer, TokenizerError, end_tokens, load_tokenizer
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
@@ -31,7 +32,6 @@ from einpage.exec.planning.model import Model, ModelAt, open_model, refuse_lacki
 from einpage.exec.planning.plan_set import PlannedSet, replayed
 from einpage.exec.planning.text_lengths import MOST_LOOKUP, MOST_POSITIONS, TextLengths
 from einpage.exec.run.choose import ChosenDevice, RunOptions, dispatch_of, kernels_for
-from einpage.exec.run.continuation import Continuation
 from einpage.exec.run.generation import Conversation, Generation, GenerationFigures, plan_generation, refuse_prompts
 from einpage.exec.run.loaded_model import LoadedModel
 from einpage.exec.run.sampling import Sampling

@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias
 
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import Kind
+from einpage.exec.device.arena import HostArena
 from einpage.memplan.graph.memgraph import Extent, MemGraph, NodeId, Offset, ResidencyId
 from einpage.memplan.graph.packed import COMPUTE, FREE, GATHER, MOVE
 from einpage.memplan.graph.simulate import queue_numbers, queues_of
@@ -77,6 +78,22 @@ def left_there(before: MemGraph, memgraph: MemGraph) -> frozenset[ResidencyId]:
     residencies, tensors = memgraph.residencies, memgraph.graph.tensors
     begun = [residencies[r] for r in memgraph.start if residencies[r].place == DEVICE]
     return frozenset(r.id for r in begun if (tensors[r.tensor].name, r.extents) in left)
+
+
+class DeviceMemory:
+    """The arenas in which plans run in turns, the host's and the device's, and the plan in whose end the latter is: None where no plan
+    ran, or one did not end. What a plan leaves on the device is there for the next."""
+
+    def __init__(self, host: HostArena, nbytes: int) -> None:
+        self.host, self.nbytes = host, nbytes
+        self.ran: MemGraph | None = None
+
+    def has(self, memgraph: MemGraph) -> frozenset[ResidencyId]:
+        """Of the residents that `memgraph` begins with: those that are there."""
+        return frozenset() if self.ran is None else left_there(self.ran, memgraph)
+
+    def close(self) -> None:
+        """Give back what the device holds of the host; nothing runs afterwards."""
 
 
 def extents_beside(memgraph: MemGraph, there: Collection[ResidencyId]) -> Iterator[Extent]:

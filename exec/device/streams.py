@@ -19,11 +19,10 @@ from torch import Tensor
 
 from einpage.einsum_front.graph.job import GatherJob, View
 from einpage.einsum_front.graph.taskgraph import TaskId
-from einpage.exec.device.arena import MappedArena, residency_view
-from einpage.exec.device.device import MovedBytes, extents_beside
+from einpage.exec.device.arena import HostArena, MappedArena, residency_view
+from einpage.exec.device.device import DeviceMemory, MovedBytes, extents_beside
 from einpage.exec.device.driver import Driver, Event, Stream
 from einpage.exec.device.errors import NodeError
-from einpage.exec.device.memory import StreamMemory
 from einpage.kernels.errors import DivisorIsZero, IndexOutOfRange, Unsupported
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.kernels.prepare import Backend, Kernel, Launches, prepare, prepare_gathers, prepare_launches
@@ -49,6 +48,29 @@ class _StagingBuffer:
     memory: Tensor
     copied: Event | None = None
     """Passes when the last copy from it is done."""
+
+
+class StreamMemory(DeviceMemory):
+    """Registered host memory, and one allocation of a driver's."""
+
+    def __init__(self, host: HostArena, driver: Driver, nbytes: int) -> None:
+        """Raises what the driver does where either is not to be had."""
+        super().__init__(host, nbytes)
+        self.driver, self.host_bytes = driver, host.whole()
+        self._is_pinned = host.nbytes > 0
+        if self._is_pinned:
+            driver.pin(self.host_bytes)
+        try:
+            self.device: Tensor = driver.allocate(nbytes)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Unpin the host's arena."""
+        if self._is_pinned:
+            self._is_pinned = False
+            self.driver.unpin(self.host_bytes)
 
 
 class StreamDevice:

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import Kind
 from einpage.exec.device.arena import HostArena, MappedArena, host_copies
-from einpage.exec.device.cpu import CpuDevice
-from einpage.exec.device.memory import CpuMemory
+from einpage.exec.device.cpu import CpuDevice, CpuMemory
 from einpage.exec.dispatch.dynamic import DynamicDispatcher
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.planning.judged_plan import Planned, plan_program

@@ -12,11 +12,10 @@ from enum import Enum
 
 from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.device.arena import HostArena
-from einpage.exec.device.cpu import CpuDevice
+from einpage.exec.device.cpu import CpuDevice, CpuMemory
 from einpage.exec.device.cuda import CudaDriver, why_not_cuda
 from einpage.exec.device.driver import Driver
-from einpage.exec.device.memory import CpuMemory, StreamMemory
-from einpage.exec.device.streams import StreamDevice
+from einpage.exec.device.streams import StreamDevice, StreamMemory
 from einpage.exec.dispatch.dynamic import DynamicDispatcher
 from einpage.exec.dispatch.engine import Dispatcher
 from einpage.exec.dispatch.serial import SerialDispatcher

@@ -18,7 +18,8 @@ from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.graph.taskgraph import Kind, Tensor
 from einpage.exec.device.arena import HostArena, host_copies, host_results, output_readers, outputs
-from einpage.exec.device.memory import CpuMemory, StreamMemory
+from einpage.exec.device.cpu import CpuMemory
+from einpage.exec.device.streams import StreamMemory
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.progress import Hooks
 from einpage.exec.load.fill import NotFiniteWeight, fill

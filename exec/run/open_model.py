@@ -15,6 +15,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from einpage.checkpoints.text.continuation import Continuation
 from einpage.checkpoints.text.tokenizer import Tokenizer
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.errors import UsageError
@@ -25,7 +26,6 @@ from einpage.exec.planning.model import Model, refuse_lacking_sizes
 from einpage.exec.planning.plan_set import PlannedSet, weight_pieces
 from einpage.exec.planning.text_lengths import LEAST_POSITIONS, TextLengths
 from einpage.exec.run.choose import RunOptions, make_device
-from einpage.exec.run.continuation import Continuation
 from einpage.exec.run.generation import Generation, GenerationFigures, plan_generation, refuse_prompts
 from einpage.exec.run.loaded_model import LoadedModel
 from einpage.exec.run.outputs import wanted_outputs

@@ -21,8 +21,7 @@ from einpage.einsum_front.base.units import format_bytes
 from einpage.einsum_front.graph.taskgraph import Tensor, TensorId
 from einpage.exec.device.arena import HostArena, bytes_before_outputs, host_copies, outputs
 from einpage.exec.device.cpu import CpuDevice
-from einpage.exec.device.device import Device
-from einpage.exec.device.memory import Memory
+from einpage.exec.device.device import Device, DeviceMemory
 from einpage.exec.device.streams import StreamDevice
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.progress import SILENT, Hooks
@@ -71,7 +70,7 @@ class Prepared:
     planned: Planned
     host: HostArena
     device: CpuDevice | StreamDevice
-    own_memory: Memory | None = None
+    own_memory: DeviceMemory | None = None
     """What of it nobody else uses."""
     not_finite: tuple[NotFiniteWeight, ...] = ()
     """What of the weights is not finite."""
