@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +16,7 @@ from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.device.arena import HostArena, used_extents
 from einpage.exec.device.cpu import CpuMemory
 from einpage.exec.device.errors import NodeError
+from einpage.exec.device.streams import StreamMemory
 from einpage.exec.dispatch.progress import SILENT
 from einpage.exec.planning import text_lengths
 from einpage.exec.planning.plan_set import PlannedPhase
@@ -146,6 +148,15 @@ def test_host_memory_is_registered_once_and_given_back(monkeypatch: pytest.Monke
         whole |= {at for at, nbytes in driver.pinned.items() if nbytes == generation.weights.host.nbytes}
     assert len(whole) == 1
     generation.close()
+    assert driver.pinned == {}
+
+
+def test_memory_that_nobody_closed_is_given_back_with_the_last_reference() -> None:
+    driver = FakeDriver()
+    memory = StreamMemory(HostArena(8192), driver, 4096)
+    assert list(driver.pinned.values()) == [8192]
+    del memory
+    gc.collect()
     assert driver.pinned == {}
 
 

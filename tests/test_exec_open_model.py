@@ -18,7 +18,7 @@ from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.cli import main
 from einpage.exec.device.arena import HostArena
 from einpage.exec.planning.model import spec_for
-from einpage.exec.run import choose, generation, open_model
+from einpage.exec.run import choose, loaded_model, open_model
 from einpage.exec.run.open_model import OpenModel
 from einpage.exec.run.sampling import Sampling
 from smollm2 import smollm2_path
@@ -41,7 +41,7 @@ def ids(model: OpenModel, prompt: list[int], max_new: int) -> tuple[int, ...]:
 
 def test_it_answers_as_often_as_asked_and_reads_the_checkpoint_once(model: OpenModel) -> None:
     """Prompts of several lengths, of which the last needs a larger arena; and arrays between."""
-    with patch.object(generation, "fill", wraps=generation.fill) as filled:
+    with patch.object(loaded_model, "fill", wraps=loaded_model.fill) as filled:
         assert ids(model, [5, 17, 3], 6) == expected((5, 17, 3), 6)
         assert ids(model, [1], 3) == expected((1,), 3)
         assert model.prefill([[5, 17], [9, 4]])["logits"].shape == (2, 160)
@@ -136,7 +136,7 @@ def test_weights_that_were_not_all_loaded_are_loaded_again(where: str, prompt: l
 
     if where == "drop":
         ids(model, [1], 2)
-    with patch.object(*((generation, "fill") if where == "fill" else (HostArena, "drop")), interrupted), pytest.raises(KeyboardInterrupt):
+    with patch.object(*((loaded_model, "fill") if where == "fill" else (HostArena, "drop")), interrupted), pytest.raises(KeyboardInterrupt):
         ids(model, prompt, 4)
     assert ids(model, [5, 17, 3], 6) == expected((5, 17, 3), 6)
 

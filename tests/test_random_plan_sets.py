@@ -38,7 +38,7 @@ from einpage.exec.planning import text_lengths
 from einpage.exec.planning.model import Model, open_model
 from einpage.exec.planning.plan_set import PlannedPhase, PlannedSet, plan_texts, replayed
 from einpage.exec.planning.request import PlanRequest
-from einpage.exec.run import generation
+from einpage.exec.run import generation, loaded_model
 from einpage.exec.run.choose import Dispatch, RunOptions
 from einpage.exec.run.generation import Generation
 from einpage.exec.run.loaded_model import LoadedModel
@@ -226,7 +226,7 @@ def generated(
 
     with (
         patch.object(generation, "Sampler", Recording),
-        patch.object(generation, "dispatcher_type", lambda kind, dispatch: Shuffled),
+        patch.object(loaded_model, "dispatcher_type", lambda kind, dispatch: Shuffled),
         patch.object(generation.ReadyPhase, "preload", watched),
     ):
         said = list(held.tokens(prompts, max_new, sampling))

@@ -72,6 +72,10 @@ class StreamMemory(DeviceMemory):
             self._is_pinned = False
             self.driver.unpin(self.host_bytes)
 
+    def __del__(self) -> None:
+        with suppress(AttributeError, RuntimeError):  # one that was not made, or a driver that has gone
+            self.close()  # memory that is unmapped while it is registered is of no use to anybody
+
 
 class StreamDevice:
     """Runs `memgraph` through the driver of `memory`, whose host arena holds the weights and inputs, or will before the run starts."""
