@@ -20,10 +20,10 @@ from einpage.exec.device.arena import HostArena, host_copies, outputs
 from einpage.exec.device.cpu import CpuDevice, CpuMemory
 from einpage.exec.device.device import Device
 from einpage.exec.dispatch.engine import Measured
-from einpage.exec.dispatch.serial import run_serial
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.kernels.prepare import Backend, prepare
 from einpage.memplan.graph.memgraph import MemGraph
+from single_runs import run_serial
 
 Data = Mapping[str, NDArray[Any]]
 

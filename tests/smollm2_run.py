@@ -22,7 +22,6 @@ from einpage.einsum_front.graph.taskgraph import Kind
 from einpage.exec.device.arena import HostArena, host_copies, outputs
 from einpage.exec.device.cpu import CpuDevice, CpuMemory
 from einpage.exec.dispatch.engine import Measured
-from einpage.exec.dispatch.serial import run_serial
 from einpage.exec.load.fill import fill, read_weights
 from einpage.exec.load.inputs import TokenLists, bind_inputs
 from einpage.exec.planning.judged_plan import Planned, plan_program
@@ -32,6 +31,7 @@ from einpage.memplan.graph.memgraph import Extent, HostGather, MemGraph, Move, O
 from einpage.memplan.machine.places import DEVICE
 from einpage.memplan.machine.profile import load_machine
 from real_bytes import slices
+from single_runs import run_serial
 from smollm2 import smollm2_path
 
 MIB = 1 << 20

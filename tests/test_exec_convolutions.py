@@ -19,14 +19,12 @@ from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.einsum_front.spec.reader import read_document
 from einpage.einsum_front.tile.split import split
-from einpage.exec.dispatch.dynamic import run_dynamic
-from einpage.exec.dispatch.serial import run_serial
-from einpage.exec.dispatch.static import run_static
 from einpage.kernels.prepare import Backend, prepare
 from einpage.memplan.plan import plan
 from einpage.memplan.problem.footprint import largest_footprint
 from kernels_naive import TOLERANCE
 from real_bytes import differences, direct, run_on_bytes
+from single_runs import run_dynamic, run_serial, run_static
 from strategies import a_machine
 
 

@@ -17,15 +17,14 @@ from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.exec.device.arena import POISON, outputs
 from einpage.exec.device.cpu import CpuDevice, CpuMemory
 from einpage.exec.device.errors import NodeError
-from einpage.exec.dispatch.dynamic import run_dynamic
 from einpage.exec.dispatch.engine import Measured
-from einpage.exec.dispatch.serial import random_order, run_serial
-from einpage.exec.dispatch.static import run_static
+from einpage.exec.dispatch.serial import random_order
 from einpage.kernels.errors import IndexOutOfRange
 from einpage.memplan.graph.memgraph import Compute, EdgeKind, Edges, Extent, Free, HostGather, MemGraph, NodeId, Offset
 from einpage.memplan.graph.simulate import moved_bytes_by_queue
 from plain_plan import plain_plan
 from real_bytes import Data, differences, direct, filled_host, run_on_bytes
+from single_runs import run_dynamic, run_serial, run_static
 from strategies import data, random_graph
 
 SEEDS = (0, 1, 3, 6, 14, 21)

@@ -17,16 +17,16 @@ from hypothesis import strategies as st
 from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.device.errors import CountMismatch, NodeError
 from einpage.exec.device.null import NullDevice
-from einpage.exec.dispatch.dynamic import run_dynamic
 from einpage.exec.dispatch.engine import Run
 from einpage.exec.dispatch.progress import SILENT, Hooks, Progress
-from einpage.exec.dispatch.serial import SerialDispatcher, random_order, run_serial
-from einpage.exec.dispatch.static import run_static, schedule
+from einpage.exec.dispatch.serial import SerialDispatcher, random_order
+from einpage.exec.dispatch.static import schedule
 from einpage.memplan.graph.memgraph import Free, MemGraph, Move, NodeId
 from einpage.memplan.graph.simulate import moved_bytes_by_queue
 from einpage.memplan.machine.places import ENGINES, Queue
 from hand_plan import edges_of, hand_plan
 from plain_plan import plain_plan
+from single_runs import run_dynamic, run_serial, run_static
 from strategies import random_graph
 
 DISPATCHERS = {"serial": run_serial, "dynamic": run_dynamic, "static": run_static}

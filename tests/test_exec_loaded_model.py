@@ -30,7 +30,9 @@ from fake_driver import FakeDriver
 from hand_plan import hand_plan
 from test_exec_generate import GREEDY, RAGGED, Opened, expected, generated, opened
 
-WORDS = tuple(expected(prompt, 8) for prompt in RAGGED)
+
+def words() -> list[list[int]]:
+    return [list(expected(prompt, 8)) for prompt in RAGGED]
 
 
 @pytest.fixture
@@ -65,16 +67,16 @@ def test_every_text_has_the_arena_of_the_first(opening: Opened) -> None:
 
     with patch.object(CpuMemory, "__init__", counted):
         for _ in range(3):
-            assert tuple(map(tuple, generated(opening))) == WORDS
+            assert generated(opening) == words()
     assert made == [1 << 20]
     opening.generation.close()
     with patch.object(CpuMemory, "__init__", counted):
-        assert tuple(map(tuple, generated(opening))) == WORDS
+        assert generated(opening) == words()
     assert made == [1 << 20] * 2
 
 
 def test_a_phase_that_runs_again_finds_what_it_left(opening: Opened) -> None:
-    held, plans = opening.generation.weights, opening.plans
+    held, plans = opening.generation.loaded, opening.plans
     bucket = plans.buckets[0]
     assert weight_bytes(bucket) > 0
     phase = held.ready(bucket, plans.machine)
@@ -88,7 +90,7 @@ def test_a_phase_that_runs_again_finds_what_it_left(opening: Opened) -> None:
 
 
 def test_what_another_phase_overwrote_is_loaded(opening: Opened) -> None:
-    held, plans = opening.generation.weights, opening.plans
+    held, plans = opening.generation.loaded, opening.plans
     loop, first = (held.ready(p, plans.machine) for p in (plans.buckets[0], plans.first))
     for phase in (loop, first):
         phase.put_states(None)
@@ -100,7 +102,7 @@ def test_what_another_phase_overwrote_is_loaded(opening: Opened) -> None:
 
 
 def test_after_a_pass_that_failed_all_is_loaded(opening: Opened) -> None:
-    held, plans = opening.generation.weights, opening.plans
+    held, plans = opening.generation.loaded, opening.plans
     phase = held.ready(plans.buckets[0], plans.machine)
     phase.put_states(None)
     phase.preload()
@@ -115,7 +117,7 @@ def test_after_a_pass_that_failed_all_is_loaded(opening: Opened) -> None:
 
 
 def test_the_last_phases_stay_ready(opening: Opened) -> None:
-    held, plans = opening.generation.weights, opening.plans
+    held, plans = opening.generation.loaded, opening.plans
     first = held.ready(plans.first, plans.machine)
     buckets = [held.ready(bucket, plans.machine) for bucket in plans.buckets[:KEPT]]
     assert held.ready(plans.buckets[KEPT - 1], plans.machine) is buckets[-1]
@@ -126,11 +128,11 @@ def test_a_larger_arena_on_the_host_ends_what_was_begun(opening: Opened) -> None
     """Phases have views of the one before."""
     tokens = opening.generation.tokens(RAGGED, 8, GREEDY)
     next(tokens)
-    held = opening.generation.weights
+    held = opening.generation.loaded
     held.grow_to(held.host.nbytes + 4096)
     with pytest.raises(UsageError, match="begin anew"):
         next(tokens)
-    assert tuple(map(tuple, generated(opening))) == WORDS
+    assert generated(opening) == words()
 
 
 def test_host_memory_is_registered_once_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,9 +145,8 @@ def test_host_memory_is_registered_once_and_given_back(monkeypatch: pytest.Monke
     generation = Generation(found.plans, options, LoadedModel(options))
     whole: set[int] = set()
     for _ in range(2):
-        words = list(zip(*generation.tokens(RAGGED, 8, GREEDY), strict=True))
-        assert tuple(words) == WORDS
-        whole |= {at for at, nbytes in driver.pinned.items() if nbytes == generation.weights.host.nbytes}
+        assert generated(Opened(generation, RAGGED, 8)) == words()
+        whole |= {at for at, nbytes in driver.pinned.items() if nbytes == generation.loaded.host.nbytes}
     assert len(whole) == 1
     generation.close()
     assert driver.pinned == {}

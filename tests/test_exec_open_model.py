@@ -161,6 +161,7 @@ def test_a_learned_table_of_positions_is_used_to_its_end(tmp_path: Path) -> None
     assert all(row[token] > row.max() - 1e-3 for row, token in zip(logits, found, strict=True))
 
 
+@pytest.mark.slow
 def test_the_real_model_answers_by_its_file_alone() -> None:
     with einpage.open(smollm2_path(), budget="64MiB", machine="cpu", device="cpu") as smollm2:
         pieces = list(smollm2.generate("The capital of France is", max_new=10))

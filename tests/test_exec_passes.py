@@ -17,13 +17,11 @@ from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.exec.cli import main
 from einpage.exec.device.arena import host_copies, outputs
 from einpage.exec.device.cpu import CpuDevice, CpuMemory
-from einpage.exec.dispatch.dynamic import run_dynamic
 from einpage.exec.dispatch.engine import Measured
-from einpage.exec.dispatch.serial import run_serial
-from einpage.exec.dispatch.static import run_static
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.residency.resident_sets import Start
 from real_bytes import differences, direct, filled_host, run_on_bytes
+from single_runs import run_dynamic, run_serial, run_static
 from strategies import a_machine, budgets, data, task_graphs
 
 MLP = str(Path(__file__).parents[1] / "specs" / "mlp.yaml")

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from einpage.exec.device.null import NullDevice
-from einpage.exec.dispatch.dynamic import run_dynamic
 from einpage.exec.dispatch.progress import Hooks, Monitor, Progress, QueueHead, queue_heads
-from einpage.exec.dispatch.serial import run_serial
-from einpage.exec.dispatch.static import run_static
 from einpage.memplan.graph.dump import describe
 from einpage.memplan.graph.memgraph import NodeId
+from einpage.memplan.graph.simulate import moved_bytes_by_queue
 from einpage.memplan.machine.places import Queue
 from hand_plan import hand_plan
+from single_runs import run_dynamic, run_serial, run_static
 
 DISPATCHERS = {"serial": run_serial, "dynamic": run_dynamic, "static": run_static}
 
@@ -58,7 +57,9 @@ def test_stuck_is_told_after_the_time_and_again_after_as_long() -> None:
     plan = hand_plan()
     told: list[tuple[QueueHead, ...]] = []
     finished = [nan] * 14
-    monitor = Monitor(plan, NullDevice(plan), Hooks(stuck=told.append, stuck_after_s=30.0), [nan] * 14, finished)
+    monitor = Monitor(
+        plan, moved_bytes_by_queue(plan), NullDevice(plan), Hooks(stuck=told.append, stuck_after_s=30.0), [nan] * 14, finished
+    )
     for seconds in (10.0, 29.9):
         monitor.update(seconds)
     assert told == []

@@ -179,8 +179,7 @@ def test_lone_surrogates_from_elsewhere(capsys: pytest.CaptureFixture[str], tmp_
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
 
 
-@pytest.mark.parametrize("option", ["--prompt", "--prompt-text"])
-@pytest.mark.parametrize("environment", [ASCII, {"PYTHONUTF8": "1"}], ids=["ascii", "utf-8"])
+@pytest.mark.parametrize(("option", "environment"), [("--prompt", ASCII), ("--prompt-text", {"PYTHONUTF8": "1"})], ids=["ascii", "utf-8"])
 def test_the_bytes_of_an_argument_are_utf_8_whatever_the_locale(words: list[str], option: str, environment: dict[str, str]) -> None:
     def process(prompt: bytes) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-m", "einpage.exec.cli", *words, "--outputs", "logits", option, prompt, "--device", "cpu", "--json"]

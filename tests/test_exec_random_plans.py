@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 
 from einpage.einsum_front.base.units import ALIGNMENT
 from einpage.einsum_front.graph.taskgraph import TaskGraph
-from einpage.exec.dispatch.dynamic import run_dynamic
-from einpage.exec.dispatch.serial import random_order, run_serial
-from einpage.exec.dispatch.static import run_static
+from einpage.exec.dispatch.serial import random_order
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.plan import plan
 from einpage.memplan.problem.footprint import largest_footprint
 from real_bytes import differences, direct, run_on_bytes
+from single_runs import run_dynamic, run_serial, run_static
 from strategies import a_machine, budgets, data, machines, random_graph, task_graphs
 
 relaxed = partial(settings, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])

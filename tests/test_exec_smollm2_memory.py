@@ -84,7 +84,7 @@ def base_bytes(tmp_path_factory: pytest.TempPathFactory) -> int:
     return base(tmp_path_factory.mktemp("nothing"))
 
 
-@pytest.mark.parametrize(("dtype", "within"), [(DType.FP32, 0.01), (DType.BF16, 0.3)])
+@pytest.mark.parametrize(("dtype", "within"), [(DType.FP32, 0.01), pytest.param(DType.BF16, 0.3, marks=pytest.mark.slow)])
 def test_perplexity(dtype: DType, within: float) -> None:
     facts = run_llama(dtype).facts
     assert facts["perplexity"] == pytest.approx(29.956, abs=within)
@@ -101,7 +101,7 @@ def check_memory(ran: Ran, dtype: DType, base_bytes: int) -> None:
     assert 0.97 * ran.peak_bytes <= ran.facts["peak_rss_bytes"] <= ran.peak_bytes
 
 
-@pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
+@pytest.mark.parametrize("dtype", [DType.FP32, pytest.param(DType.BF16, marks=pytest.mark.slow)])
 def test_memory_is_weights_arena_and_what_is_planned(dtype: DType, base_bytes: int) -> None:
     check_memory(run_llama(dtype), dtype, base_bytes)
 

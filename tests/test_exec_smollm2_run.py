@@ -7,11 +7,10 @@ from functools import partial
 import pytest
 import torch
 
-from einpage.exec.dispatch.dynamic import run_dynamic
-from einpage.exec.dispatch.serial import random_order, run_serial
-from einpage.exec.dispatch.static import run_static
+from einpage.exec.dispatch.serial import random_order
 from einpage.exec.planning.model import Model
 from einpage.exec.run.outputs import mean_nll
+from single_runs import run_dynamic, run_serial, run_static
 from smollm2_run import MIB, Dispatch, arena, distance, open_smollm2, planned, reference, run_outputs, text_ids
 
 Pieces = tuple[tuple[str, int], ...]
@@ -45,6 +44,7 @@ def test_every_budget_gives_the_same_bits(model: Model, at_48: tuple[Pieces, lis
     assert torch.equal(run_outputs(model, planned(model, budget, ["all_logits"], dict(pieces)))["all_logits"], found[0])
 
 
+@pytest.mark.slow
 def test_every_split_gives_the_references_logits(model: Model, at_48: tuple[Pieces, list[torch.Tensor]]) -> None:
     expected = reference(model, "all_logits")
     plans = [planned(model, budget, ["all_logits"]) for budget in (24 * MIB, 1024 * MIB)]

@@ -16,10 +16,8 @@ from einpage.exec.device.arena import outputs
 from einpage.exec.device.errors import NodeError
 from einpage.exec.device.stream_judge import Enqueued, Seen, Waited, unenforced
 from einpage.exec.dispatch.progress import Hooks, Progress
-from einpage.exec.dispatch.serial import run_serial
 from einpage.exec.dispatch.static import schedule
-from einpage.exec.dispatch.stream_dynamic import run_stream_dynamic
-from einpage.exec.dispatch.stream_static import groups, run_stream_static
+from einpage.exec.dispatch.stream_static import groups
 from einpage.kernels.errors import IndexOutOfRange
 from einpage.kernels.on_torch.host_gather import prepare_gather, split_gather
 from einpage.memplan.graph.memgraph import Free, HostGather, MemGraph, Move, NodeId
@@ -30,6 +28,7 @@ from fake_driver import FakeDriver, WatchedDevice
 from kernels_cases import GATHERS
 from plain_plan import plain_plan
 from real_bytes import Data, differences, direct, filled_host
+from single_runs import run_serial, run_stream_dynamic, run_stream_static
 from strategies import a_machine, data, random_graph
 from test_exec_cpu import SEEDS, made
 

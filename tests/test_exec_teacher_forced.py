@@ -73,7 +73,7 @@ def pieces_of(plans: PlannedSet) -> dict[Letter, int]:
     return {**dict.fromkeys(plans.buckets[-1].model.program.extents, 1), **dict(graph.split)}
 
 
-@pytest.mark.parametrize("tokens", [pytest.param(1, marks=pytest.mark.slow), 7, 64])
+@pytest.mark.parametrize("tokens", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 7)), 64])
 def test_logits_are_the_references_whatever_the_budget_and_the_dispatcher(tokens: int) -> None:
     """In the pieces of the smallest budget, all budgets and dispatchers give the same bits; seven buckets are met."""
     pieces: dict[Letter, int] = {}

@@ -17,9 +17,6 @@ from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import TaskId, TensorId
 from einpage.exec.device.null import NullDevice
-from einpage.exec.dispatch.dynamic import run_dynamic
-from einpage.exec.dispatch.serial import run_serial
-from einpage.exec.dispatch.static import run_static
 from einpage.exec.picture.chrome_trace import chrome_trace
 from einpage.exec.picture.timeline_html import render_html
 from einpage.exec.picture.timeline_svg import render_svg
@@ -39,6 +36,7 @@ from einpage.memplan.machine.profile import load_machine, machine_text
 from einpage.memplan.plan import plan
 from einpage.memplan.report import render, report
 from hand_plan import hand_graph
+from single_runs import run_dynamic, run_serial, run_static
 
 DISK = Place(PlaceKind.DISK)
 IN, OUT = Queue(DISK, HOST), Queue(HOST, DISK)

@@ -112,7 +112,7 @@ class CpuDevice:
         torch.set_num_threads(self._threads)
 
     def preload(self) -> int:
-        there, self._memory.ran = self._memory.has(self._memgraph), None
+        there = self._memory.taken_by(self._memgraph)
         self._poison_beside(there)
         tensor, start, on_device = self._residencies.tensor, self._memgraph.start, self._residencies.at(DEVICE)
         host_copy_by_tensor = {int(tensor[r]): r for r in start if not on_device[r]}

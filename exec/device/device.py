@@ -88,9 +88,10 @@ class DeviceMemory:
         self.host, self.nbytes = host, nbytes
         self.ran: MemGraph | None = None
 
-    def has(self, memgraph: MemGraph) -> frozenset[ResidencyId]:
-        """Of the residents that `memgraph` begins with: those that are there."""
-        return frozenset() if self.ran is None else left_there(self.ran, memgraph)
+    def taken_by(self, memgraph: MemGraph) -> frozenset[ResidencyId]:
+        """Of the residents that `memgraph` begins with, those that are there; of what else is, nobody knows until a plan has ended."""
+        ran, self.ran = self.ran, None
+        return frozenset() if ran is None else left_there(ran, memgraph)
 
     def close(self) -> None:
         """Give back what the device holds of the host; nothing runs afterwards."""

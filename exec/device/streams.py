@@ -159,8 +159,7 @@ class StreamDevice:
     def preload(self) -> int:
         """Copy the tensors that are resident at the start to their offsets, but for those that are there, and wait for the copies. Answers
         the bytes, which count as no pass's."""
-        loaded = 0
-        there, self.memory.ran = self.memory.has(self.memgraph), None
+        there, loaded = self.memory.taken_by(self.memgraph), 0
         self._poison_beside(there)
         for r in (self.memgraph.residencies[r] for r in self.memgraph.start):
             if r.place.kind is PlaceKind.DEVICE and r.id not in there:

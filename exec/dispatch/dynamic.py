@@ -6,8 +6,6 @@ thread that finishes their last predecessor runs them at once. After the publish
 
 from __future__ import annotations
 
-from contextlib import closing
-from functools import partial
 from heapq import heappop, heappush
 
 from einpage.exec.device.device import Device
@@ -31,14 +29,7 @@ class DynamicDispatcher(Dispatcher):
     def run(self, device: Device, hooks: Hooks = SILENT) -> Measured:
         run = Run(self, device, hooks)
         dispatch = _DynamicRun(self, run)
-        bodies = {queue.name: partial(dispatch.engine, number) for number, queue in enumerate(self.engines)}
-        return supervise(run, bodies, dispatch.run_initial_frees)
-
-
-def run_dynamic(memgraph: MemGraph, device: Device, hooks: Hooks = SILENT) -> Measured:
-    """Run every node once, as DynamicDispatcher."""
-    with closing(DynamicDispatcher(memgraph)) as dispatcher:
-        return dispatcher.run(device, hooks)
+        return supervise(run, self.by_engine(dispatch.engine), dispatch.run_initial_frees)
 
 
 class _DynamicRun:

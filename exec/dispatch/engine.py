@@ -71,6 +71,10 @@ class Dispatcher(ABC):
         Raises NodeError where a node failed, CountMismatch where other bytes were moved than planned, and whatever interrupts the
         calling thread (KeyboardInterrupt); the engines have then stopped, or are in a node that takes longer than STOP_S."""
 
+    def by_engine(self, body: Callable[[int], None]) -> Mapping[str, Callable[[], None]]:
+        """For supervise: `body`, which is told its engine's position in `engines`, for each."""
+        return {queue.name: partial(body, number) for number, queue in enumerate(self.engines)}
+
     def close(self) -> None:
         """End its threads."""
         self.threads.close()
@@ -153,7 +157,7 @@ def successors(memgraph: MemGraph) -> Neighbours:
 
 def supervise(run: Run, bodies: Mapping[str, Callable[[], None]], before: Callable[[], None] = no_op) -> Measured:
     """Run `before` here, then each body on the engine thread of that name until all are done. Raises what Dispatcher.run does."""
-    monitor = Monitor(run.memgraph, run.device, run.hooks, run.started, run.finished)
+    monitor = Monitor(run.memgraph, run.dispatcher.planned_bytes, run.device, run.hooks, run.started, run.finished)
     threads = run.dispatcher.threads
 
     def engine(body: Callable[[], None]) -> None:

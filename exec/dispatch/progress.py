@@ -19,7 +19,7 @@ from einpage.exec.device.device import Device
 from einpage.memplan.graph.dump import describe
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
 from einpage.memplan.graph.packed import GATHER, Nodes
-from einpage.memplan.graph.simulate import NO_QUEUE, moved_bytes_by_queue, queue_numbers, queues_of
+from einpage.memplan.graph.simulate import NO_QUEUE, queue_numbers, queues_of
 from einpage.memplan.machine.places import Queue
 
 
@@ -92,8 +92,16 @@ def _queue_head(memgraph: MemGraph, engine: Queue, node: NodeId, started: Sequen
 class Monitor:
     """Observes a run from outside. `update` is called every `hooks.interval_s` with the seconds since the start."""
 
-    def __init__(self, memgraph: MemGraph, device: Device, hooks: Hooks, started: Sequence[float], finished: Sequence[float]) -> None:
-        self._memgraph, self._device, self._hooks = memgraph, device, hooks
+    def __init__(
+        self,
+        memgraph: MemGraph,
+        plan_bytes: Mapping[Queue, int],
+        device: Device,
+        hooks: Hooks,
+        started: Sequence[float],
+        finished: Sequence[float],
+    ) -> None:
+        self._memgraph, self._plan_bytes, self._device, self._hooks = memgraph, plan_bytes, device, hooks
         self._started, self._finished = started, finished
         self._done = 0
         self._since = 0.0
@@ -103,10 +111,6 @@ class Monitor:
     def _tasks(self) -> NDArray[np.intp]:
         """The nodes that run a task."""
         return np.flatnonzero(Nodes.of(self._memgraph.nodes).kind <= GATHER)
-
-    @cached_property
-    def _plan_bytes(self) -> Mapping[Queue, int]:
-        return moved_bytes_by_queue(self._memgraph)
 
     def update(self, seconds: float) -> None:
         """Call the progress hook, and the stuck hook where no node has finished for `hooks.stuck_after_s`."""

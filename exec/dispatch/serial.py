@@ -6,7 +6,6 @@ Any order that respects the edges is correct, so the order may be given; `random
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from random import Random
 
 from einpage.exec.device.device import Device
@@ -16,6 +15,8 @@ from einpage.memplan.graph.memgraph import MemGraph, NodeId
 
 
 class SerialDispatcher(Dispatcher):
+    """Runs one node after the other, on one thread."""
+
     def __init__(self, memgraph: MemGraph, order: Sequence[NodeId] | None = None) -> None:
         """The order of the plan, or `order`, a permutation of the nodes that respects the edges (asserted)."""
         super().__init__(memgraph)
@@ -30,12 +31,6 @@ class SerialDispatcher(Dispatcher):
                 run.execute(node)
 
         return supervise(run, {"serial": loop})
-
-
-def run_serial(memgraph: MemGraph, device: Device, hooks: Hooks = SILENT, *, order: Sequence[NodeId] | None = None) -> Measured:
-    """Run every node once, in the order of the plan or in `order`, as SerialDispatcher."""
-    with closing(SerialDispatcher(memgraph, order)) as dispatcher:
-        return dispatcher.run(device, hooks)
 
 
 def random_order(memgraph: MemGraph, seed: int) -> tuple[NodeId, ...]:

@@ -11,9 +11,7 @@ each engine; the engine that finishes last runs it, before it publishes its prog
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeAlias
 
 from einpage.exec.device.device import Device
@@ -105,14 +103,7 @@ class StaticDispatcher(Dispatcher):
     def run(self, device: Device, hooks: Hooks = SILENT) -> Measured:
         run = Run(self, device, hooks)
         dispatch = _StaticRun(run, self._lists)
-        bodies = {queue.name: partial(dispatch.engine, number) for number, queue in enumerate(self.engines)}
-        return supervise(run, bodies, dispatch.run_initial_frees)
-
-
-def run_static(memgraph: MemGraph, device: Device, hooks: Hooks = SILENT) -> Measured:
-    """Run every node once, as StaticDispatcher."""
-    with closing(StaticDispatcher(memgraph)) as dispatcher:
-        return dispatcher.run(device, hooks)
+        return supervise(run, self.by_engine(dispatch.engine), dispatch.run_initial_frees)
 
 
 class _StaticRun:

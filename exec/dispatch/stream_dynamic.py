@@ -7,7 +7,6 @@ between two chunks of a large copy. No stream ever waits for another: the host p
 from __future__ import annotations
 
 from collections import deque
-from contextlib import closing
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from time import sleep
@@ -35,12 +34,6 @@ class StreamDynamicDispatcher(Dispatcher):
     def run(self, device: Device, hooks: Hooks = SILENT) -> Measured:
         run = Run(self, device, hooks)
         return supervise(run, {"dynamic": _StreamDynamicRun(self, run, on_streams(device)).body})
-
-
-def run_stream_dynamic(memgraph: MemGraph, device: StreamDevice, hooks: Hooks = SILENT) -> Measured:
-    """Run every node once, as StreamDynamicDispatcher."""
-    with closing(StreamDynamicDispatcher(memgraph)) as dispatcher:
-        return dispatcher.run(device, hooks)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,6 @@ pass. A run of computes that comes a second time (another pass) is captured once
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from time import sleep
 
@@ -65,12 +64,6 @@ class StreamStaticDispatcher(Dispatcher):
     def run(self, device: Device, hooks: Hooks = SILENT) -> Measured:
         run = Run(self, device, hooks)
         return supervise(run, {"static": _StreamStaticRun(self, run, on_streams(device)).body})
-
-
-def run_stream_static(memgraph: MemGraph, device: StreamDevice, hooks: Hooks = SILENT) -> Measured:
-    """Run every node once, as StreamStaticDispatcher."""
-    with closing(StreamStaticDispatcher(memgraph)) as dispatcher:
-        return dispatcher.run(device, hooks)
 
 
 class _StreamStaticRun(StreamRun):

@@ -87,17 +87,17 @@ def plan_generation(
 class Generation:
     """A model held open: its weights are loaded, and it generates as often as it is asked."""
 
-    def __init__(self, plans: PlannedSet, options: RunOptions, weights: LoadedModel) -> None:
+    def __init__(self, plans: PlannedSet, options: RunOptions, loaded: LoadedModel) -> None:
         """Loads the weights that are not there. Raises DoesNotFit where the host has too little memory, WeightError."""
-        self.plans, self.options, self.weights = plans, options, weights
-        weights.grow_to(plans.host_bytes)
-        weights.load(plans.first.model, plans.first.planned.memgraph)
-        self.warnings = (*plans.first.model.warnings, *weight_warnings(weights.not_finite, options.plan.dtype))
+        self.plans, self.options, self.loaded = plans, options, loaded
+        loaded.grow_to(plans.host_bytes)
+        loaded.load(plans.first.model, plans.first.planned.memgraph)
+        self.warnings = (*plans.first.model.warnings, *weight_warnings(loaded.not_finite, options.plan.dtype))
         self.figures = GenerationFigures()
 
     def close(self) -> None:
         """Let all that the device holds go."""
-        self.weights.close()
+        self.loaded.close()
 
     def tokens(
         self, prompts: Sequence[Sequence[int]], max_new: int, sampling: Sampling, hooks: Hooks = SILENT
@@ -117,10 +117,10 @@ class Conversation:
         self.lengths = [0] * generation.plans.texts.batch
         """Tokens of each sequence that were read: those after them may be read as others, which is all that it takes to go back."""
         self._phase: ReadyPhase | None = None
-        generation.weights.owner = self
+        generation.loaded.owner = self
 
     def close(self) -> None:
-        """Let the device go; what was read is forgotten."""
+        """Let the engines' threads go; what was read is forgotten."""
         phase, self._phase, self.lengths = self._phase, None, [0] * len(self.lengths)
         if phase is not None:
             phase.rest()
@@ -196,7 +196,7 @@ class Conversation:
         self, phase: PlannedPhase, rows: Sequence[Sequence[int]], figures: GenerationFigures, is_counted: bool = False
     ) -> torch.Tensor:
         """One pass over the next tokens of every sequence: logits [b, s, v], s = 1 where the phase has them after the last alone."""
-        if self._generation.weights.owner is not self:
+        if self._generation.loaded.owner is not self:
             raise UsageError("another text was begun on this model, in the memory of this one: one at a time; begin anew")
         ready = self._ready(phase, figures)
         logits, measured = ready.run(_inputs(rows, self.lengths, phase.bucket.tokens), self._hooks)
@@ -217,8 +217,8 @@ class Conversation:
         if before is not None:
             states = before.states()
             before.rest()
-        generation.weights.load(phase.model, phase.planned.memgraph)
-        self._phase = ready = generation.weights.ready(phase, generation.plans.machine)
+        generation.loaded.load(phase.model, phase.planned.memgraph)
+        self._phase = ready = generation.loaded.ready(phase, generation.plans.machine)
         ready.put_states(states)
         loaded = ready.preload()
         if phase.planned.memgraph.loops:

@@ -58,7 +58,8 @@ class LoadedModel:
         """The one that was asked for last is the last."""
 
     def close(self) -> None:
-        """Give back all that the device holds; what is asked for afterwards is made anew."""
+        """Give back all that the device holds, and end what was begun; what is asked for afterwards is made anew."""
+        self.owner = None
         ready, memory, self._ready, self._memory = [*self._ready.values()], self._memory, {}, None
         for phase in ready:
             phase.close()
@@ -66,10 +67,10 @@ class LoadedModel:
             memory.close()
 
     def memory(self, nbytes: int) -> CpuMemory | StreamMemory:
-        """The host's arena, and one of `nbytes` on the device: the same as long as the host's is."""
-        if self._memory is None or self._memory.nbytes != nbytes:
-            self.close()
+        """The host's arena, and one of `nbytes` on the device: the same, of one size, as long as the host's is."""
+        if self._memory is None:
             self._memory = make_memory(self._options.device, self.host, nbytes)
+        assert self._memory.nbytes == nbytes, "a model has one budget"
         return self._memory
 
     def ready(self, phase: PlannedPhase, machine: Machine) -> ReadyPhase:
@@ -86,7 +87,6 @@ class LoadedModel:
         if nbytes <= self.host.nbytes:
             return
         options = self._options
-        self.owner = None
         self.close()
         refuse_above_host(nbytes - self._end, options.plan.budget_bytes if options.device is DeviceKind.CPU else 0)
         larger, weights_at, end = HostArena(nbytes), self._weights_at, self._end

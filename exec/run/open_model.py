@@ -57,7 +57,7 @@ class OpenModel:
     """About the checkpoint and its weights."""
     finish: str = ""
     """Why the last text ended: `end`, `stop` or `length`."""
-    _weights: LoadedModel | None = None
+    _loaded: LoadedModel | None = None
     _pieces: Mapping[Letter, int] | None = None
     """Of the letters of weights, since the first plan."""
     _sets: list[PlannedSet] = field(default_factory=list)
@@ -72,9 +72,9 @@ class OpenModel:
 
     def close(self) -> None:
         """Let weights and plans go; the model is of no use afterwards."""
-        if self._weights is not None:
-            self._weights.close()
-        self._is_closed, self._weights = True, None
+        if self._loaded is not None:
+            self._loaded.close()
+        self._is_closed, self._loaded = True, None
         self._sets, self._passes = [], {}
 
     def generate(
@@ -160,9 +160,9 @@ class OpenModel:
         return {name: tensor.float().numpy() for name, tensor in prepared.outputs().items()}
 
     def _held(self) -> LoadedModel:
-        if self._weights is None:
-            self._weights = LoadedModel(self.options)
-        return self._weights
+        if self._loaded is None:
+            self._loaded = LoadedModel(self.options)
+        return self._loaded
 
     def _plan_options(self) -> RunOptions:
         return replace(self.options, plan=self.options.plan.in_pieces(self._pieces or {}))
