@@ -321,6 +321,6 @@ def test_null_counts_what_the_plan_names() -> None:
     moves = [NodeId(i) for i, n in enumerate(plan.nodes) if isinstance(n, Move)]
     device.copy(moves[0])
     assert device.moved_bytes == {Queue.H2D: 256, Queue.D2H: 0}
-    device.start_run()
+    device.start_run(lambda: True)
     assert (sum(device.moved_bytes.values()), device.calls) == (0, [])
     assert device.arena_bytes == 2048

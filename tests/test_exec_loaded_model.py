@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import mmap
+import threading
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 from unittest.mock import patch
 
@@ -14,16 +16,17 @@ from numpy.typing import NDArray
 
 from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.device.arena import HostArena, used_extents
-from einpage.exec.device.cpu import CpuMemory
-from einpage.exec.device.errors import NodeError
+from einpage.exec.device.cpu import CpuDevice, CpuMemory
+from einpage.exec.device.errors import EngineBusy, NodeError
 from einpage.exec.device.streams import StreamMemory
-from einpage.exec.dispatch.progress import SILENT
+from einpage.exec.dispatch import threads as engine_threads
+from einpage.exec.dispatch.progress import SILENT, Hooks, Progress
 from einpage.exec.planning import text_lengths
 from einpage.exec.planning.plan_set import PlannedPhase
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.run import choose
 from einpage.exec.run.choose import DeviceKind, RunOptions
-from einpage.exec.run.generation import Generation
+from einpage.exec.run.generation import Conversation, Generation
 from einpage.exec.run.loaded_model import KEPT, LoadedModel, ReadyPhase
 from einpage.memplan.graph.memgraph import NodeId
 from fake_driver import FakeDriver
@@ -177,3 +180,106 @@ def test_only_what_a_plan_uses_is_backed() -> None:
     memory = CpuMemory(HostArena(plan.host_bytes), 1 << 30)
     memory.back(plan)
     assert memory._is_backed.sum() == -(-plan.budget_bytes // mmap.PAGESIZE)
+
+
+class Held:
+    """The first compute that comes by is in its node until it is let go, and its run is interrupted meanwhile."""
+
+    def __init__(self) -> None:
+        self.inside, self.let_go = threading.Event(), threading.Event()
+
+    def compute(self, device: CpuDevice, node: NodeId) -> None:
+        if not self.inside.is_set():
+            self.inside.set()
+            assert self.let_go.wait(30)
+        COMPUTE(device, node)
+
+    def interrupt(self, progress: Progress) -> None:
+        if self.inside.is_set():
+            raise KeyboardInterrupt
+
+    def interrupted(self, opening: Opened) -> None:
+        with patch.object(CpuDevice, "compute", lambda device, node: self.compute(device, node)), pytest.raises(KeyboardInterrupt):
+            list(opening.generation.tokens(RAGGED, 8, GREEDY, Hooks(progress=self.interrupt, interval_s=0.001)))
+
+
+COMPUTE = CpuDevice.compute
+
+
+def test_nothing_runs_in_the_memory_of_an_engine_that_did_not_stop(opening: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would write into the next text's arena: that waits for it, and is refused where it takes too long."""
+    monkeypatch.setattr(engine_threads, "STOP_S", 0.05)
+    held = Held()
+    held.interrupted(opening)
+    for _ in range(2):
+        with pytest.raises(EngineBusy, match="still in the middle of a node"):
+            generated(opening)
+    monkeypatch.setattr(engine_threads, "STOP_S", 30)
+    threading.Timer(0.1, held.let_go.set).start()
+    assert generated(opening) == words()
+
+
+def test_a_pass_may_not_begin_in_it_either(opening: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_threads, "STOP_S", 0.05)
+    held, phase = Held(), opening.generation.loaded.ready(opening.plans.first, opening.plans.machine)
+    held.interrupted(opening)
+    with pytest.raises(EngineBusy):
+        passed(phase)
+    with pytest.raises(EngineBusy):
+        phase.preload()
+    held.let_go.set()
+    monkeypatch.setattr(engine_threads, "STOP_S", 30)
+    phase.preload()
+    passed(phase)
+
+
+def test_a_text_that_is_dropped_leaves_the_next_ones_threads_alone(opening: Opened) -> None:
+    """A generator in a cycle is closed by the garbage collector, in the middle of whatever runs then."""
+    generation = opening.generation
+    texts = [generation.tokens(RAGGED, 8, GREEDY)]
+    next(texts[0])
+    ran = 0
+
+    def dropping(device: CpuDevice, node: NodeId) -> None:
+        nonlocal ran
+        ran += 1
+        if texts and ran == 7:
+            texts.pop().close()
+        COMPUTE(device, node)
+
+    with patch.object(CpuDevice, "compute", dropping):
+        assert generated(opening) == words()
+    assert not texts
+
+
+def test_what_was_read_is_forgotten_with_a_pass_that_failed(opening: Opened) -> None:
+    with closing(Conversation(opening.generation)) as conversation:
+        texts = conversation.tokens(RAGGED, 8, GREEDY)
+        next(texts)
+        with patch.object(ReadyPhase, "run", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+            next(texts)
+        assert [list(ids) for ids in zip(*conversation.tokens(RAGGED, 8, GREEDY), strict=True)] == words()
+
+
+def test_threads_take_turns(opening: Opened) -> None:
+    """A text that is begun ends the one before, which is told so: what that had said by then was right."""
+    right, outcomes = words(), []
+
+    def write() -> None:
+        found: list[list[int]] = [[] for _ in RAGGED]
+        try:
+            for tokens in opening.generation.tokens(RAGGED, 8, GREEDY):
+                for row, token in zip(found, tokens, strict=True):
+                    row.append(token)
+            outcomes.append(found == right)
+        except UsageError as error:
+            said = "another text was begun" in str(error)
+            outcomes.append(said and all(row == whole[: len(row)] for row, whole in zip(found, right, strict=True)))
+
+    threads = [threading.Thread(target=lambda: [write() for _ in range(4)]) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert outcomes == [True] * 12
+    assert generated(opening) == right

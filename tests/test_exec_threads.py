@@ -227,8 +227,9 @@ def test_what_is_closed_has_no_threads() -> None:
     assert alive() == ["einpage-compute", "einpage-h2d"] and threads.busy
     (busy,) = (t for t in threading.enumerate() if t.name == "einpage-h2d" and t.is_alive())
     threads.close()
-    assert alive() == ["einpage-h2d"] and not threads.busy
+    assert alive() == ["einpage-h2d"] and threads.busy
     let_go.set()
+    assert threads.rested() and not threads.busy
     busy.join(30)
     assert alive() == []
 

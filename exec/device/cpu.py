@@ -21,7 +21,7 @@ from einpage.einsum_front.base.onednn import NO_ONEDNN, OneDnn
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import TaskId
 from einpage.exec.device.arena import HostArena, MappedArena, residency_view, used_extents
-from einpage.exec.device.device import DeviceMemory, MovedBytes, extents_beside, no_op
+from einpage.exec.device.device import DeviceMemory, MovedBytes, Rested, extents_beside, no_op
 from einpage.kernels.instructions.torch_kernel import Operands, TorchKernel
 from einpage.kernels.on_torch.products import Products
 from einpage.kernels.prepare import Backend, PreparedKernels
@@ -98,9 +98,9 @@ class CpuDevice:
     def moved_bytes(self) -> Mapping[Queue, int]:
         return self._counted.by_link()
 
-    def start_run(self) -> None:
+    def start_run(self, rested: Rested) -> None:
+        self._memory.start_run(rested)
         self._counted.clear()
-        self._memory.ran = None
 
     def end_run(self) -> None:
         self._memory.ran = self._memgraph
@@ -112,7 +112,7 @@ class CpuDevice:
         torch.set_num_threads(self._threads)
 
     def preload(self) -> int:
-        there = self._memory.taken_by(self._memgraph)
+        there = self._memory.prepare_for(self._memgraph)
         self._poison_beside(there)
         tensor, start, on_device = self._residencies.tensor, self._memgraph.start, self._residencies.at(DEVICE)
         host_copy_by_tensor = {int(tensor[r]): r for r in start if not on_device[r]}

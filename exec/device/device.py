@@ -8,17 +8,21 @@ device is made, before any clock starts.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import Protocol, TypeAlias
 
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import Kind
 from einpage.exec.device.arena import HostArena
+from einpage.exec.device.errors import EngineBusy
 from einpage.memplan.graph.memgraph import Extent, MemGraph, NodeId, Offset, ResidencyId
 from einpage.memplan.graph.packed import COMPUTE, FREE, GATHER, MOVE
 from einpage.memplan.graph.simulate import queue_numbers, queues_of
 from einpage.memplan.machine.places import DEVICE, Queue
 
 Action: TypeAlias = Callable[[NodeId], None]
+Rested: TypeAlias = Callable[[], bool]
+"""Waits for engines, as a rule for nothing: whether none of them still does what an interrupted run gave it."""
 
 
 class Device(Protocol):
@@ -38,8 +42,9 @@ class Device(Protocol):
     def moved_bytes(self) -> Mapping[Queue, int]:
         """By link, in the order of queues_of: bytes moved since `start_run`."""
 
-    def start_run(self) -> None:
-        """Called before each run: reset the counters."""
+    def start_run(self, rested: Rested) -> None:
+        """Called before each run, with what is asked of its engines before others use the same memory: reset the counters. Raises
+        EngineBusy where an engine of a run before it is not done."""
 
     def end_run(self) -> None:
         """Called after each run that ended as planned."""
@@ -87,9 +92,21 @@ class DeviceMemory:
     def __init__(self, host: HostArena, nbytes: int) -> None:
         self.host, self.nbytes = host, nbytes
         self.ran: MemGraph | None = None
+        self._rested: Rested = partial(bool, True)
 
-    def taken_by(self, memgraph: MemGraph) -> frozenset[ResidencyId]:
-        """Of the residents that `memgraph` begins with, those that are there; of what else is, nobody knows until a plan has ended."""
+    def wait_for_engines(self) -> None:
+        """Wait for the engines that ran in it last: only then may something be written. Raises EngineBusy where one does not end."""
+        if not self._rested():
+            raise EngineBusy("an engine of a run that was interrupted is still in the middle of a node: begin anew when it has ended")
+
+    def start_run(self, rested: Rested) -> None:
+        """A run begins, of engines that are known by `rested`; what is there, nobody knows until it has ended. Raises EngineBusy."""
+        self.wait_for_engines()
+        self._rested, self.ran = rested, None
+
+    def prepare_for(self, memgraph: MemGraph) -> frozenset[ResidencyId]:
+        """Of the residents that `memgraph` begins with, those that are there; what else is, nobody knows any more. Raises EngineBusy."""
+        self.wait_for_engines()
         ran, self.ran = self.ran, None
         return frozenset() if ran is None else left_there(ran, memgraph)
 

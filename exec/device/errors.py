@@ -29,5 +29,11 @@ class NodeError(EinpageError):
         self.__cause__ = cause
 
 
+class EngineBusy(EinpageError):
+    """What is to run now needs memory in which an engine of a run that was interrupted still works."""
+
+    exit_status = 1
+
+
 class CountMismatch(AssertionError):
     """The engines moved other bytes than the plan says."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from einpage.exec.device.device import MovedBytes
+from einpage.exec.device.device import MovedBytes, Rested
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
 from einpage.memplan.machine.places import Queue
 
@@ -22,15 +22,15 @@ class NullDevice:
         self._memgraph = memgraph
         self.arena_bytes: int = memgraph.budget_bytes
         self._counted = MovedBytes(memgraph)
-        self.start_run()
+        self.calls: list[NodeId] = []
 
     @property
     def moved_bytes(self) -> Mapping[Queue, int]:
         return self._counted.by_link()
 
-    def start_run(self) -> None:
+    def start_run(self, rested: Rested) -> None:
         self._counted.clear()
-        self.calls: list[NodeId] = []
+        self.calls = []
 
     def end_run(self) -> None:
         pass

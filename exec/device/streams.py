@@ -20,7 +20,7 @@ from torch import Tensor
 from einpage.einsum_front.graph.job import GatherJob, View
 from einpage.einsum_front.graph.taskgraph import TaskId
 from einpage.exec.device.arena import HostArena, MappedArena, residency_view
-from einpage.exec.device.device import DeviceMemory, MovedBytes, extents_beside
+from einpage.exec.device.device import DeviceMemory, MovedBytes, Rested, extents_beside
 from einpage.exec.device.driver import Driver, Event, Stream
 from einpage.exec.device.errors import NodeError
 from einpage.kernels.errors import DivisorIsZero, IndexOutOfRange, Unsupported
@@ -65,6 +65,13 @@ class StreamMemory(DeviceMemory):
         except BaseException:
             self.close()
             raise
+
+    def wait_for_engines(self) -> None:
+        """Wait for the engines that ran in it last, and for what a run that did not end has enqueued. Raises EngineBusy."""
+        super().wait_for_engines()
+        if self.ran is None:
+            for stream in (COMPUTE, H2D, D2H):
+                self.driver.synchronize(self.driver.record(stream))
 
     def close(self) -> None:
         """Unpin the host's arena."""
@@ -139,10 +146,10 @@ class StreamDevice:
         """By link, in the order of queues_of: bytes whose copies were enqueued since `start_run`."""
         return self._counted.by_link()
 
-    def start_run(self) -> None:
+    def start_run(self, rested: Rested) -> None:
         """Reset the counters. Raises NodeError where an index that a kernel will use is out of range, or divides by 0: no kernel can."""
+        self.memory.start_run(rested)
         self._counted.clear()
-        self.memory.ran = None
         for node, check in self._checks:
             try:
                 check()
@@ -159,7 +166,7 @@ class StreamDevice:
     def preload(self) -> int:
         """Copy the tensors that are resident at the start to their offsets, but for those that are there, and wait for the copies. Answers
         the bytes, which count as no pass's."""
-        there, loaded = self.memory.taken_by(self.memgraph), 0
+        there, loaded = self.memory.prepare_for(self.memgraph), 0
         self._poison_beside(there)
         for r in (self.memgraph.residencies[r] for r in self.memgraph.start):
             if r.place.kind is PlaceKind.DEVICE and r.id not in there:

@@ -169,7 +169,7 @@ def supervise(run: Run, bodies: Mapping[str, Callable[[], None]], before: Callab
         except BaseException as error:
             run.stop(error)
 
-    run.device.start_run()
+    run.device.start_run(threads.rested)
     run.origin = perf_counter()
     try:
         before()

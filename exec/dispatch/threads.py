@@ -30,6 +30,8 @@ class EngineThreads:
 
     def __init__(self) -> None:
         self._threads: dict[str, _Thread] = {}
+        self._overdue: list[_Thread] = []
+        """In the middle of what a run gave them that did not wait for it."""
         self._ended: SimpleQueue[None] = SimpleQueue()
         give_back_pages()  # of this thread's heap: the new ones have their own, and take none from it
 
@@ -44,6 +46,7 @@ class EngineThreads:
         if thread is None or not thread.is_idle:
             if thread is not None:
                 thread.end()
+                self._overdue.append(thread)
             thread = self._threads[name] = _Thread(name, self._ended)
             thread.start()
         thread.given = True
@@ -62,20 +65,30 @@ class EngineThreads:
         deadline = perf_counter() + STOP_S
         while self.busy and (left := deadline - perf_counter()) > 0:
             self.wait(left)
-        for thread in self._threads.values():
+        for name, thread in [*self._threads.items()]:
             if thread.busy:
                 thread.end()
+                self._overdue.append(self._threads.pop(name))
         while not self._ended.empty():
             self._ended.get()
 
+    def rested(self) -> bool:
+        """Whether nothing that any run gave them is still being done, after up to STOP_S."""
+        deadline = perf_counter() + STOP_S
+        while (still := self.busy or any(thread.busy for thread in self._overdue)) and (left := deadline - perf_counter()) > 0:
+            self.wait(left)
+        self._overdue = [thread for thread in self._overdue if thread.busy]
+        return not still
+
     def close(self) -> None:
         """End them all; those that are not busy have ended when this returns. What is given afterwards gets new ones."""
-        for thread in self._threads.values():
+        threads = [*self._threads.items()]
+        for _, thread in threads:
             thread.end()
-        for thread in self._threads.values():
+        for _, thread in threads:
             if not thread.given and thread.is_alive():
                 thread.join(STOP_S)
-        self._threads.clear()
+        self._threads = {name: thread for name, thread in threads if thread.busy}  # they are waited for: a run may be under way
 
     def __del__(self) -> None:
         for thread in self._threads.values():
@@ -95,16 +108,16 @@ class _Thread(threading.Thread):
     @property
     def busy(self) -> bool:
         """Whether a run waits for it."""
-        return self.given and self._can_work
+        return self.given and self._is_here
 
     @property
     def is_idle(self) -> bool:
         """Whether it does what it is given at once."""
-        return not self.given and self._can_work and self.ident is not None
+        return not self.given and not self._is_ending and self._is_here and self.ident is not None
 
     @property
-    def _can_work(self) -> bool:
-        return not self._is_ending and self._process == os.getpid()  # a process that was forked has none of the threads
+    def _is_here(self) -> bool:
+        return self._process == os.getpid()  # a process that was forked has none of the threads
 
     def end(self) -> None:
         """Do nothing more than what was given."""

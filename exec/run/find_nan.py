@@ -20,6 +20,7 @@ from einpage.einsum_front.base.files import read_text
 from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.graph.taskgraph import Task, TaskGraph, TaskId, TensorId
 from einpage.exec.device.cpu import CpuDevice
+from einpage.exec.device.device import Rested
 from einpage.exec.device.streams import StreamDevice
 from einpage.exec.system.finite import NumberCounts, merged, number_counts
 from einpage.memplan.graph.memgraph import Compute, HostGather, MemGraph, NodeId
@@ -94,8 +95,8 @@ class CheckedDevice:
     def moved_bytes(self) -> Mapping[Queue, int]:
         return self._device.moved_bytes
 
-    def start_run(self) -> None:
-        self._device.start_run()
+    def start_run(self, rested: Rested) -> None:
+        self._device.start_run(rested)
 
     def end_run(self) -> None:
         self._device.end_run()

@@ -90,8 +90,9 @@ class Generation:
     def __init__(self, plans: PlannedSet, options: RunOptions, loaded: LoadedModel) -> None:
         """Loads the weights that are not there. Raises DoesNotFit where the host has too little memory, WeightError."""
         self.plans, self.options, self.loaded = plans, options, loaded
-        loaded.grow_to(plans.host_bytes)
-        loaded.load(plans.first.model, plans.first.planned.memgraph)
+        with loaded.alone():
+            loaded.grow_to(plans.host_bytes)
+            loaded.load(plans.first.model, plans.first.planned.memgraph)
         self.warnings = (*plans.first.model.warnings, *weight_warnings(loaded.not_finite, options.plan.dtype))
         self.figures = GenerationFigures()
 
@@ -121,9 +122,8 @@ class Conversation:
 
     def close(self) -> None:
         """Let the engines' threads go; what was read is forgotten."""
-        phase, self._phase, self.lengths = self._phase, None, [0] * len(self.lengths)
-        if phase is not None:
-            phase.rest()
+        self._phase, self.lengths = None, [0] * len(self.lengths)
+        self._generation.loaded.rest(self)
 
     def go_back(self, length: int) -> None:
         """Forget what was read of every sequence from `length` tokens on; all of it, where a state cannot be taken back."""
@@ -196,11 +196,17 @@ class Conversation:
         self, phase: PlannedPhase, rows: Sequence[Sequence[int]], figures: GenerationFigures, is_counted: bool = False
     ) -> torch.Tensor:
         """One pass over the next tokens of every sequence: logits [b, s, v], s = 1 where the phase has them after the last alone."""
-        if self._generation.loaded.owner is not self:
-            raise UsageError("another text was begun on this model, in the memory of this one: one at a time; begin anew")
-        ready = self._ready(phase, figures)
-        logits, measured = ready.run(_inputs(rows, self.lengths, phase.bucket.tokens), self._hooks)
-        self.lengths = [at + len(row) for at, row in zip(self.lengths, rows, strict=True)]
+        loaded = self._generation.loaded
+        with loaded.alone():
+            if loaded.owner is not self:
+                raise UsageError("another text was begun on this model, in the memory of this one: one at a time; begin anew")
+            try:
+                ready = self._ready(phase, figures)
+                logits, measured = ready.run(_inputs(rows, self.lengths, phase.bucket.tokens), self._hooks)
+                self.lengths = [at + len(row) for at, row in zip(self.lengths, rows, strict=True)]
+            except BaseException:
+                self.close()  # states are as nobody knows
+                raise
         if is_counted:
             figures.steps += 1
             figures.moved_bytes += sum(nbytes for queue, nbytes in measured.moved_bytes.items() if queue in (Queue.H2D, Queue.D2H))

@@ -7,8 +7,10 @@ device is not loaded again by the next, where that has it at the same offsets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from threading import RLock
 
 import numpy as np
 import torch
@@ -53,18 +55,38 @@ class LoadedModel:
         self.owner: object = None
         """Who has inputs and states beside the weights: whoever came last."""
         self.not_finite: tuple[NotFiniteWeight, ...] = ()
+        self._lock = RLock()
         self._memory: CpuMemory | StreamMemory | None = None
         self._ready: dict[PlannedPhase, ReadyPhase] = {}
         """The one that was asked for last is the last."""
 
     def close(self) -> None:
         """Give back all that the device holds, and end what was begun; what is asked for afterwards is made anew."""
-        self.owner = None
-        ready, memory, self._ready, self._memory = [*self._ready.values()], self._memory, {}, None
-        for phase in ready:
-            phase.close()
-        if memory is not None:
-            memory.close()
+        with self._lock, ExitStack() as closed:
+            self.owner = None
+            ready, memory, self._ready, self._memory = [*self._ready.values()], self._memory, {}, None
+            if memory is not None:
+                closed.callback(memory.close)
+            for phase in ready:
+                closed.callback(phase.close)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Other threads wait until this is left. Raises EngineBusy where an engine still works that was interrupted before."""
+        with self._lock:
+            if self._memory is not None:
+                self._memory.wait_for_engines()
+            yield
+
+    def rest(self, owner: object) -> None:
+        """Let the engines' threads go until something runs again: where `owner` came last, and no other thread uses the model."""
+        if self._lock.acquire(blocking=False):  # a generator that was dropped may be closed anywhere
+            try:
+                if self.owner is owner:
+                    for phase in self._ready.values():
+                        phase.rest()
+            finally:
+                self._lock.release()
 
     def memory(self, nbytes: int) -> CpuMemory | StreamMemory:
         """The host's arena, and one of `nbytes` on the device: the same, of one size, as long as the host's is."""

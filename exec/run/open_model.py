@@ -37,11 +37,13 @@ from einpage.memplan.machine.machine import Machine
 
 LEAST_LENGTH = 16
 """Tokens of a prompt for which plans are made at least."""
+KEPT = 8
+"""Plan sets, and plans of passes, that are not made anew."""
 
 
 @dataclass(slots=True, eq=False)
 class OpenModel:
-    """To be closed, or used in a `with`."""
+    """To be closed, or used in a `with`. Threads may share it: one pass runs at a time, and a text that is begun ends the one before."""
 
     spec: str
     model_at: Callable[[Mapping[str, int], TokenLists | None], Model]
@@ -57,12 +59,15 @@ class OpenModel:
     """About the checkpoint and its weights."""
     finish: str = ""
     """Why the last text ended: `end`, `stop` or `length`."""
-    _loaded: LoadedModel | None = None
+    _loaded: LoadedModel = field(init=False)
     _pieces: Mapping[Letter, int] | None = None
     """Of the letters of weights, since the first plan."""
     _sets: list[PlannedSet] = field(default_factory=list)
     _passes: dict[tuple[int, int, tuple[str, ...]], Planned] = field(default_factory=dict)
     _is_closed: bool = False
+
+    def __post_init__(self) -> None:
+        self._loaded = LoadedModel(self.options)
 
     def __enter__(self) -> OpenModel:
         return self
@@ -72,9 +77,8 @@ class OpenModel:
 
     def close(self) -> None:
         """Let weights and plans go; the model is of no use afterwards."""
-        if self._loaded is not None:
-            self._loaded.close()
-        self._is_closed, self._loaded = True, None
+        self._is_closed, loaded, self._loaded = True, self._loaded, LoadedModel(self.options)
+        loaded.close()
         self._sets, self._passes = [], {}
 
     def generate(
@@ -122,7 +126,7 @@ class OpenModel:
         ids = self._ids(prompt) if prompt else []
         TextLengths.of([ids], max_new).refuse_none()
         plans = self._plans_for(tuple(ids), max_new)
-        generation = Generation(plans, self._plan_options(), self._held())
+        generation = Generation(plans, self._plan_options(), self._loaded)
         self.figures, self.warnings = generation.figures, generation.warnings
         with closing(generation.tokens([ids], max_new, sampling)) as passes:
             for (token,) in passes:
@@ -143,26 +147,23 @@ class OpenModel:
         request = replace(options.plan, outputs=wanted_outputs(model, options)).in_pieces(self._pieces or {})
         arrays = bind_inputs(model.program, given, {})
         key = (len(given.lists), given.longest, request.outputs)
-        if key not in self._passes:
-            self._passes[key] = compacted(plan_program(model.program, self.machine, request))
-            self.machine = self._passes[key].machine
-        planned, held = self._passes[key], self._held()
+        planned, loaded = self._passes.get(key), self._loaded
+        if planned is None:
+            planned = compacted(plan_program(model.program, self.machine, request))
+            self.machine = planned.machine
+            self._passes = {**dict([*self._passes.items()][1 - KEPT :]), key: planned}
         if self._pieces is None:
             self._pieces = weight_pieces(model, planned)
-        held.owner = None  # a text that was begun has lost its states
-        held.grow_to(planned.memgraph.host_bytes)
-        held.load(model, planned.memgraph)
         memgraph = planned.memgraph
-        fill_inputs(planned.graph.tensors, arrays, host_copies(memgraph, held.host))
-        device = make_device(memgraph, held.memory(memgraph.budget_bytes), planned.machine, options.kernels, poison=options.poison)
-        with closing(Prepared(model, options, planned, held.host, device)) as prepared:
-            prepared.run(options.dispatch)
-        return {name: tensor.float().numpy() for name, tensor in prepared.outputs().items()}
-
-    def _held(self) -> LoadedModel:
-        if self._loaded is None:
-            self._loaded = LoadedModel(self.options)
-        return self._loaded
+        with loaded.alone():
+            loaded.owner = None  # a text that was begun has lost its states
+            loaded.grow_to(memgraph.host_bytes)
+            loaded.load(model, memgraph)
+            fill_inputs(planned.graph.tensors, arrays, host_copies(memgraph, loaded.host))
+            device = make_device(memgraph, loaded.memory(memgraph.budget_bytes), planned.machine, options.kernels, poison=options.poison)
+            with closing(Prepared(model, options, planned, loaded.host, device)) as prepared:
+                prepared.run(options.dispatch)
+            return {name: tensor.float().numpy() for name, tensor in prepared.outputs().items()}
 
     def _plan_options(self) -> RunOptions:
         return replace(self.options, plan=self.options.plan.in_pieces(self._pieces or {}))
@@ -183,7 +184,7 @@ class OpenModel:
         self.machine = plans.machine
         if self._pieces is None:
             self._pieces = weight_pieces(plans.first.model, plans.first.planned)
-        self._sets.append(plans)
+        self._sets = [*self._sets[1 - KEPT :], plans]
         return plans
 
     def _planned(self, texts: TextLengths) -> PlannedSet:
