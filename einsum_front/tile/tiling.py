@@ -142,9 +142,11 @@ def own_cuts(tiling: Tiling, cuts_by_letter: Mapping[Letter, Cuts]) -> dict[Lett
 @lru_cache(maxsize=4096)
 def merged(points: Cuts, least: int) -> Cuts:
     """Some of `points`, so that no piece is under `least` (the extent itself is not) and the longest is as short as can be."""
-    if min(map(sub, points[1:], points)) >= least:
+    gaps = [*map(sub, points[1:], points)]
+    if min(gaps) >= least:
         return points
-    short, enough = least - 1, points[-1]
+    # No piece is shorter than a gap. Merged from the left, each is shorter than least + max(gaps), and the last takes what is left over.
+    short, enough = max(least, max(gaps)) - 1, min(points[-1], 2 * least + max(gaps))
     while enough - short > 1:
         middle = (short + enough) // 2
         if _mergeable(points, least, middle)[0]:
