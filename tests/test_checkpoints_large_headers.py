@@ -41,6 +41,10 @@ EMPTY = safetensors({})
         ({"w.gguf": gguf(0, 1, EMPTY_TOKENS)}, "w.gguf: an array of 5,000,000 before byte 69; all together may have 4,194,304 elements"),
         ({"w.gguf": gguf(0, 1, text("k") + struct.pack("<I", 8) + text("x" * (65 << 20)))}, "w.gguf: more than 64MiB of names and texts"),
         ({"w.safetensors": safetensors({"__metadata__": {f"{i:x}": "" for i in range(2_000_000)}})}, "w.safetensors: the header has 26,"),
+        (
+            {"w.safetensors": safetensors({"w": {"dtype": "F32", "shape": [0] * 65, "data_offsets": [0, 0]}})},
+            "w.safetensors: corrupt header: w has 65 dimensions, at most 64 are possible",
+        ),
         ({"w.safetensors": EMPTY, "config.json": json.dumps(dict.fromkeys(map(str, range(10_001)))).encode()}, "config.json: 10,001 keys"),
         ({"w.safetensors": EMPTY, "config.json": b"[" + b"[]," * 2_000_000 + b"0]"}, "config.json: 6,000,003 bytes of JSON that may take "),
         (

@@ -34,6 +34,8 @@ _BEYOND = 2**1023
 _LENGTH_BYTES = 8
 _LONGEST_HEADER = 100_000_000
 """The library's own limit."""
+_MOST_DIMENSIONS = 64
+"""Of a tensor: torch makes none of more."""
 _MOST_SHARDS = 2_000
 _MOST_KEYS = 10_000
 """Of a config.json, nested ones counted: each is held against all that are known."""
@@ -165,6 +167,8 @@ def _entry(path: Path, name: str, entry: object, base: int) -> SafetensorsTensor
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(end)]} if (
             all(type(n) is int and n >= 0 for n in shape) and 0 <= start <= end
         ):
+            if len(shape) > _MOST_DIMENSIONS:
+                raise WeightError(f"{path}: corrupt header: {name} has {len(shape)} dimensions, at most {_MOST_DIMENSIONS} are possible")
             wanted = prod(shape) * _NBYTES.get(dtype, 0)
             if dtype in _NBYTES and end - start != wanted:
                 raise WeightError(

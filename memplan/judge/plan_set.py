@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+from einpage.einsum_front.base.units import shown
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, Tensor
 from einpage.memplan.graph.memgraph import MemGraph, Phase, PlanSet
 from einpage.memplan.judge.validate import judge
@@ -140,7 +141,7 @@ def _rows_there(phases: Sequence[Phase]) -> Iterator[SetViolation]:
         for n, (phase, shape) in enumerate(zip(phases, found, strict=False)):
             reach = phase.past + phase.extra + phase.tokens
             if len(axes) == 1 and len(found) == len(phases) and shape[axes[0]] < reach:
-                yield _at(SetReason.STATE_LOST, n, f"{name} of shape {shape}, and positions up to {reach}")
+                yield _at(SetReason.STATE_LOST, n, f"{name} of shape {shown(shape)}, and positions up to {reach}")
 
 
 def _states_there(before: Phase, phase: Phase, n: int) -> Iterator[SetViolation]:
@@ -148,7 +149,7 @@ def _states_there(before: Phase, phase: Phase, n: int) -> Iterator[SetViolation]
     left = _left(before.memgraph.graph)
     for name, shape in _states_read(phase.memgraph.graph).items():
         if name not in left or not _covers(left[name], shape, before.past + before.extra + before.tokens):
-            yield _at(SetReason.STATE_LOST, n, f"{name} of shape {shape} after {left.get(name)}")
+            yield _at(SetReason.STATE_LOST, n, f"{name} of shape {shown(shape)} after {shown(left.get(name))}")
 
 
 def _covers(left: Shape, shape: Shape, reach: int) -> bool:
