@@ -169,6 +169,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "no value": (["--budget", "1MiB", "--set", "inner"], "--set"),
     "unknown output": (["--budget", "1MiB", "--outputs", "z"], "declared"),
     "an output without a name": (["--budget", "1MiB", "--outputs", ","], "--outputs ,"),
+    "more digits than Python reads": (["--budget", "1MiB", "--split", f"h={'9' * 5000}"], "write letters and numbers of pieces"),
     "a letter twice": (["--budget", "1MiB", "--split", "h=2,h=3"], "h is given twice"),
     "unknown letter": (["--budget", "1MiB", "--split", "q=2"], "letters that can"),
     "unknown fusion": (["--budget", "1MiB", "--no-fuse", "attention,maps"], "no fusion 'maps' to leave out; there is attention"),

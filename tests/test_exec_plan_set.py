@@ -220,6 +220,22 @@ def test_the_command_replays_what_it_saved(tmp_path: Path, capsys: pytest.Captur
     assert main(("verify", saved, "--spec", spec)) == 2
 
 
+@pytest.mark.parametrize("count", ["Infinity", "1e999", "-1", "2.5", '"1"', "null", "[]"])
+@pytest.mark.parametrize("command", ["verify", "generate"])
+def test_a_recipe_with_no_count_where_one_belongs_is_damaged(
+    count: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = folder(tmp_path)
+    saved, spec = where / "set.json", str(where / "spec.yaml")
+    text = saved.read_text(encoding="utf-8")
+    assert text.count('"batch":1,') == 1
+    saved.write_text(text.replace('"batch":1,', f'"batch":{count},'), encoding="utf-8")
+    rest = ("--weights", str(where / "m"), "--prompt", "hell", *ON_CPU)
+    words = (command, str(saved), "--spec", spec) if command == "verify" else (command, spec, "--plan", str(saved), *rest)
+    assert main(words) == 2
+    assert "damaged plan file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

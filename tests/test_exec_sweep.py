@@ -80,6 +80,7 @@ def test_a_sweep_for_people_is_a_table_and_a_curve(capsys: pytest.CaptureFixture
         (("--sweep", "budget=1MiB:8MiB:1"), "1 points"),
         (("--sweep", "budget=1MiB:8MiB:1000"), "1000 points"),
         (("--sweep", "budget=1MiB:eight"), "not an amount"),
+        (("--sweep", f"batch=1:{'9' * 5000}", "--budget", "1MiB"), "not a positive whole number"),
         (("--sweep", "batch=0:8", "--budget", "1MiB"), "not a positive whole number"),
         (("--sweep", "btach=1:8", "--budget", "1MiB"), "btach"),
         (("--sweep", "batch=1:8", "--budget", "1MiB", "--set", "batch=3"), "both give the size"),

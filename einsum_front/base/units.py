@@ -23,6 +23,7 @@ _LEAST_RATE = 1e-6
 """Bytes per second: whatever fits any machine passes in a time that a float holds."""
 _LONGEST = 200
 """Characters of an amount."""
+_DIGITS = 18
 _SHOWN = 40
 """Characters of a wrong argument that a message shows."""
 
@@ -47,6 +48,12 @@ def parse_rate(text: str | int | float, what: str = "rate") -> float:
     if amount < _LEAST_RATE:
         raise UsageError(f"{what} {shown(text)} is slower than any link; write bytes per second such as 25GB/s")
     return amount
+
+
+def whole_number(text: str) -> int | None:
+    """What `text` is in decimal digits, up to 10^18 - 1; None where it is anything else."""
+    digits = text.strip()
+    return int(digits) if digits.isdecimal() and len(digits) <= _DIGITS else None
 
 
 def shown(value: object) -> str:

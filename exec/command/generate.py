@@ -21,7 +21,7 @@ from einpage.checkpoints.text.continuation import Continuation
 from einpage.checkpoints.text.tokenizer import CURE, Tokenizer, TokenizerError, end_tokens, load_tokenizer
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.base.units import format_bytes, format_seconds, refuse_outside, shown
+from einpage.einsum_front.base.units import format_bytes, format_seconds, refuse_outside
 from einpage.exec.command.options import prompt_texts, request_of, settings_of
 from einpage.exec.command.plan import Told
 from einpage.exec.command.run import budget_of, device_of, machine_of, progress_bars, spec_of, stuck, thread_warnings
@@ -37,7 +37,7 @@ from einpage.exec.run.loaded_model import LoadedModel
 from einpage.exec.run.sampling import Sampling
 from einpage.exec.system.interrupt import INTERRUPTED
 from einpage.memplan.graph.memgraph import PlanSet
-from einpage.memplan.graph.planfile import load_plan_set, of_recipe
+from einpage.memplan.graph.planfile import count_of, load_plan_set, of_recipe
 
 DEFAULT_TEMPERATURE = 0.8
 """Where neither --greedy nor --temperature is given."""
@@ -181,9 +181,9 @@ def saved_plans(a: argparse.Namespace) -> SavedTexts:
     recipe = saved.recipe
     with of_recipe(a.plan):
         texts = TextLengths(
-            **{name: _whole(recipe["texts"][name]) for name in ("batch", "longest", "shortest", "max_new", "chunk", "lookup")}
+            **{name: count_of(recipe["texts"][name]) for name in ("batch", "longest", "shortest", "max_new", "chunk", "lookup")}
         )
-        a.dtype, a.budget = DType(recipe["dtype"]).value, str(_whole(recipe["budget_bytes"]))
+        a.dtype, a.budget = DType(recipe["dtype"]).value, str(count_of(recipe["budget_bytes"]))
         a.set = [f"{name}={value}" for name, value in recipe["settings"].items()]
         a.no_fuse = ",".join(map(str, recipe["no_fuse"])) or None
     return SavedTexts(saved.plans, texts)
@@ -195,12 +195,6 @@ class SavedTexts:
 
     plans: PlanSet
     texts: TextLengths
-
-
-def _whole(number: object) -> int:
-    if type(number) is not int or number < 0:
-        raise ValueError(f"{shown(number)} is no count")
-    return number
 
 
 def spoken(tokens: Generator[list[int], None, None], answers: Sequence[Continuation]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.files import write_atomically
+from einpage.einsum_front.base.units import whole_number
 from einpage.exec.picture.timeline import NodeTimes
 from einpage.exec.picture.timeline_html import render_html
 from einpage.exec.picture.timeline_svg import render_svg
@@ -66,11 +67,11 @@ def pieces_of(text: str | None) -> dict[Letter, int]:
     out: dict[Letter, int] = {}
     for fixed in text.split(",") if text else ():
         letter, _, n = fixed.partition("=")
-        if not (letter.strip() and n.strip().isdecimal() and int(n) > 0):
+        if not (letter.strip() and (pieces := whole_number(n))):
             raise UsageError(f"--split {text}: write letters and numbers of pieces, as in --split f=4,v=16")
         if letter.strip() in out:
             raise UsageError(f"--split {text}: {letter.strip()} is given twice")
-        out[Letter(letter.strip())] = int(n)
+        out[Letter(letter.strip())] = pieces
     return out
 
 

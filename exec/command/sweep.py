@@ -20,7 +20,7 @@ from rich.table import Table
 
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.files import write_atomically
-from einpage.einsum_front.base.units import format_bytes, format_seconds, parse_bytes
+from einpage.einsum_front.base.units import format_bytes, format_seconds, parse_bytes, whole_number
 from einpage.exec.command.options import settings_of
 from einpage.exec.picture.curve_svg import render_curve
 from einpage.exec.planning.judged_plan import Planned
@@ -82,9 +82,9 @@ def parse_sweep(text: str) -> Sweep:
 
 
 def _whole(word: str, text: str) -> int:
-    if not (word.strip().isdecimal() and int(word) > 0):
+    if not (number := whole_number(word)):
         raise UsageError(f"--sweep {text}: {word.strip()!r} is not a positive whole number; write as in --sweep seq=512:8192")
-    return int(word)
+    return number
 
 
 def sweep_command(a: argparse.Namespace, planned_for: PlannedFor) -> int:

@@ -25,7 +25,7 @@ from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import difference, split_as_told
 from einpage.exec.system.find_spec import spec_path
 from einpage.memplan.graph.memgraph import MemGraph, Phase
-from einpage.memplan.graph.planfile import SavedPlan, SavedPlanSet, load_saved, of_recipe
+from einpage.memplan.graph.planfile import SavedPlan, SavedPlanSet, count_of, load_saved, of_recipe
 from einpage.memplan.judge.plan_set import SetViolation, judge_set
 from einpage.memplan.judge.reason import Violation
 from einpage.memplan.judge.validate import judge
@@ -95,7 +95,7 @@ def _graph_of_phase(a: argparse.Namespace, recipe: Mapping[str, Any], phase: Pha
     """The graph of `a.spec` at the sizes of a phase. Raises UsageError, SpecError."""
     with of_recipe(a.plan):
         request = PlanRequest(0, DType(recipe["dtype"]), no_fuse=tuple(map(str, recipe["no_fuse"])))
-        sizes = {"batch": int(recipe["texts"]["batch"]), "seq": phase.tokens, "past": phase.past, "room": phase.extra}
+        sizes = {"batch": count_of(recipe["texts"]["batch"]), "seq": phase.tokens, "past": phase.past, "room": phase.extra}
         settings = {str(name): value for name, value in recipe["settings"].items()}
     with _blaming_another_spec(a, recipe):
         return graph_of(open_model(a.spec, {**settings, **sizes}, a.weights), phase, request)
@@ -114,7 +114,7 @@ def wanted_graph(a: argparse.Namespace, recipe: Mapping[str, Any]) -> TaskGraph 
         return None
     with of_recipe(a.plan):
         dtype, outputs, no_fuse = DType(recipe["dtype"]), list(recipe["outputs"]), tuple(recipe["no_fuse"])
-        pieces = {Letter(str(letter)): int(n) for letter, n in recipe["split"].items()}
+        pieces = {Letter(str(letter)): count_of(n) for letter, n in recipe["split"].items()}
         settings = {str(name): value for name, value in recipe["settings"].items()}
     with _blaming_another_spec(a, recipe):
         return split_as_told(open_model(a.spec, settings, a.weights).program, dtype, pieces, outputs, no_fuse).graph

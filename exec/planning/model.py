@@ -18,6 +18,7 @@ from einpage.checkpoints.match.resolve import Resolved, open_weights, present_na
 from einpage.checkpoints.text.tokenizer import Tokenizer
 from einpage.einsum_front.algebra.expr import Letter, Name
 from einpage.einsum_front.base.errors import EinpageError, UsageError, listing
+from einpage.einsum_front.base.units import whole_number
 from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.fuse.tied_weights import with_tied_weights
 from einpage.einsum_front.graph.program import Program
@@ -272,4 +273,5 @@ def next_logits(model: Model, axes: int) -> str:
 
 def _whole_numbers(settings: Mapping[str, str | int | float]) -> dict[str, int]:
     """Those settings that are whole numbers; `elaborate` evaluates expressions."""
-    return {name: int(value) for name, value in settings.items() if str(value).strip().isdecimal()}
+    numbers = {name: whole_number(str(value)) for name, value in settings.items()}
+    return {name: number for name, number in numbers.items() if number is not None}

@@ -195,9 +195,16 @@ def of_recipe(where: str) -> Iterator[None]:
     """Around what reads a recipe: an error inside is raised as a UsageError, since the file is damaged."""
     try:
         yield
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         lacks = str(error)[:MOST_TOLD]
         raise UsageError(f"{where}: damaged plan file: its recipe has no {lacks}, which it takes to make its graph again") from error
+
+
+def count_of(number: object) -> int:
+    """One of a recipe. Raises ValueError for what is none."""
+    if type(number) is not int or number < 0:
+        raise ValueError(f"{shown(number)} is no count")
+    return number
 
 
 def _value_out(v: Value) -> list[object]:
