@@ -72,6 +72,7 @@ class BarePhase:
     past: int
     extra: int
     tokens: int
+    reads: bool
     loops: bool
     states: tuple[BareState, ...] = ()
     resident: tuple[BareWeight, ...] = ()
@@ -100,11 +101,11 @@ class BareSet:
 
     @property
     def reads(self) -> list[BarePhase]:
-        return [phase for phase in self.phases if not phase.loops]
+        return [phase for phase in self.phases if phase.reads]
 
     @property
     def loops(self) -> list[BarePhase]:
-        return [phase for phase in self.phases if phase.loops]
+        return [phase for phase in self.phases if not phase.reads]
 
     def with_phase(self, n: int, phase: BarePhase) -> BareSet:
         """Another n-th phase."""
@@ -121,7 +122,7 @@ class BareSet:
         found = [replace(self, phases=self.phases[:n] + self.phases[n + 1 :]) for n in range(len(self.phases)) if len(self.phases) > 1]
         for n, (before, phase) in enumerate(pairwise(self.phases), 1):
             longer = replace(phase, past=before.past, extra=phase.extra + phase.past - before.past)
-            if before.loops == phase.loops:
+            if before.reads == phase.reads:
                 found.append(self.with_phase(n, longer))
         for last in self.loops[-1:]:
             for past in (self.positions - self.spread - 1, self.positions - self.spread):
@@ -185,7 +186,7 @@ def _phase(bare: BarePhase) -> Phase:
     arenas = (DEVICE, Nbytes(bare.budget_bytes)), (HOST, Nbytes(4096))
     there = tuple(r.id for r in residencies)
     memgraph = MemGraph(graph, arenas, tuple(residencies), (), NO_EDGES, there, there, loops=bare.loops)
-    return Phase(bare.past, bare.extra, bare.tokens, memgraph)
+    return Phase(bare.past, bare.extra, bare.tokens, bare.reads, memgraph)
 
 
 def _value(name: str, shape: Shape, kind: Kind) -> Value:
@@ -218,8 +219,9 @@ def bare_sets(draw: st.DrawFn) -> BareSet:
         is_whole = bucket.is_read and not texts.chunk
         rows = bucket.past + bucket.extra + bucket.tokens
         states = grown(rows, axis, None if is_whole else bucket.past), whole_state(is_whole), STANDING
-        phase = BarePhase(bucket.past, bucket.extra, bucket.tokens, not bucket.is_read, states, on_host=on_host)
-        if phase.loops:
+        loops = not bucket.is_read or draw(st.booleans())
+        phase = BarePhase(bucket.past, bucket.extra, bucket.tokens, bucket.is_read, loops, states, on_host=on_host)
+        if loops:
             phase = replace(phase, resident=tuple(resident))
             resident = resident[: draw(st.integers(0, len(resident)))]
         phases.append(phase)

@@ -37,7 +37,7 @@ def at_start(memgraph: MemGraph, place: Place, kind: Kind) -> list[Residency]:
 
 
 def loops_of(plans: PlanSet) -> list[int]:
-    return [n for n, phase in enumerate(plans.phases) if phase.memgraph.loops]
+    return [n for n, phase in enumerate(plans.phases) if not phase.reads]
 
 
 def states_read(graph: TaskGraph) -> set[str]:

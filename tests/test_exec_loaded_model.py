@@ -12,16 +12,19 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.graph.taskgraph import Kind, Tensor
 from einpage.exec.device.arena import HostArena, used_extents
 from einpage.exec.device.cpu import CpuDevice, CpuMemory
 from einpage.exec.device.errors import EngineBusy, NodeError
 from einpage.exec.device.streams import StreamMemory
 from einpage.exec.dispatch import threads as engine_threads
+from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.progress import SILENT, Hooks, Progress
-from einpage.exec.planning import text_lengths
+from einpage.exec.planning import plan_set, text_lengths
 from einpage.exec.planning.plan_set import PlannedPhase
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.run import choose
@@ -29,6 +32,8 @@ from einpage.exec.run.choose import DeviceKind, RunOptions
 from einpage.exec.run.generation import Conversation, Generation
 from einpage.exec.run.loaded_model import KEPT, LoadedModel, ReadyPhase
 from einpage.memplan.graph.memgraph import NodeId
+from einpage.memplan.graph.simulate import all_moved_bytes
+from einpage.memplan.machine.places import Queue
 from fake_driver import FakeDriver
 from hand_plan import hand_plan
 from test_exec_generate import GREEDY, RAGGED, Opened, expected, generated, opened
@@ -48,16 +53,24 @@ def passed(phase: ReadyPhase) -> None:
     """One pass over tokens that mean nothing."""
     names = {i.name: i for i in phase._own_inputs.inputs}
     arrays: Mapping[str, NDArray[Any]] = {
-        "tokens": np.zeros((len(RAGGED), phase.planned.bucket.tokens), np.int64),
+        "tokens": np.zeros((len(RAGGED), phase.phase.bucket.tokens), np.int64),
         "lengths": np.ones(len(RAGGED), np.int64),
-        "at": np.full(len(RAGGED), phase.planned.bucket.past, np.int64),
+        "at": np.full(len(RAGGED), phase.phase.bucket.past, np.int64),
     }
     phase.run({name: array for name, array in arrays.items() if name in names}, SILENT)
 
 
 def weight_bytes(phase: PlannedPhase) -> int:
+    return sum(t.nbytes for t in residents(phase) if t.kind is Kind.WEIGHT)
+
+
+def state_bytes(phase: PlannedPhase) -> int:
+    return sum(t.nbytes for t in residents(phase) if t.kind is not Kind.WEIGHT)
+
+
+def residents(phase: PlannedPhase) -> list[Tensor]:
     memgraph = phase.planned.memgraph
-    return sum(memgraph.graph.tensors[t].nbytes for t in memgraph.resident)
+    return [memgraph.graph.tensors[t] for t in memgraph.resident]
 
 
 def test_every_text_has_the_arena_of_the_first(opening: Opened) -> None:
@@ -92,8 +105,11 @@ def test_a_phase_that_runs_again_finds_what_it_left(opening: Opened) -> None:
     assert held.ready(bucket, plans.machine) is phase and phase.preload() == 0
 
 
-def test_what_another_phase_overwrote_is_loaded(opening: Opened) -> None:
+def test_what_another_phase_overwrote_is_loaded() -> None:
+    with patch.object(plan_set, "LATER_FIRST_TOKEN", 0.0):
+        opening = opened(RAGGED, 8)
     held, plans = opening.generation.loaded, opening.plans
+    assert not plans.first.planned.memgraph.loops, "prompts have the device for themselves"
     loop, first = (held.ready(p, plans.machine) for p in (plans.buckets[0], plans.first))
     for phase in (loop, first):
         phase.put_states(None)
@@ -102,6 +118,75 @@ def test_what_another_phase_overwrote_is_loaded(opening: Opened) -> None:
     first.preload()
     passed(first)
     assert loop.preload() == weight_bytes(plans.buckets[0])
+
+
+@pytest.mark.parametrize("budget", [*(pytest.param(n << 10, marks=pytest.mark.slow) for n in (64, 96)), 1 << 20])
+def test_no_weight_that_stays_is_loaded_twice(budget: int) -> None:
+    """From the first prompt on: it loads what stays while it is read; tokens after it, and later prompts, find it."""
+    with patch.object(text_lengths, "LEAST_POSITIONS", 3):
+        opening = opened(RAGGED, 8, budget)
+    plans = opening.plans
+    assert plans.first.first is not None
+    ran: list[tuple[PlannedPhase, int, int]] = []
+    preload, run = ReadyPhase.preload, ReadyPhase.run
+    loaded = 0
+
+    def preloaded(ready: ReadyPhase) -> int:
+        nonlocal loaded
+        loaded = preload(ready)
+        return loaded
+
+    def counted(ready: ReadyPhase, arrays: Mapping[str, NDArray[Any]], hooks: Hooks) -> tuple[torch.Tensor, Measured]:
+        found = run(ready, arrays, hooks)
+        ran.append((ready.phase, loaded, sum(found[1].moved_bytes.values())))
+        return found
+
+    with patch.object(ReadyPhase, "preload", preloaded), patch.object(ReadyPhase, "run", counted):
+        for text in range(3):
+            ran.clear()
+            assert generated(opening) == words()
+            missing = weight_bytes(plans.first) - weight_bytes(plans.buckets[-1]) * (
+                text > 0
+            )  # what left for the states of the last bucket
+            first = plans.first.beginning(missing)
+            assert ran[0][0] is first
+            assert ran[0][1] == (missing if first is plans.first else 0)
+            assert ran[0][2] == all_moved_bytes(first.planned.memgraph)
+            assert ran[1][0] is plans.buckets[0] and ran[1][1] == state_bytes(plans.buckets[0]), "rows of states alone"
+
+
+def test_a_prompt_is_read_by_the_faster_of_both_plans(opening: Opened) -> None:
+    """The one that loads all that stays, or the one that finds it, after what is missing has been loaded."""
+    loop = opening.plans.first
+    assert loop.first is not None and loop.seconds < loop.first.seconds
+    rate = loop.planned.machine.usual_link(Queue.H2D).bytes_per_s
+    enough = int((loop.first.seconds - loop.seconds) * rate)
+    assert loop.beginning(0) is loop.beginning(enough - 1) is loop
+    assert loop.beginning(enough + 1) is loop.beginning(weight_bytes(loop) * 100) is loop.first
+    assert opening.plans.buckets[0].beginning(1 << 40) is opening.plans.buckets[0]
+
+
+def test_a_first_token_is_hardly_later_for_what_stays(opening: Opened) -> None:
+    with patch.object(text_lengths, "LEAST_POSITIONS", 3), patch.object(plan_set, "LATER_FIRST_TOKEN", 0.0):
+        alone = opened(RAGGED, 8).plans.first
+    found = opening.plans.first
+    assert found.first is not None and alone.first is None
+    assert found.first.seconds <= plan_set.LATER_FIRST_TOKEN * alone.seconds
+    assert found.seconds < alone.seconds
+
+
+@pytest.mark.parametrize(
+    ("kib", "later", "is_beside"),
+    [
+        pytest.param(64, 1.1, True, id="a first token 3 % later"),
+        pytest.param(64, 1.0, False, id="no later allowed"),
+        pytest.param(48, 10.0, False, id="slower than alone and loading what stays"),
+    ],
+)
+def test_prompts_are_read_beside_what_stays_where_that_pays(kib: int, later: float, is_beside: bool) -> None:
+    with patch.object(text_lengths, "LEAST_POSITIONS", 3), patch.object(plan_set, "LATER_FIRST_TOKEN", later):
+        found = opened(RAGGED, 8, kib << 10).plans.first
+    assert (found.first is not None) == found.planned.memgraph.loops == is_beside
 
 
 def test_after_a_pass_that_failed_all_is_loaded(opening: Opened) -> None:

@@ -48,7 +48,7 @@ FACE: dict[str, tuple[str, ...]] = {
             "bounds.steady",
         ),
         "bounds.limit",
-        *("packing.pack", "packing.csv_file", "residency.resident_sets", "schedule.static_plans"),
+        *("packing.pack", "packing.csv_file", "residency.loading", "residency.resident_sets", "schedule.static_plans"),
     ),
     "kernels": (*("errors", "prepare", "layout.torch_dtype", "instructions.torch_kernel", "on_torch.products"),),
     "exec": (),

@@ -160,8 +160,8 @@ def test_a_resident_weight_was_there_in_the_loop_before(plans: BareSet) -> None:
 
 def expect_residents(plans: BareSet) -> None:
     found = judged(plans)
-    loops = [(n, set(phase.resident)) for n, phase in enumerate(plans.phases) if phase.loops]
-    loaded = [n for (_, had), (n, has) in pairwise(loops) if has - had]
+    pairs = [(n, had, has) for n, (had, has) in enumerate(pairwise(plans.phases), 1) if not had.reads]
+    loaded = [n for n, had, has in pairs if set(has.resident) - set(had.resident)]
     assert found == ((SetReason.WEIGHT_LOADED, loaded[0]) if loaded else None), plans
 
 
@@ -192,10 +192,12 @@ def test_arenas_are_of_one_size(plans: BareSet) -> None:
 
 
 @given(bare_sets())
-def test_what_comes_after_a_loop_is_a_loop(plans: BareSet) -> None:
-    loops = [n for n, phase in enumerate(plans.phases) if phase.loops]
-    for n in loops[1:]:
+def test_what_comes_after_prompts_is_a_loop_and_reads_none(plans: BareSet) -> None:
+    loops = [n for n, phase in enumerate(plans.phases) if not phase.reads]
+    for n in loops:
         assert judged(plans.with_phase(n, replace(plans.phases[n], loops=False))) == (SetReason.NO_LOOP, n)
+    for n in loops[1:]:
+        assert judged(plans.with_phase(n, replace(plans.phases[n], reads=True))) == (SetReason.NO_LOOP, n)
 
 
 @given(bare_sets())
@@ -203,7 +205,7 @@ def test_what_comes_after_a_loop_is_a_loop(plans: BareSet) -> None:
 def test_a_tile_that_a_pass_writes_is_one_that_the_next_reads(plans: BareSet) -> None:
     """Each end of each box; but not of a phase that is passed through once, nor of a state that a pass begins without."""
     for n, phase in enumerate(plans.phases):
-        is_again = phase.loops or phase.extra > 0
+        is_again = not phase.reads or phase.extra > 0
         for state in phase.states[:2]:
             written = [replace(state, written=boxes) for boxes in each_moved(state.written)]
             begun = [replace(state, begun=boxes) for boxes in each_moved(state.begun)]

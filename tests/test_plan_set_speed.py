@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from einpage.exec.planning.judged_plan import plan_program
-from einpage.exec.planning.model import open_model
-from einpage.exec.planning.plan_set import asked, plan_texts
+from einpage.exec.planning.model import asked, open_model
+from einpage.exec.planning.plan_set import plan_texts
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.text_lengths import TextLengths
 from einpage.memplan.machine.profile import load_machine

@@ -29,7 +29,7 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import SpecError
 from einpage.einsum_front.elaborate.reference import evaluate
 from einpage.einsum_front.graph.taskgraph import Kind
-from einpage.exec.device.device import Device
+from einpage.exec.device.device import Device, left_there
 from einpage.exec.dispatch.engine import Dispatcher, Measured
 from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.exec.dispatch.serial import random_order
@@ -47,8 +47,10 @@ from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.memgraph import MemGraph, PlanSet
 from einpage.memplan.graph.planfile import load_plan_set, save_plan_set
 from einpage.memplan.judge.plan_set import SetReason, judge_set
+from einpage.memplan.judge.validate import judge
 from einpage.memplan.machine.places import DEVICE
 from einpage.memplan.machine.profile import load_machine
+from einpage.memplan.residency.loading import loading
 from plan_set_mutations import MUTATIONS
 from random_generations import CHUNKS, Case, first_lengths, other_lengths, random_case
 from single_runs import run_serial
@@ -149,10 +151,15 @@ def check_saved(plans: PlanSet) -> PlanSet:
 
 
 def check_weights_stay(plans: PlanSet) -> None:
-    """Where a loop follows another, every weight that it begins with is there already, at its offset."""
-    loops = [resident(phase.memgraph) for phase in plans.phases if phase.memgraph.loops]
-    for had, has in pairwise(loops):
-        assert has.items() <= had.items()
+    """From token to token every weight that a pass begins with is there already, at its offset; and a loop that reads prompts has a first
+    pass that ends so."""
+    for had, has in pairwise(phase.memgraph for phase in plans.phases if not phase.reads):
+        assert resident(has).items() <= resident(had).items()
+    for memgraph in (phase.memgraph for phase in plans.phases if phase.reads and phase.memgraph.loops):
+        first = loading(memgraph)
+        assert judge(first) is None
+        assert not resident(first)
+        assert left_there(first, memgraph) == {r for r in memgraph.start if memgraph.residencies[r].place == DEVICE}
 
 
 def resident(memgraph: MemGraph) -> dict[str, tuple[object, int]]:
@@ -222,7 +229,7 @@ def generated(
     preload = generation.ReadyPhase.preload
 
     def watched(ready: generation.ReadyPhase) -> int:
-        entered.append((ready.planned, preload(ready)))
+        entered.append((ready.phase, preload(ready)))
         return entered[-1][1]
 
     with (

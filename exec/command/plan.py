@@ -159,7 +159,7 @@ def set_facts(plans: PlannedSet) -> dict[str, object]:
     """What `plan --generate --json` says: sizes in bytes, times in seconds."""
     phases = []
     for phase in (*plans.reads, *plans.buckets):
-        report, bucket = phase.planned.report, phase.bucket
+        report, bucket, first = phase.planned.report, phase.bucket, phase.first
         phases.append(
             {
                 "past": bucket.past,
@@ -171,6 +171,7 @@ def set_facts(plans: PlannedSet) -> dict[str, object]:
                 "h2d_bytes": report.h2d_bytes,
                 "d2h_bytes": report.d2h_bytes,
                 "resident_weights": len(resident_weights(phase)),
+                "first_pass_s": report.predicted_s if first is None else first.seconds,
                 "split": {str(letter): n for letter, n in phase.planned.graph.split if n > 1},
             }
         )
@@ -191,12 +192,13 @@ def set_text(plans: PlannedSet, plan_s: float) -> str:
     texts = plans.texts
     lines = []
     for phase in plans.reads:
-        report, bucket = phase.planned.report, phase.bucket
+        report, bucket = (phase.first or phase).planned.report, phase.bucket
         ratio = "" if report.bound_ratio is None else f", {report.bound_ratio:.2f} × its bound"
         what = f"{texts.batch} of up to {texts.longest} tokens"
         if texts.chunk:
             what += f", {bucket.tokens} tokens from {_first_positions(bucket)} on"
-        lines.append(f"prompts     {what}: {format_seconds(report.predicted_s)}{ratio}")
+        later = "" if phase.first is None else f"; {format_seconds(phase.seconds)} after another text, whose weights stayed"
+        lines.append(f"prompts     {what}: {format_seconds(report.predicted_s)}{ratio}{later}")
     lines += [
         "positions         a token     × its bound   moved a token   resident weights",
     ]

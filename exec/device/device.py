@@ -12,11 +12,11 @@ from functools import partial
 from typing import Protocol, TypeAlias
 
 from einpage.einsum_front.base.units import Nbytes
-from einpage.einsum_front.graph.taskgraph import Kind
+from einpage.einsum_front.graph.taskgraph import Kind, Tensor
 from einpage.exec.device.arena import HostArena
 from einpage.exec.device.errors import EngineBusy
-from einpage.memplan.graph.memgraph import Extent, MemGraph, NodeId, Offset, ResidencyId
-from einpage.memplan.graph.packed import COMPUTE, FREE, GATHER, MOVE
+from einpage.memplan.graph.memgraph import Extent, MemGraph, NodeId, Offset, Residency, ResidencyId
+from einpage.memplan.graph.packed import COMPUTE, FREE, GATHER, MOVE, Residencies
 from einpage.memplan.graph.simulate import queue_numbers, queues_of
 from einpage.memplan.machine.places import DEVICE, Queue
 
@@ -77,12 +77,15 @@ def actions(device: Device) -> tuple[Action, ...]:
 
 def left_there(before: MemGraph, memgraph: MemGraph) -> frozenset[ResidencyId]:
     """Of the residents that `memgraph` begins with: weights that are at the same offsets of the device when `before` ends."""
-    residencies, tensors = before.residencies, before.graph.tensors
-    ended = [residencies[r] for r in before.end if residencies[r].place == DEVICE]
-    left = {(tensors[r.tensor].name, r.extents) for r in ended if tensors[r.tensor].kind is Kind.WEIGHT}
-    residencies, tensors = memgraph.residencies, memgraph.graph.tensors
-    begun = [residencies[r] for r in memgraph.start if residencies[r].place == DEVICE]
-    return frozenset(r.id for r in begun if (tensors[r.tensor].name, r.extents) in left)
+    left = {(tensor.name, r.extents) for r, tensor in _on_device(before, before.end) if tensor.kind is Kind.WEIGHT}
+    return frozenset(r.id for r, tensor in _on_device(memgraph, memgraph.start) if (tensor.name, r.extents) in left)
+
+
+def _on_device(memgraph: MemGraph, listed: Collection[ResidencyId]) -> list[tuple[Residency, Tensor]]:
+    """Those of the residencies `listed` that are there, and of which tensor."""
+    there = Residencies.of(memgraph.residencies).at(DEVICE)
+    found = [memgraph.residencies[r] for r in listed if there[r]]
+    return [(r, memgraph.graph.tensors[r.tensor]) for r in found]
 
 
 class DeviceMemory:
@@ -103,6 +106,11 @@ class DeviceMemory:
         """A run begins, of engines that are known by `rested`; what is there, nobody knows until it has ended. Raises EngineBusy."""
         self.wait_for_engines()
         self._rested, self.ran = rested, None
+
+    def missing_bytes(self, memgraph: MemGraph) -> int:
+        """Of the residents that `memgraph` begins with, those that would have to be loaded."""
+        there = frozenset[ResidencyId]() if self.ran is None else left_there(self.ran, memgraph)
+        return sum(tensor.nbytes for r, tensor in _on_device(memgraph, memgraph.start) if r.id not in there)
 
     def prepare_for(self, memgraph: MemGraph) -> frozenset[ResidencyId]:
         """Of the residents that `memgraph` begins with, those that are there; what else is, nobody knows any more. Raises EngineBusy."""

@@ -7,7 +7,7 @@ checkpoint's own metadata, else from the spec. Only headers of the checkpoint ar
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -27,6 +27,7 @@ from einpage.einsum_front.spec.sizes import Setting
 from einpage.exec.load.inputs import LENGTHS, TOKENS, TokenLists, token_sizes
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import refuse_by_first_iterations
+from einpage.exec.planning.text_lengths import Bucket, TextLengths
 from einpage.exec.planning.vocabulary import vocabulary_letters
 from einpage.exec.system.find_spec import SHIPPED, spec_names, spec_path
 
@@ -275,3 +276,34 @@ def _whole_numbers(settings: Mapping[str, str | int | float]) -> dict[str, int]:
     """Those settings that are whole numbers; `elaborate` evaluates expressions."""
     numbers = {name: whole_number(str(value)) for name, value in settings.items()}
     return {name: number for name, number in numbers.items() if number is not None}
+
+
+def opened(model_at: ModelAt, texts: TextLengths, bucket: Bucket) -> tuple[Model, str]:
+    """The model of a phase, and its logits: after every token where what may come next is looked up. Raises UsageError for a spec that does
+    not generate, or not such texts."""
+    model = model_at({"batch": texts.batch, "seq": bucket.tokens, "past": bucket.past, "room": bucket.extra})
+    refuse_no_generation(model)
+    _refuse_padding(model, texts)
+    return model, next_logits(model, 3 if texts.lookup and not bucket.is_read else 2)
+
+
+def asked(model: Model, output: str, request: PlanRequest) -> tuple[Program, PlanRequest]:
+    """What is planned of a phase: its logits and its states, in such pieces as there are."""
+    program = model.program.with_states_as_outputs()
+    wanted = (output, *(state.name for state in program.states))
+    pieces = {letter: n for letter, n in request.pieces.items() if n <= program.extents.get(letter, n)}
+    return program, replace(request, outputs=wanted, pieces=pieces)
+
+
+def _refuse_padding(model: Model, texts: TextLengths) -> None:
+    whole = whole_states(model)
+    if not whole:
+        return
+    state = f"the state `{whole[0]}` is written whole"
+    if texts.lookup:
+        raise UsageError(f"--lookup: {state}, so what was read and does not come cannot be taken back; leave it out")
+    if texts.longest > texts.shortest or texts.chunk:
+        cure = "give prompts of one length, or one at a time"
+        if texts.batch == 1:
+            cure = "generate with the prompt at hand, which is planned for its own length"
+        raise UsageError(f"{state}, and would take in the padding of prompts shorter than planned; {cure}")

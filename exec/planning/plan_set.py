@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
+from itertools import takewhile
 from time import perf_counter
 from typing import TypeAlias
 
@@ -23,11 +24,10 @@ from einpage.einsum_front.base.collection import garbage_collection_paused
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import aligned
 from einpage.einsum_front.choose.working_set import WorkingSets
-from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph
 from einpage.exec.planning.common_pieces import Fitting, PhaseOps, fitted, weight_letters
 from einpage.exec.planning.judged_plan import MachineSource, Planned, compacted, judged, machine_now, plan_program
-from einpage.exec.planning.model import Model, ModelAt, next_logits, refuse_no_generation, whole_states
+from einpage.exec.planning.model import Model, ModelAt, asked, opened, whole_states
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import difference, fused, split_as_told
 from einpage.exec.planning.text_lengths import Bucket, TextLengths
@@ -35,8 +35,12 @@ from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.memgraph import Phase, PlanSet
 from einpage.memplan.judge.plan_set import SetViolation, judge_sequence, judge_set
 from einpage.memplan.machine.machine import Machine
-from einpage.memplan.machine.places import DEVICE
+from einpage.memplan.machine.places import DEVICE, Queue
+from einpage.memplan.residency.loading import loading
 from einpage.memplan.residency.resident_sets import Others
+
+LATER_FIRST_TOKEN = 1.1
+"""Prompts are read beside the residents of the tokens after them where the first token comes, at worst, this much later for it."""
 
 Planning = Callable[[int, int], None]
 """Told, before a plan is made, which it is and how many there are."""
@@ -58,6 +62,8 @@ class PlannedPhase:
     bucket: Bucket
     output: str
     """The logits of the next token: after each sequence [b, v], or after each token [b, s, v]."""
+    first: PlannedPhase | None = None
+    """Of a loop that reads prompts: its first pass, before which nothing is on the device and after which all that it begins with is."""
 
     @property
     def seconds(self) -> float:
@@ -67,7 +73,13 @@ class PlannedPhase:
     @property
     def phase(self) -> Phase:
         """The plan among them."""
-        return Phase(self.bucket.past, self.bucket.extra, self.bucket.tokens, self.planned.memgraph)
+        return Phase(self.bucket.past, self.bucket.extra, self.bucket.tokens, self.bucket.is_read, self.planned.memgraph)
+
+    def beginning(self, missing_bytes: int) -> PlannedPhase:
+        """The plan of a pass before which so much of what this begins with is not on the device: the faster of its first pass and of this
+        after loading what is missing."""
+        load_s = missing_bytes / self.planned.machine.usual_link(Queue.H2D).bytes_per_s
+        return self if self.first is None or load_s + self.seconds <= self.first.seconds else self.first
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,7 +110,7 @@ class PlannedSet:
     @property
     def _first_loop(self) -> int:
         phases = self.plan_set.phases
-        return next((n for n, phase in enumerate(phases) if phase.memgraph.loops), len(phases))
+        return next((n for n, phase in enumerate(phases) if not phase.reads), len(phases))
 
     @property
     def machine(self) -> Machine:
@@ -181,15 +193,14 @@ def replayed(plans: PlanSet, texts: TextLengths, model_at: ModelAt, machine: Mac
     texts.refuse_none()
     told = plans.shortest, plans.longest, plans.positions, plans.spread, plans.phases[0].memgraph.budget_bytes
     same = told == (texts.shortest, texts.longest, texts.positions, texts.spread, request.budget_bytes)
-    loops = [phase for phase in plans.phases if phase.memgraph.loops]
-    served = {phase.tokens for phase in plans.phases if not phase.memgraph.loops}, {phase.tokens for phase in loops}
+    served = tuple({phase.tokens for phase in plans.phases if phase.reads is reads} for reads in (True, False))
     if not same or served != ({texts.chunk or texts.longest}, {1 + texts.lookup} if texts.max_new > 1 else set()):
         raise UsageError("damaged plan file: its recipe speaks of other texts, or another budget, than its plans")
 
     @cache
     def phase(n: int) -> PlannedPhase:
         began, saved = perf_counter(), plans.phases[n]
-        bucket = Bucket(saved.past, saved.extra, saved.tokens, not saved.memgraph.loops)
+        bucket = Bucket(saved.past, saved.extra, saved.tokens, saved.reads)
         model, output = opened(model_at, texts, bucket)
         try:
             graph = graph_of(model, saved, request)
@@ -199,7 +210,8 @@ def replayed(plans: PlanSet, texts: TextLengths, model_at: ModelAt, machine: Mac
         if other is not None:
             raise UsageError(f"this plan set is that of another spec, or of other weights: {other} (phase {n})")
         planned = compacted(judged(replace(saved.memgraph, graph=graph), machine, began))
-        return PlannedPhase(model, planned, bucket, output)
+        found = PlannedPhase(model, planned, bucket, output)
+        return _with_first(found) if bucket.is_read and saved.memgraph.loops else found
 
     for n in range(min(2, len(plans.phases))):
         phase(n)
@@ -240,7 +252,7 @@ class _Phases:
         texts = fitting.texts
         self._opened_at, self._machine, self._fitting, self._texts, self._planning = opened_at, machine, fitting, texts, planning
         self._buckets, self._fixed = texts.buckets(), fixed
-        self._count = len(self._buckets) + len(texts.reads())
+        self._count = len(self._buckets) + len(texts.reads()) * (2 if self._buckets else 1)
         steps = None if request.plan_steps is None else request.plan_steps // self._count
         self._request = replace(request, plan_seconds=request.plan_seconds / self._count, plan_steps=steps, others=Others.FEWEST)
         self._n = 0
@@ -249,7 +261,7 @@ class _Phases:
         """Those that read prompts, then the buckets, by position. What fits least comes first, so that little is planned in vain. Raises
         DoesNotFit, _TooFine."""
         if not self._buckets:
-            return self._reads(self._read({}))
+            return self._reads(self._read({}))  # nothing comes after them that could stay
         last_bucket = self._buckets[-1]
         common = {**dict.fromkeys(weight_letters(self._opened_at(last_bucket).model.program), 1), **self._fitting.pieces}
         last = self._bucket(last_bucket, self._request.in_pieces({} if self._fitting.is_free else common))
@@ -258,7 +270,8 @@ class _Phases:
         except DoesNotFit:  # the prompts' tasks do not fit in the pieces that are best for the last bucket
             read = self._read(common)
             last = self._bucket(last_bucket, self._request.in_pieces(common))
-        return *self._reads(read), *self._chain(last)
+        reads, chain = self._reads(read), self._chain(last)
+        return *(self._with_residents(phase, resident_weights(chain[0])) for phase in reads), *chain
 
     def _read(self, pieces: Mapping[Letter, int], bucket: Bucket | None = None) -> PlannedPhase:
         bucket = bucket or self._texts.reads()[-1]
@@ -268,6 +281,26 @@ class _Phases:
         """By position, the last of them planned already; all in its pieces."""
         pieces = weight_pieces(last.model, last.planned)
         return *(self._read(pieces, bucket) for bucket in self._texts.reads()[:-1]), last
+
+    def _with_residents(self, phase: PlannedPhase, resident: tuple[str, ...]) -> PlannedPhase:
+        """`phase`, which reads prompts, or a loop in its place that has the residents of the bucket after it: where a prompt that finds
+        them takes no longer than `phase` and loading them, and one that finds an empty device hardly longer than `phase`. One that it has
+        no such tile of ends the list, since those after it would lie elsewhere."""
+        names = {t.name for t in phase.planned.graph.tensors if t.kind is Kind.WEIGHT}
+        resident = tuple(takewhile(names.__contains__, resident))
+        if not resident:
+            return phase
+        request = self._request.in_pieces(_all_pieces(phase.model, phase.planned))
+        try:
+            loop = self._bucket(phase.bucket, replace(request, resident=resident, others=Others.NONE))
+        except DoesNotFit:
+            return phase
+        found = _with_first(loop)
+        first = found.first
+        assert first is not None
+        load_s = first.planned.timeline.busy(Queue.H2D) - found.planned.timeline.busy(Queue.H2D)
+        is_good = found.seconds <= phase.seconds + load_s and first.seconds <= LATER_FIRST_TOKEN * phase.seconds
+        return found if is_good else phase
 
     def _chain(self, last: PlannedPhase) -> tuple[PlannedPhase, ...]:
         """The buckets, by position; each but the last is bound to what the one after it has."""
@@ -328,23 +361,6 @@ def _where(bucket: Bucket) -> str:
     return f" at position {position} (a smaller --max-new ends before it)" if position else ""
 
 
-def opened(model_at: ModelAt, texts: TextLengths, bucket: Bucket) -> tuple[Model, str]:
-    """The model of a phase, and its logits: after every token where what may come next is looked up. Raises UsageError for a spec that does
-    not generate, or not such texts."""
-    model = model_at({"batch": texts.batch, "seq": bucket.tokens, "past": bucket.past, "room": bucket.extra})
-    refuse_no_generation(model)
-    _refuse_padding(model, texts)
-    return model, next_logits(model, 3 if texts.lookup and not bucket.is_read else 2)
-
-
-def asked(model: Model, output: str, request: PlanRequest) -> tuple[Program, PlanRequest]:
-    """What is planned of a phase: its logits and its states, in such pieces as there are."""
-    program = model.program.with_states_as_outputs()
-    wanted = (output, *(state.name for state in program.states))
-    pieces = {letter: n for letter, n in request.pieces.items() if n <= program.extents.get(letter, n)}
-    return program, replace(request, outputs=wanted, pieces=pieces)
-
-
 def weight_pieces(model: Model, planned: Planned) -> dict[Letter, int]:
     """Of the letters of weights: plans in the same have weights at the same offsets on the host."""
     letters = weight_letters(model.program)
@@ -354,6 +370,13 @@ def weight_pieces(model: Model, planned: Planned) -> dict[Letter, int]:
 def _all_pieces(model: Model, planned: Planned) -> dict[Letter, int]:
     """Of every letter, those that are not cut too."""
     return {**dict.fromkeys(model.program.extents, 1), **dict(planned.graph.split)}
+
+
+def _with_first(loop: PlannedPhase) -> PlannedPhase:
+    """A loop that reads prompts, and the plan of its first pass."""
+    planned = loop.planned
+    first = compacted(judged(loading(planned.memgraph), planned.machine, perf_counter()))
+    return replace(loop, first=replace(loop, planned=first))
 
 
 def resident_weights(phase: PlannedPhase) -> tuple[str, ...]:
@@ -370,17 +393,3 @@ def _beside(following: PlannedPhase, request: PlanRequest) -> PlanRequest:
     graph = following.planned.graph
     nbytes = sum(aligned(graph.tensors[t].nbytes) for t in following.planned.memgraph.resident)
     return replace(request, resident=resident_weights(following), resident_bytes=nbytes)
-
-
-def _refuse_padding(model: Model, texts: TextLengths) -> None:
-    whole = whole_states(model)
-    if not whole:
-        return
-    state = f"the state `{whole[0]}` is written whole"
-    if texts.lookup:
-        raise UsageError(f"--lookup: {state}, so what was read and does not come cannot be taken back; leave it out")
-    if texts.longest > texts.shortest or texts.chunk:
-        cure = "give prompts of one length, or one at a time"
-        if texts.batch == 1:
-            cure = "generate with the prompt at hand, which is planned for its own length"
-        raise UsageError(f"{state}, and would take in the padding of prompts shorter than planned; {cure}")

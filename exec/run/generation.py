@@ -20,8 +20,8 @@ from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.exec.load.inputs import LENGTHS, TOKENS, TokenLists, bind_inputs, refuse_ids_outside
 from einpage.exec.planning.judged_plan import MachineSource, least_host_bytes
-from einpage.exec.planning.model import AT, ModelAt, refuse_positions
-from einpage.exec.planning.plan_set import PlannedPhase, PlannedSet, Planning, asked, opened, plan_texts
+from einpage.exec.planning.model import AT, ModelAt, asked, opened, refuse_positions
+from einpage.exec.planning.plan_set import PlannedPhase, PlannedSet, Planning, plan_texts
 from einpage.exec.planning.text_lengths import Bucket, TextLengths
 from einpage.exec.run.choose import RunOptions
 from einpage.exec.run.loaded_model import LoadedModel, ReadyPhase, without_states
@@ -216,7 +216,7 @@ class Conversation:
     def _ready(self, phase: PlannedPhase, figures: GenerationFigures) -> ReadyPhase:
         """The phase on the device, with the states as the one before has left them."""
         before = self._phase
-        if before is not None and before.planned is phase:
+        if before is not None and before.phase is phase:
             return before
         generation = self._generation
         states = None
@@ -227,7 +227,7 @@ class Conversation:
         self._phase = ready = generation.loaded.ready(phase, generation.plans.machine)
         ready.put_states(states)
         loaded = ready.preload()
-        if phase.planned.memgraph.loops:
+        if not phase.bucket.is_read:
             figures.loaded_bytes.append(loaded)
         return ready
 

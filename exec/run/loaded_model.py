@@ -31,14 +31,15 @@ from einpage.exec.planning.plan_set import PlannedPhase
 from einpage.exec.run.choose import DeviceKind, RunOptions, dispatcher_type, make_device, make_memory
 from einpage.exec.run.prepared import fill_inputs, refuse_above_host
 from einpage.memplan.graph.memgraph import Extent, MemGraph, Offset
+from einpage.memplan.graph.packed import Residencies
 from einpage.memplan.machine.machine import Machine
-from einpage.memplan.machine.places import PlaceKind
+from einpage.memplan.machine.places import HOST
 
 Loading = Callable[[str, int], None]
 MOVED_BYTES = 64 << 20
 """Of a block in which weights go to a larger arena: only so much of them is in memory twice."""
-KEPT = 2
-"""Phases that are ready at once: that of prompts, and the bucket after it."""
+KEPT = 3
+"""Plans that are ready at once: those of prompts, where nothing is on the device yet and later, and the bucket after them."""
 
 
 class LoadedModel:
@@ -96,8 +97,10 @@ class LoadedModel:
         return self._memory
 
     def ready(self, phase: PlannedPhase, machine: Machine) -> ReadyPhase:
-        """`phase` on the device; of those that were asked for before, KEPT stay ready."""
+        """`phase` on the device, or its first pass, as what is there has it; of those that were asked for before, KEPT stay ready."""
         memory = self.memory(phase.planned.memgraph.budget_bytes)
+        if phase.first is not None:
+            phase = phase.beginning(memory.missing_bytes(phase.planned.memgraph))
         found = self._ready.pop(phase, None) or ReadyPhase(phase, memory, machine, self._options)
         self._ready[phase] = found
         while len(self._ready) > KEPT:
@@ -121,9 +124,9 @@ class LoadedModel:
 
     def load(self, model: Model, memgraph: MemGraph) -> None:
         """Weights to where the plan has them: as a rule they are there. Raises WeightError."""
-        tensors = memgraph.graph.tensors
-        residencies = [memgraph.residencies[r] for r in memgraph.start]
-        on_host = [r for r in residencies if r.place.kind is PlaceKind.HOST and tensors[r.tensor].kind is Kind.WEIGHT]
+        tensors, there = memgraph.graph.tensors, Residencies.of(memgraph.residencies).at(HOST)
+        residencies = [memgraph.residencies[r] for r in memgraph.start if there[r]]
+        on_host = [r for r in residencies if tensors[r.tensor].kind is Kind.WEIGHT]
         weights_at = {tensors[r.tensor].name: int(r.extents[0].offset) for r in on_host}
         if weights_at == self._weights_at:
             return
@@ -137,7 +140,7 @@ class ReadyPhase:
     """A phase on a device: it can be run as often as wanted."""
 
     def __init__(self, phase: PlannedPhase, memory: CpuMemory | StreamMemory, machine: Machine, options: RunOptions) -> None:
-        self.planned = phase
+        self.phase = phase
         memgraph, host = phase.planned.memgraph, memory.host
         self._memgraph, self._host, self._at_start = memgraph, host, host_copies(memgraph, host)
         self._device = make_device(memgraph, memory, machine, options.kernels, poison=options.poison)
@@ -186,7 +189,7 @@ class ReadyPhase:
 
     def states(self) -> dict[str, torch.Tensor]:
         """As they are after the last pass."""
-        return outputs(self._memgraph, self._host, {state.name for state in self.planned.model.program.states})
+        return outputs(self._memgraph, self._host, {state.name for state in self.phase.model.program.states})
 
     def preload(self) -> int:
         """Make resident what a pass begins with, where others ran last; answers the bytes. Before that its states have to be there."""

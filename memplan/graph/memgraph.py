@@ -185,6 +185,8 @@ class Phase:
     extra: int
     tokens: int
     """Positions that a pass takes, of each sequence."""
+    reads: bool
+    """Whether its passes read prompts. Where it loops, its first pass is another plan (memplan/residency/loading.py)."""
     memgraph: MemGraph
 
 
@@ -194,8 +196,8 @@ class PlanSet:
     where the next one has it."""
 
     phases: tuple[Phase, ...]
-    """Those that read prompts, at once or in chunks; then loops, which take a token a pass. Of both, each is for the positions after those
-    of the one before; what reads may follow a loop again."""
+    """Those that read prompts, at once or in chunks; then loops that do not, which take a token a pass. Of both, each is for the positions
+    after those of the one before; what reads may follow what does not again."""
     shortest: int
     """Tokens of the shortest prompt: where its first pass after the prompts' is."""
     longest: int

@@ -44,7 +44,7 @@ from einpage.memplan.graph.packed import Nodes, Residencies
 from einpage.memplan.machine.places import DEVICE, HOST, Place, PlaceKind
 
 FORMAT, SET_FORMAT = "einpage-plan", "einpage-plan-set"
-VERSION = 3
+VERSION = 4
 MOST_BYTES = 256 << 20
 """Of a file."""
 _MOST_PARSED = 2 << 30
@@ -77,7 +77,7 @@ def save_plan(path: str | Path, memgraph: MemGraph, recipe: Mapping[str, Any]) -
 def save_plan_set(path: str | Path, plans: PlanSet, recipe: Mapping[str, Any]) -> None:
     """Write a plan set to `path`, as save_plan does a plan."""
     phases = {
-        f"phase {n}": {"past": phase.past, "extra": phase.extra, "tokens": phase.tokens, **_plan_out(phase.memgraph)}
+        f"phase {n}": {"past": phase.past, "extra": phase.extra, "tokens": phase.tokens, "reads": phase.reads, **_plan_out(phase.memgraph)}
         for n, phase in enumerate(plans.phases)
     }
     head = {"format": SET_FORMAT, "version": VERSION, "recipe": recipe}
@@ -151,7 +151,8 @@ def _plan_set_in(raw: Mapping[str, Any], where: str) -> PlanSet:
     with _section(where, "phases"):
         parts = [raw[f"phase {n}"] for n in range(_count(raw["phases"]))]
         phases = tuple(
-            Phase(_count(part["past"]), _count(part["extra"]), _positive(part["tokens"]), _memgraph_in(part, where)) for part in parts
+            Phase(_count(part["past"]), _count(part["extra"]), _positive(part["tokens"]), _bool(part["reads"]), _memgraph_in(part, where))
+            for part in parts
         )
         shortest, longest, positions = (_positive(raw[name]) for name in ("shortest", "longest", "positions"))
         return PlanSet(phases, shortest, longest, positions, _count(raw["spread"]))

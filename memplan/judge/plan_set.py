@@ -3,7 +3,7 @@
 In: a PlanSet. Out: None, or a SetViolation that says which phase and what. States are recognised by their name: an input that is an output
 too. That a phase's outputs are on the host at its end, and a loop's residents where they were, the judge of plans has proved; here
 
-    read ──► loop ──► loop ──►     weights at the same host offsets throughout; from loop to loop weights only ever leave the device
+    read ──► next ──► next ──►     weights at the same host offsets throughout; from token to token weights only ever leave the device
       states    states   states    whole, as long as before, and within a phase each tile that a pass writes is one that the next reads
 """
 
@@ -34,7 +34,7 @@ class SetReason(Enum):
     WRONG_PLAN = "the judge rejects the plan of a phase"
     OTHER_ARENA = "two phases have device arenas of different sizes"
     POSITION_MISSING = "some position is served by no phase"
-    NO_LOOP = "a phase after the first loop does not end as it began"
+    NO_LOOP = "a phase after those that read prompts reads one, or does not end as it began"
     WEIGHT_ELSEWHERE = "a weight is elsewhere on the host than in the first phase"
     WEIGHT_LOADED = "a weight is resident where a phase begins, and was not so, at this offset, in the phase before"
     STATE_LOST = "a state that a phase begins with is not among what the phase before leaves, or is shorter there"
@@ -71,10 +71,10 @@ def _wrong_sequence(plans: PlanSet) -> Iterator[SetViolation]:
     phases = plans.phases
     if not phases:
         yield _at(SetReason.EMPTY, 0, "a set has one at least")
-    reads = next((n for n, phase in enumerate(phases) if phase.memgraph.loops), len(phases))
+    reads = next((n for n, phase in enumerate(phases) if not phase.reads), len(phases))
     for n, phase in enumerate(phases):
         yield from _same_memory(phases[0], phase, n)
-        if n >= reads and not phase.memgraph.loops:
+        if n >= reads and (phase.reads or not phase.memgraph.loops):
             yield _at(SetReason.NO_LOOP, n, f"{phase.extra + 1} passes")
     yield from _positions_read(plans, phases[:reads])
     yield from _positions(plans, reads)
@@ -85,7 +85,7 @@ def _wrong_sequence(plans: PlanSet) -> Iterator[SetViolation]:
     for n, phase in enumerate(phases):
         for before in phases:
             yield from _states_there(before, phase, n)
-        if phase.memgraph.loops or phase.extra:
+        if phase.extra or not phase.reads:
             yield from _carried(phase.memgraph, n)
 
 
@@ -125,7 +125,7 @@ def _positions(plans: PlanSet, reads: int) -> Iterator[SetViolation]:
 
 
 def _weights_left_alone(had: MemGraph, has: MemGraph, n: int) -> Iterator[SetViolation]:
-    """Proves: what of the weights is resident in a loop was so in the loop before, at the same offset."""
+    """Proves: what of the weights is resident for a token was so for the one before, at the same offset."""
     resident = _resident_weights(had)
     for name, place in _resident_weights(has).items():
         if resident.get(name) != place:
