@@ -72,6 +72,15 @@ def test_what_is_wanted_sooner_is_loaded_sooner(drawn: st.DataObject, graph: Tas
             assert all(wanted[sooner] <= wanted[r] for sooner in loaded[:at] if sooner in residents)
         elif wanted[r] < inf:
             assert all(wanted[later] > wanted[r] for later in loaded[at:] if later in residents)
+    following: int | None = None
+    for n in reversed(range(len(first.nodes))):
+        is_h2d = first.queue(NodeId(n)) == Queue.H2D
+        if is_h2d and (r := made(first.nodes[n])) in residents:
+            assert following is None or following == wanted[r] or wanted[made(first.nodes[following])] >= wanted[r], (
+                "no sooner than it must"
+            )
+        else:
+            following = n
 
 
 def first_readers(memgraph: MemGraph) -> dict[ResidencyId, float]:
