@@ -8,7 +8,6 @@ device is made, before any clock starts.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import partial
 from typing import Protocol, TypeAlias
 
 from einpage.einsum_front.base.units import Nbytes
@@ -95,7 +94,7 @@ class DeviceMemory:
     def __init__(self, host: HostArena, nbytes: int) -> None:
         self.host, self.nbytes = host, nbytes
         self.ran: MemGraph | None = None
-        self._rested: Rested = partial(bool, True)
+        self._rested: Rested = lambda: True
 
     def wait_for_engines(self) -> None:
         """Wait for the engines that ran in it last: only then may something be written. Raises EngineBusy where one does not end."""
@@ -109,14 +108,18 @@ class DeviceMemory:
 
     def missing_bytes(self, memgraph: MemGraph) -> int:
         """Of the residents that `memgraph` begins with, those that would have to be loaded."""
-        there = frozenset[ResidencyId]() if self.ran is None else left_there(self.ran, memgraph)
+        there = self._left_there(memgraph)
         return sum(tensor.nbytes for r, tensor in _on_device(memgraph, memgraph.start) if r.id not in there)
 
     def prepare_for(self, memgraph: MemGraph) -> frozenset[ResidencyId]:
         """Of the residents that `memgraph` begins with, those that are there; what else is, nobody knows any more. Raises EngineBusy."""
         self.wait_for_engines()
-        ran, self.ran = self.ran, None
-        return frozenset() if ran is None else left_there(ran, memgraph)
+        there = self._left_there(memgraph)
+        self.ran = None
+        return there
+
+    def _left_there(self, memgraph: MemGraph) -> frozenset[ResidencyId]:
+        return frozenset() if self.ran is None else left_there(self.ran, memgraph)
 
     def close(self) -> None:
         """Give back what the device holds of the host; nothing runs afterwards."""

@@ -211,7 +211,7 @@ def replayed(plans: PlanSet, texts: TextLengths, model_at: ModelAt, machine: Mac
             raise UsageError(f"this plan set is that of another spec, or of other weights: {other} (phase {n})")
         planned = compacted(judged(replace(saved.memgraph, graph=graph), machine, began))
         found = PlannedPhase(model, planned, bucket, output)
-        return _with_first(found) if bucket.is_read and saved.memgraph.loops else found
+        return replace(found, first=_first_pass(found)) if bucket.is_read and saved.memgraph.loops else found
 
     for n in range(min(2, len(plans.phases))):
         phase(n)
@@ -295,12 +295,10 @@ class _Phases:
             loop = self._bucket(phase.bucket, replace(request, resident=resident, others=Others.NONE))
         except DoesNotFit:
             return phase
-        found = _with_first(loop)
-        first = found.first
-        assert first is not None
-        load_s = first.planned.timeline.busy(Queue.H2D) - found.planned.timeline.busy(Queue.H2D)
-        is_good = found.seconds <= phase.seconds + load_s and first.seconds <= LATER_FIRST_TOKEN * phase.seconds
-        return found if is_good else phase
+        first = _first_pass(loop)
+        load_s = first.planned.timeline.busy(Queue.H2D) - loop.planned.timeline.busy(Queue.H2D)
+        is_good = loop.seconds <= phase.seconds + load_s and first.seconds <= LATER_FIRST_TOKEN * phase.seconds
+        return replace(loop, first=first) if is_good else phase
 
     def _chain(self, last: PlannedPhase) -> tuple[PlannedPhase, ...]:
         """The buckets, by position; each but the last is bound to what the one after it has."""
@@ -372,11 +370,9 @@ def _all_pieces(model: Model, planned: Planned) -> dict[Letter, int]:
     return {**dict.fromkeys(model.program.extents, 1), **dict(planned.graph.split)}
 
 
-def _with_first(loop: PlannedPhase) -> PlannedPhase:
-    """A loop that reads prompts, and the plan of its first pass."""
+def _first_pass(loop: PlannedPhase) -> PlannedPhase:
     planned = loop.planned
-    first = compacted(judged(loading(planned.memgraph), planned.machine, perf_counter()))
-    return replace(loop, first=replace(loop, planned=first))
+    return replace(loop, planned=compacted(judged(loading(planned.memgraph), planned.machine, perf_counter())))
 
 
 def resident_weights(phase: PlannedPhase) -> tuple[str, ...]:

@@ -149,13 +149,15 @@ def load_saved(path: str | Path) -> SavedPlan | SavedPlanSet:
 
 def _plan_set_in(raw: Mapping[str, Any], where: str) -> PlanSet:
     with _section(where, "phases"):
-        parts = [raw[f"phase {n}"] for n in range(_count(raw["phases"]))]
+        parts = [raw[f"phase {n}"] for n in range(count_of(raw["phases"]))]
         phases = tuple(
-            Phase(_count(part["past"]), _count(part["extra"]), _positive(part["tokens"]), _bool(part["reads"]), _memgraph_in(part, where))
+            Phase(
+                count_of(part["past"]), count_of(part["extra"]), _positive(part["tokens"]), _bool(part["reads"]), _memgraph_in(part, where)
+            )
             for part in parts
         )
         shortest, longest, positions = (_positive(raw[name]) for name in ("shortest", "longest", "positions"))
-        return PlanSet(phases, shortest, longest, positions, _count(raw["spread"]))
+        return PlanSet(phases, shortest, longest, positions, count_of(raw["spread"]))
 
 
 def _memgraph_in(raw: Mapping[str, Any], where: str) -> MemGraph:
@@ -199,13 +201,6 @@ def of_recipe(where: str) -> Iterator[None]:
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         lacks = str(error)[:MOST_TOLD]
         raise UsageError(f"{where}: damaged plan file: its recipe has no {lacks}, which it takes to make its graph again") from error
-
-
-def count_of(number: object) -> int:
-    """One of a recipe. Raises ValueError for what is none."""
-    if type(number) is not int or number < 0:
-        raise ValueError(f"{shown(number)} is no count")
-    return number
 
 
 def _value_out(v: Value) -> list[object]:
@@ -267,7 +262,8 @@ def _positive(x: object) -> int:
     return _int(x)
 
 
-def _count(x: object) -> int:
+def count_of(x: object) -> int:
+    """One of a recipe or of a plan. Raises TypeError or ValueError for what is none."""
     if _int(x) < 0:
         raise ValueError(f"{x} is negative")
     return _int(x)

@@ -29,8 +29,8 @@ def loading(loop: MemGraph) -> MemGraph:
             readers[r].append(NodeId(n))
     residents = {r for r in loop.start if residencies[r].place == DEVICE}
     host_copy = {residencies[r].tensor: r for r in loop.start if r not in residents}
-    waiting = sorted((r for r in residents if readers[r]), key=lambda r: readers[r][0], reverse=True)
-    waiting = [*(r for r in residents if not readers[r]), *waiting]
+    first_use = [read[0] if read else len(nodes) for read in readers]
+    waiting = sorted(residents, key=lambda r: (first_use[r], r), reverse=True)
 
     found: list[Node] = []
     number: list[int] = []
@@ -43,9 +43,9 @@ def loading(loop: MemGraph) -> MemGraph:
 
     for n, node in enumerate(nodes):
         wanted = n
-        if isinstance(node, Move | HostGather) and residencies[made := _made(node)].place == DEVICE and readers[made]:
-            wanted = readers[made][0]
-        while waiting and readers[waiting[-1]] and readers[waiting[-1]][0] <= wanted:
+        if isinstance(node, Move | HostGather) and residencies[made := _made(node)].place == DEVICE:
+            wanted = first_use[made]
+        while waiting and first_use[waiting[-1]] <= wanted:
             load()
         number.append(len(found))
         found.append(node)
