@@ -116,7 +116,7 @@ def test_a_repeat_of_nothing() -> None:
         ("repeat: 1e13\n    body: [y = 1]", "at most"),
         ("repeat: 2 ** 39\n    body: ['c = 1']", "unroll to more than"),
         ("repeat: 2 ** 39\n    body:\n      - repeat: 0\n        body: ['c = 1']", "unroll to more than"),
-        ("repeat: 60000\n    body: [y = nowhere]", "unroll to more than"),
+        ("repeat: 10001\n    body: [y = nowhere]", "unroll to more than"),
         ("repeat: 2\n    as: s\n    body: [y = 1]", "`s` already names an axis"),
         ("repeat: 2\n    as: i\n    let: {i: 3}\n    body: [y = 1]", "`i` already names"),
         ("repeat: 2\n    as: i\n    body:\n      - repeat: 2\n        as: i\n        body: [n = 1]", "`i` already names"),

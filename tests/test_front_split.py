@@ -150,6 +150,14 @@ def test_a_smaller_budget_gives_a_finer_split_that_fits() -> None:
         build_graph(program, PlanRequest(smallest - 1))
 
 
+def test_templates_are_made_once_however_many_splits_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made_again(*_: object) -> None:
+        raise AssertionError("the templates of a model with thousands of layers take seconds")
+
+    monkeypatch.setattr("einpage.einsum_front.tile.split.templates_of", made_again)
+    assert build_graph(small_program("llama"), PlanRequest(130_000, DType.FP32)).graph.split
+
+
 def test_a_fixed_split_stays() -> None:
     working_sets = WorkingSets(fuse(small_program("llama")), DType.FP32)
     for budget in (1 << 40, 200_000):

@@ -157,7 +157,8 @@ def loads(e: Expr) -> tuple[Load, ...]:
         node = stack.pop()
         if isinstance(node, Load):
             found.append(node)
-        if inner := children(node):
+            stack += [i for i in reversed(node.indices) if not isinstance(i, Axis)]  # as a rule none
+        elif inner := children(node):
             stack += inner[::-1]
     return tuple(found)
 

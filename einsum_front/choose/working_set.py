@@ -122,7 +122,7 @@ class WorkingSets:
         self._grids: dict[tuple[int, ...], Grid] = {}
         """By operand, which a pattern keeps alive, and number of pieces of each letter."""
         self._boundaries: dict[tuple[object, ...], dict[str, tuple[set[int], ...]]] = {}
-        templates = templates_of(opgraph, self.values)
+        self.templates = templates = templates_of(opgraph, self.values)
         readers: dict[str, set[tuple[Template, str]]] = {name: set() for name in self.values}
         for template, names in templates.values():
             for slot, name in zip(template.slots, names, strict=True):

@@ -14,8 +14,15 @@ from einpage.einsum_front.graph.job import Contraction, Part
 from einpage.einsum_front.graph.program import Program, UnchangedRows
 
 
+class _WithLoads:
+    """What loads values; it is asked which so often that it remembers."""
+
+    __slots__ = ("_loads",)
+    _loads: tuple[Load, ...]
+
+
 @dataclass(frozen=True, slots=True)
-class MapOp:
+class MapOp(_WithLoads):
     """Pointwise statements and row reductions; fields as in `MapJob`."""
 
     value: str
@@ -30,7 +37,7 @@ class MapOp:
 
 
 @dataclass(frozen=True, slots=True)
-class ContractOp:
+class ContractOp(_WithLoads):
     """Contractions over the same letters with a pointwise epilogue; fields as in `ContractJob`."""
 
     value: str
@@ -44,7 +51,7 @@ class ContractOp:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionOp:
+class AttentionOp(_WithLoads):
     """Fields as in `AttentionJob`."""
 
     value: str
@@ -63,7 +70,7 @@ class AttentionOp:
 
 
 @dataclass(frozen=True, slots=True)
-class GatherOp:
+class GatherOp(_WithLoads):
     """Rows of a host table; fields as in `GatherJob`."""
 
     value: str
@@ -109,7 +116,11 @@ def expressions(op: FusedOp) -> tuple[Expr, ...]:
 
 def op_loads(op: FusedOp) -> tuple[Load, ...]:
     """Every load of an op, in reading order, duplicates included."""
-    return tuple(load for e in expressions(op) for load in loads(e))
+    try:
+        return op._loads
+    except AttributeError:
+        object.__setattr__(op, "_loads", tuple(load for e in expressions(op) for load in loads(e)))
+        return op._loads
 
 
 def has_reduce(e: Expr) -> bool:

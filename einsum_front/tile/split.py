@@ -27,7 +27,7 @@ from einpage.einsum_front.graph.opgraph import (
 from einpage.einsum_front.graph.program import UnchangedRows
 from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, TaskGraph, Tensor, TensorId, Value, tile_name
 from einpage.einsum_front.tile.flops import flops, least_elements
-from einpage.einsum_front.tile.grid import Grid, host_grids, templates_of
+from einpage.einsum_front.tile.grid import Grid, Templates, host_grids, templates_of
 from einpage.einsum_front.tile.needed import Ranges, needed_ranges
 from einpage.einsum_front.tile.order import Draft, in_tile_order
 from einpage.einsum_front.tile.task_template import TaskTemplate, task_template
@@ -35,12 +35,13 @@ from einpage.einsum_front.tile.template import Template, result_cuts, tiles
 from einpage.einsum_front.tile.tiling import Cuts, cuts, load_box, most_pieces
 
 
-def split(opgraph: OpGraph, pieces: Mapping[Letter, int], dtype: DType) -> TaskGraph:
-    """The TaskGraph of `opgraph` with each letter of `pieces` cut into that many pieces (letters left out stay whole).
+def split(opgraph: OpGraph, pieces: Mapping[Letter, int], dtype: DType, templates: Templates | None = None) -> TaskGraph:
+    """The TaskGraph of `opgraph` with each letter of `pieces` cut into that many pieces (letters left out stay whole); `templates` are
+    those of `opgraph`, where they were made before.
 
     Raises UsageError for a letter that no op can be cut along, or for more pieces than the rule on sides allows.
     """
-    graph = _Splitter(opgraph, pieces, dtype).run()
+    graph = _Splitter(opgraph, pieces, dtype, templates).run()
     graph.verify()
     return graph
 
@@ -63,10 +64,10 @@ def cuts_by_letter(opgraph: OpGraph, pieces: Mapping[Letter, int]) -> dict[Lette
 class _Splitter:
     """The tables that grow while ops are cut, in order."""
 
-    def __init__(self, opgraph: OpGraph, pieces: Mapping[Letter, int], dtype: DType) -> None:
+    def __init__(self, opgraph: OpGraph, pieces: Mapping[Letter, int], dtype: DType, templates: Templates | None) -> None:
         self.opgraph, self.program, self.dtype = opgraph, opgraph.program, dtype
         self.values = declared_values(opgraph, dtype)
-        self.templates = templates_of(opgraph, self.values)
+        self.templates = templates_of(opgraph, self.values) if templates is None else templates
         tilings = {template.tiling for template, _ in self.templates.values()}
         check_pieces(pieces, most_pieces(tilings, self.program.extents), self.program.extents)
         self.cuts = cuts_by_letter(opgraph, pieces)

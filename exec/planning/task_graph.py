@@ -135,6 +135,7 @@ def refuse_by_first_iterations(document: Document, settings: Mapping[str, Settin
         raise DoesNotFit(Misfit(task, "device", nbytes, budget, budget, budget, (), None, nbytes))
 
 
+@garbage_collection_paused()
 def split_as_told(
     program: Program, dtype: DType, pieces: Mapping[Letter, int], outputs: Sequence[str] = (), no_fuse: Sequence[str] = ()
 ) -> Built:
@@ -152,7 +153,7 @@ def _built(working_sets: WorkingSets, pieces: Mapping[Letter, int]) -> Built:
         raise UsageError(
             f"{tasks:,} tasks in the split {told}, and at most {MOST_TASKS:,} are planned; give a larger --budget, or fewer pieces"
         )
-    return Built(working_sets.opgraph, split(working_sets.opgraph, pieces, working_sets.dtype))
+    return Built(working_sets.opgraph, split(working_sets.opgraph, pieces, working_sets.dtype, working_sets.templates))
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +192,7 @@ def _count(working_sets: WorkingSets, choice: Choice) -> Counted:
     whole = all(pattern.is_whole for pattern in working_sets.patterns)
     if counted.exact or whole or working_sets.tasks_at_most(choice.by_letter) > MOST_COUNTED:
         return counted
-    graph = split(working_sets.opgraph, choice.by_letter, working_sets.dtype)
+    graph = split(working_sets.opgraph, choice.by_letter, working_sets.dtype, working_sets.templates)
     task, nbytes = largest_footprint(graph)
     return Counted(nbytes, graph.tasks[task].name, True)
 
