@@ -14,7 +14,7 @@ from einpage.einsum_front.base.dtype import RUN_DTYPES, DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.onednn import NO_ONEDNN, OneDnn
 from einpage.exec.measure import cpu as measure
-from einpage.exec.measure import kernels_version, products, profiles
+from einpage.exec.measure import kernels_version, probe_runs, products, profiles
 from einpage.exec.measure.copies import CopySamples
 from einpage.exec.measure.probe_runs import KernelSample, ProbeRuns
 from einpage.kernels.on_torch.products import Products
@@ -65,6 +65,21 @@ def test_measuring_gives_a_whole_profile() -> None:
     assert all(machine.usual_link(q).bytes_per_s <= machine.link(q).bytes_per_s for q in (Queue.H2D, Queue.D2H))
     profiles.save(machine, measure.cpu_profile(1))
     assert profiles.cached(measure.cpu_profile(1)) == machine
+
+
+@pytest.mark.parametrize(("most_s", "turns"), [(float("inf"), 16), (0.0, 4)])
+def test_products_that_last_are_measured_in_fewer_turns(most_s: float, turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(products, "MOST_S", most_s)
+    monkeypatch.setattr(products, "_turn", lambda *_: lambda: asked.append(1) or 1.0)
+    assert products._seconds(1, 32, torch.ones(1 << 16)) == (1.0, 1.0)
+    assert len(asked) == 2 * turns
+
+
+@pytest.mark.parametrize(("seconds", "runs"), [(float("inf"), 7), (0.0, 2)])
+def test_runs_that_last_are_measured_fewer_times(seconds: float, runs: int) -> None:
+    asked: list[int] = []
+    assert len(probe_runs._within(seconds, 2, 7, lambda: asked.append(1))) == len(asked) == runs  # type: ignore[arg-type, func-returns-value]
 
 
 def test_a_profile_is_measured_once(own_cache: Path, quick: list[int | None]) -> None:

@@ -8,7 +8,7 @@ more than caches hold, as weights are.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -39,6 +39,8 @@ LAYERS_BY_ROWS = {1: 2, 4: 2, 16: 2, 64: 2, 256: 2, 1024: 2}
 BUDGET = 256 << 20
 ALONE, BESIDE = 7, 5
 """Runs, the first of which does not count."""
+ALONE_S, BESIDE_S = 0.5, 0.3
+"""How long they last together: once these have passed, none begins but the least that it takes, two alone and one beside copies."""
 USUAL = 0.25
 """The quantile that is usual."""
 LONG_RUN = 256
@@ -109,11 +111,19 @@ def _probe(machine: Machine, rows: int, copies: CopyingThread) -> ProbeRuns:
             with copies.going() if copying else nullcontext():
                 return dispatcher.run(device)
 
-        alone = [run(False) for _ in range(ALONE // fewer)][1:]
+        alone = _within(ALONE_S, 2, ALONE // fewer, lambda: run(False))[1:]
         before = len(copies.seconds)
-        beside = [run(True) for _ in range(BESIDE // fewer)]
+        beside = _within(BESIDE_S, 1, BESIDE // fewer, lambda: run(True))
     block_s = float(np.quantile(copies.seconds[before:] or [0.0], USUAL))
     return _samples(rows, planned, alone, beside, block_s)
+
+
+def _within(seconds: float, least: int, most: int, run: Callable[[], Measured]) -> list[Measured]:
+    """`most` runs, or as many as begin within so many seconds, but the `least`."""
+    began, found = perf_counter(), list[Measured]()
+    while len(found) < most and (len(found) < least or perf_counter() - began < seconds):
+        found.append(run())
+    return found
 
 
 def _samples(rows: int, planned: Planned, alone: list[Measured], beside: list[Measured], block_s: float) -> ProbeRuns:

@@ -27,6 +27,9 @@ COLUMNS = (32, 128, 512, 2048)
 WEIGHT_BYTES = 48 << 20
 """What the weights of one size take together: more than caches hold, as those of a model do."""
 TURNS = 15
+"""Of both libraries; fewer, but LEAST_TURNS, once they have lasted MOST_S."""
+LEAST_TURNS = 3
+MOST_S = 0.1
 CALLS_S = 5e-4
 """How long one library is called without the other, at least."""
 CLEARLY = 0.97
@@ -67,9 +70,11 @@ def _seconds(rows: int, columns: int, memory: torch.Tensor) -> tuple[float, floa
     x, out = torch.ones(rows, INNER), torch.empty(rows, columns)
     weights = memory[: memory.numel() // (INNER * columns) * INNER * columns].view(-1, columns, INNER)
     libraries = [_turn(job, Products(onednn, threads), x, weights, out) for onednn in (NO_ONEDNN, OneDnn(0, 0, 0))]
-    best = [float("inf"), float("inf")]
-    for _ in range(1 + TURNS):
+    best, began = [float("inf"), float("inf")], perf_counter()
+    for turn in range(1 + TURNS):
         best = [min(least_s, call()) for least_s, call in zip(best, libraries, strict=True)]
+        if turn >= LEAST_TURNS and perf_counter() - began > MOST_S:
+            break
     return best[0], best[1]
 
 
