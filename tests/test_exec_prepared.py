@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from einpage.einsum_front.base.onednn import NO_ONEDNN, OneDnn
+from einpage.einsum_front.base.onednn import ALL_ONEDNN, NO_ONEDNN, OneDnn
 from einpage.exec.load.inputs import TokenLists
 from einpage.exec.planning.model import Model, open_model
 from einpage.exec.planning.request import PlanRequest
@@ -26,10 +26,7 @@ def small_llama() -> Model:
     return open_model(SPECS / "llama.yaml", SMALL["llama"], "random:5", TokenLists(tuple(map(tuple, tokens)), "the test's tokens"))
 
 
-ALWAYS_ONEDNN = OneDnn(0, 0, 0)
-
-
-@pytest.mark.parametrize("onednn", [NO_ONEDNN, ALWAYS_ONEDNN])
+@pytest.mark.parametrize("onednn", [NO_ONEDNN, ALL_ONEDNN])
 def test_every_run_of_one_preparation_gives_the_same(onednn: OneDnn) -> None:
     prepared = prepare_run(small_llama(), replace(MACHINE, onednn=onednn), OPTIONS)
     assert prepared.planned.report.d2h_bytes != prepared.outputs()["all_logits"].nbytes, "nothing is spilled: too easy"
@@ -44,7 +41,7 @@ def test_every_run_of_one_preparation_gives_the_same(onednn: OneDnn) -> None:
 
 
 def test_passes_and_budgets_of_one_split_give_the_same_bits_by_onednn() -> None:
-    machine, model = replace(MACHINE, onednn=ALWAYS_ONEDNN), small_llama()
+    machine, model = replace(MACHINE, onednn=ALL_ONEDNN), small_llama()
     tight = prepare_run(model, machine, OPTIONS)
     pieces = dict(tight.planned.graph.split)
     found = []
@@ -60,7 +57,7 @@ def test_passes_and_budgets_of_one_split_give_the_same_bits_by_onednn() -> None:
 
 def test_the_profile_says_how_products_are_computed() -> None:
     """Of the machine, not of the process: two devices beside each other multiply each in its own way."""
-    machines = [replace(MACHINE, onednn=onednn) for onednn in (NO_ONEDNN, ALWAYS_ONEDNN, NO_ONEDNN)]
+    machines = [replace(MACHINE, onednn=onednn) for onednn in (NO_ONEDNN, ALL_ONEDNN, NO_ONEDNN)]
     prepared = [prepare_run(small_llama(), machine, OPTIONS) for machine in machines]
     logits = []
     for one in prepared:

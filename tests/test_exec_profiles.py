@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from einpage.exec.measure import cpu as measure
 from einpage.exec.measure import kernels_version, probe_runs, products, profiles
 from einpage.exec.measure.copies import CopySamples
 from einpage.exec.measure.probe_runs import KernelSample, ProbeRuns
+from einpage.kernels.instructions.torch_kernel import Operands
 from einpage.kernels.on_torch.products import Products
 from einpage.memplan.machine.machine import Machine, Measurement
 from einpage.memplan.machine.places import Queue
@@ -67,12 +68,12 @@ def test_measuring_gives_a_whole_profile() -> None:
     assert profiles.cached(measure.cpu_profile(1)) == machine
 
 
-@pytest.mark.parametrize(("most_s", "turns"), [(float("inf"), 16), (0.0, 4)])
+@pytest.mark.parametrize(("most_s", "turns"), [(float("inf"), 16), (-1.0, 4)])
 def test_products_that_last_are_measured_in_fewer_turns(most_s: float, turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(products, "MOST_S", most_s)
-    monkeypatch.setattr(products, "_turn", lambda *_: lambda: asked.append(1) or 1.0)
-    assert products._seconds(1, 32, torch.ones(1 << 16)) == (1.0, 1.0)
+    monkeypatch.setattr(products, "_calls", lambda *_: lambda: asked.append(1) or 1.0)
+    assert products._onednn_share(1, 32, torch.ones(1 << 16)) == 1.0
     assert len(asked) == 2 * turns
 
 
@@ -205,21 +206,42 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("faster", "least"),
+    ("shares", "least"),
     [
-        ((), None),
-        ((2048,), 512 * 2048),
-        ((128, 512, 2048), 512 * 128),
-        ((32, 128, 512, 2048), 512 * 32),
-        ((32, 512), None),
-        ((32, 2048), 512 * 2048),
+        ((1.2, 1.1, 1.0, 0.98), None),
+        ((1.2, 1.1, 1.0, 0.5), 2048),
+        ((1.2, 0.5, 0.5, 0.5), 512),
+        ((0.5, 0.5, 0.5, 0.5), 128),
+        ((0.5, 0.5, 1.0, 1.0), 128),
+        ((0.9, 1.5, 1.0, 1.0), None),
+        ((1.5, 0.8, 1.0, 0.9), 512),
+        ((1.2, 1.5, 0.5, 1.1), 1024),
     ],
 )
-def test_onednn_is_chosen_from_where_it_wins_at_every_size(
-    faster: tuple[int, ...], least: int | None, monkeypatch: pytest.MonkeyPatch
+def test_onednn_is_chosen_from_where_it_saves_most_over_all_sizes(
+    shares: tuple[float, ...], least: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "_seconds", lambda rows, columns, memory: (1.0, 0.5 if columns in faster and rows == 5 else 0.99))
-    assert products.measured_onednn() == OneDnn(few_rows=least)
+    share_by_columns = dict(zip(products.COLUMNS, shares, strict=True))
+    monkeypatch.setattr(products, "_onednn_share", lambda rows, columns, memory: share_by_columns[columns] if rows == 5 else 0.99)
+    assert products.measured_onednn() == OneDnn(few_rows=None if least is None else products.INNER * least)
+
+
+def test_no_library_multiplies_what_the_other_has_just_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, columns, weights = 3, 8, 5
+    multiplied: list[int] = []
+
+    class Listed:
+        scratch = ()
+
+        def bind(self, operands: Operands, result: torch.Tensor, scratch: torch.Tensor) -> Callable[[], None]:
+            return lambda: multiplied.append(operands[1][0].data_ptr())
+
+    monkeypatch.setattr(products, "TorchKernel", Listed)
+    monkeypatch.setattr(products, "prepare", lambda *_, **__: Listed())
+    monkeypatch.setattr(products, "CALLS_S", 0.0)
+    products._onednn_share(rows, columns, torch.ones(weights * products.INNER * columns))
+    assert len(multiplied) == 2 * (1 + products.TURNS) and len(set(multiplied)) == weights
+    assert all(len(set(multiplied[i : i + weights])) == weights for i in range(len(multiplied) - weights))
 
 
 def test_without_onednn_there_is_nothing_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,5 +250,4 @@ def test_without_onednn_there_is_nothing_to_measure(monkeypatch: pytest.MonkeyPa
 
 
 def test_both_libraries_are_measured() -> None:
-    for seconds in products._seconds(5, 128, torch.ones(1 << 18)):
-        assert 1e-7 < seconds < 1
+    assert 1e-3 < products._onednn_share(5, 128, torch.ones(1 << 18)) < 1e3

@@ -8,7 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from einpage.einsum_front.algebra.expr import Acc
 from einpage.einsum_front.base.dtype import DType
-from einpage.einsum_front.base.onednn import NO_ONEDNN, OneDnn
+from einpage.einsum_front.base.onednn import ALL_ONEDNN, NO_ONEDNN, OneDnn
 from einpage.einsum_front.graph.job import AttentionJob, ContractJob
 from einpage.exec.measure.products import product_job
 from einpage.kernels.instructions.torch_kernel import TorchKernel
@@ -22,11 +22,10 @@ from kernels_cases import ATTENTIONS, CONTRACTS, contract, unproject
 from kernels_naive import Case, assert_right
 
 pytestmark = pytest.mark.skipif(linear() is None, reason="this torch was built without oneDNN")
-ALWAYS = OneDnn(0, 0, 0)
 CASES = {**CONTRACTS, **ATTENTIONS}
 
 
-def kernel(case: Case, limit: int = 8 << 20, onednn: OneDnn = ALWAYS) -> TorchKernel:
+def kernel(case: Case, limit: int = 8 << 20, onednn: OneDnn = ALL_ONEDNN) -> TorchKernel:
     products = Products(onednn, torch.get_num_threads())
     match case.job:
         case ContractJob() as job:
@@ -125,7 +124,7 @@ X, BY_COLUMNS, BY_ROWS = Window(0, 0, (1, 6, 8), (0, 8, 1), 0), Window(1, 0, (1,
 
 @pytest.mark.parametrize(("y", "stride"), [(BY_COLUMNS, (8, 1)), (BY_ROWS, (1, 4))])
 def test_packed_matrices_are_onednns(y: Window, stride: tuple[int, int]) -> None:
-    assert Products(ALWAYS).windows(X, y) == (Window(0, 0, (6, 8), (8, 1), 0), Window(1, 0, (4, 8), stride, 5))
+    assert Products(ALL_ONEDNN).windows(X, y) == (Window(0, 0, (6, 8), (8, 1), 0), Window(1, 0, (4, 8), stride, 5))
     assert ONLY_MM.windows(X, y) is None
 
 
@@ -141,18 +140,18 @@ def test_packed_matrices_are_onednns(y: Window, stride: tuple[int, int]) -> None
 )
 def test_others_are_not(x: Window, y: Window) -> None:
     """oneDNN would copy the first, and multiply the second a thousand times slower."""
-    assert Products(ALWAYS).windows(x, y) is None
+    assert Products(ALL_ONEDNN).windows(x, y) is None
 
 
 def test_small_products_are_torchs() -> None:
     onednn = OneDnn(few_rows=32)
     assert Products(onednn).windows(X, BY_ROWS) is not None
     assert Products(OneDnn(few_rows=33)).windows(X, BY_ROWS) is None
-    assert Products(OneDnn(one_row=0, many_rows=0)).windows(X, BY_ROWS) is None
+    assert Products(OneDnn(one_row=0, many_rows=0, most_rows=0)).windows(X, BY_ROWS) is None
 
 
 def test_kernels_of_other_products_are_others() -> None:
     job = product_job(5, 7, 9, DType.FP32)
-    assert prepare(job, products=Products(ALWAYS)) is prepare(job, products=Products(ALWAYS))
-    assert prepare(job, products=Products(ALWAYS)) != prepare(job)
+    assert prepare(job, products=Products(ALL_ONEDNN)) is prepare(job, products=Products(ALL_ONEDNN))
+    assert prepare(job, products=Products(ALL_ONEDNN)) != prepare(job)
     assert prepare(job, products=ONLY_MM) == prepare(job)

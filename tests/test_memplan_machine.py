@@ -10,7 +10,7 @@ from hypothesis import given
 
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.base.onednn import MOST_FEW_ROWS, NO_ONEDNN, OneDnn
+from einpage.einsum_front.base.onednn import MOST_FEW_ROWS, MOST_MANY_ROWS, NO_ONEDNN, OneDnn
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import Queue
 from einpage.memplan.machine.profile import PROFILES, load_machine, machine_from_text, machine_names, machine_text
@@ -148,7 +148,7 @@ def test_a_bad_profile_is_refused(old: str, new: str, told: str) -> None:
 
 @given(machines())
 def test_written_and_read_back(machine: Machine) -> None:
-    chosen = (OneDnn(many_rows=0), OneDnn(1, 2, 2**62), OneDnn(one_row=3))
+    chosen = (OneDnn(many_rows=0), OneDnn(1, 2, 2**62, 3), OneDnn(one_row=3))
     for written in (machine, *(replace(machine, onednn=onednn) for onednn in chosen)):
         assert machine_from_text(machine_text(written), "round trip") == written
 
@@ -160,8 +160,9 @@ def test_a_profile_without_figures_of_onednn_leaves_every_product_to_torch() -> 
 
 
 def test_the_shape_class_of_a_product_is_its_number_of_rows() -> None:
-    onednn = OneDnn(one_row=300, few_rows=200, many_rows=100)
-    for rows, least in ((1, 300), (2, 200), (MOST_FEW_ROWS, 200), (MOST_FEW_ROWS + 1, 100), (10**6, 100)):
+    onednn = OneDnn(one_row=300, few_rows=200, many_rows=100, most_rows=50)
+    found = {1: 300, 2: 200, MOST_FEW_ROWS: 200, MOST_FEW_ROWS + 1: 100, MOST_MANY_ROWS: 100, MOST_MANY_ROWS + 1: 50, 10**6: 50}
+    for rows, least in found.items():
         assert onednn.is_faster(rows, least) and not onednn.is_faster(rows, least - 1), rows
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 MOST_FEW_ROWS = 15
 """Up to so many rows a product takes about as long as its second matrix takes to be read; beyond, arithmetic decides."""
+MOST_MANY_ROWS = 127
+"""Up to so many rows a call's own cost tells, too; beyond, hardly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +22,17 @@ class OneDnn:
     few_rows: int | None = None
     """Of 2 to MOST_FEW_ROWS rows."""
     many_rows: int | None = None
+    """Of up to MOST_MANY_ROWS rows."""
+    most_rows: int | None = None
 
     def is_faster(self, rows: int, elements: int) -> bool:
         """Whether oneDNN multiplies a matrix of `rows` rows by one of `elements` elements faster."""
-        least = self.one_row if rows <= 1 else self.few_rows if rows <= MOST_FEW_ROWS else self.many_rows
+        ends = ((1, self.one_row), (MOST_FEW_ROWS, self.few_rows), (MOST_MANY_ROWS, self.many_rows))
+        least = next((least for most, least in ends if rows <= most), self.most_rows)
         return least is not None and elements >= least
 
 
 NO_ONEDNN = OneDnn()
 """Every product is torch.mm's."""
+ALL_ONEDNN = OneDnn(0, 0, 0, 0)
+"""Every product is oneDNN's that it can do."""

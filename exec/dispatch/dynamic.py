@@ -45,29 +45,32 @@ class _DynamicRun:
 
     def run_initial_frees(self) -> None:
         """Frees that no node precedes."""
-        self._finish(self._initial_frees)
+        with self._run.lock:
+            self._finish(self._initial_frees)
 
     def engine(self, queue: int) -> None:
-        """The body of one engine thread."""
-        while (node := self._take(queue)) is not None:
-            self._run.execute(node)
-            with self._run.lock:
-                frees = self._release(node)
-            self._finish(frees)
+        """The body of one engine thread: the lock is taken once a node, and let go while nothing is ready."""
+        run = self._run
+        with run.lock:
+            node = self._next(queue)
+        while node is not None:
+            run.execute(node)
+            with run.lock:
+                self._finish(self._release(node))
+                node = self._next(queue)
 
-    def _take(self, queue: int) -> NodeId | None:
+    def _next(self, queue: int) -> NodeId | None:
         """The lowest ready node, waiting for one; None when the engine has no more to do or the run was stopped."""
-        ready, pushed = self._ready[queue], self._pushed[queue]
-        with pushed:
-            while not ready and self._remaining[queue] and not self._run.stopped:
-                pushed.wait()
-            if not ready or self._run.stopped:
-                return None
-            self._remaining[queue] -= 1
-            return heappop(ready)
+        ready = self._ready[queue]
+        while not ready and self._remaining[queue] and not self._run.stopped:
+            self._pushed[queue].wait()
+        if not ready or self._run.stopped:
+            return None
+        self._remaining[queue] -= 1
+        return heappop(ready)
 
     def _release(self, node: NodeId) -> list[NodeId]:
-        """Count down the successors of a finished node, under the lock; the Frees among those now ready are the caller's to run."""
+        """Count down the successors of a finished node; the Frees among those now ready are the caller's to run."""
         frees: list[NodeId] = []
         for target in self._after[node]:
             self._unfinished[target] -= 1
@@ -89,5 +92,4 @@ class _DynamicRun:
         while frees:
             for node in frees:
                 self._run.execute(node)
-            with self._run.lock:
-                frees = [free for node in frees for free in self._release(node)]
+            frees = [free for node in frees for free in self._release(node)]

@@ -1,29 +1,32 @@
 """Which matrix products oneDNN computes faster than torch.mm on this machine.
 
-In: the number of torch threads, set before. Out: a OneDnn: by shape class, the smallest second matrix from which on oneDNN won every time.
+In: the number of torch threads, set before. Out: a OneDnn: by shape class, the second matrix from which on oneDNN saves most.
 Both run as jobs do, with what they copy and allocate, on weights that take turns so that none is still in a cache. They take
-turns, too, and the best of each counts: whoever else uses the machine delays both alike. Half a second.
+turns, too, and the median of the turns' ratios counts: whoever else uses the machine delays both alike. Half a second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import cycle
+from math import log
+from statistics import median
 from time import perf_counter
 
 import torch
 
 from einpage.einsum_front.algebra.expr import Acc, Axis, Letter, Load
 from einpage.einsum_front.base.dtype import DType
-from einpage.einsum_front.base.onednn import NO_ONEDNN, OneDnn
+from einpage.einsum_front.base.onednn import ALL_ONEDNN, NO_ONEDNN, OneDnn
 from einpage.einsum_front.graph.job import Box, Contraction, ContractJob, Range, View
 from einpage.kernels.instructions.torch_kernel import TorchKernel
 from einpage.kernels.on_torch.products import Products, linear
 from einpage.kernels.prepare import prepare
 
-ROWS = {"one_row": 1, "few_rows": 5, "many_rows": 64}
+ROWS = {"one_row": 1, "few_rows": 5, "many_rows": 64, "most_rows": 256}
 """What each shape class is measured with."""
 INNER = 512
-COLUMNS = (32, 128, 512, 2048)
+COLUMNS = (128, 512, 1024, 2048)
 WEIGHT_BYTES = 48 << 20
 """What the weights of one size take together: more than caches hold, as those of a model do."""
 TURNS = 15
@@ -33,7 +36,7 @@ MOST_S = 0.1
 CALLS_S = 5e-4
 """How long one library is called without the other, at least."""
 CLEARLY = 0.97
-"""Of torch.mm's time: what oneDNN must stay under, so that no profile differs from another by noise alone."""
+"""Of torch.mm's time: what oneDNN must stay under at a size to speak for itself, so that profiles do not differ by noise."""
 
 
 def measured_onednn() -> OneDnn:
@@ -48,53 +51,57 @@ def strided_factor(onednn: OneDnn, rows: int) -> float:
     """How many times longer a product of so many rows takes where oneDNN cannot read an operand, and torch.mm does it."""
     if not onednn.is_faster(rows, INNER * COLUMNS[-1]):
         return 1.0
-    mm_s, onednn_s = _seconds(rows, COLUMNS[-1], torch.ones(WEIGHT_BYTES // 4))
-    return mm_s / onednn_s
+    return 1 / _onednn_share(rows, COLUMNS[-1], torch.ones(WEIGHT_BYTES // 4))
 
 
 def _least_elements(rows: int, memory: torch.Tensor) -> int | None:
-    """The smallest second matrix from which on oneDNN is faster; None where it is not at the largest."""
-    least = None
+    """The second matrix from which on oneDNN saves most, all sizes weighing the same; None where it saves nothing from any size on.
+
+    A size that noise decides wrongly costs little then: the sizes beside it are heard too.
+    """
+    least, most, saved = None, 0.0, 0.0
     for columns in reversed(COLUMNS):
-        mm_s, onednn_s = _seconds(rows, columns, memory)
-        if onednn_s > CLEARLY * mm_s:
-            break
-        least = INNER * columns
+        saved += log(CLEARLY / _onednn_share(rows, columns, memory))
+        if saved > most:
+            least, most = INNER * columns, saved
     return least
 
 
-def _seconds(rows: int, columns: int, memory: torch.Tensor) -> tuple[float, float]:
-    """What a product takes by torch.mm, and by oneDNN; weights lie in `memory`, flat."""
+def _onednn_share(rows: int, columns: int, memory: torch.Tensor) -> float:
+    """What a product takes by oneDNN, of what it takes by torch.mm; weights lie in `memory`, flat."""
     job = product_job(rows, INNER, columns, DType.FP32)
     threads = torch.get_num_threads()
     x, out = torch.ones(rows, INNER), torch.empty(rows, columns)
     weights = memory[: memory.numel() // (INNER * columns) * INNER * columns].view(-1, columns, INNER)
-    libraries = [_turn(job, Products(onednn, threads), x, weights, out) for onednn in (NO_ONEDNN, OneDnn(0, 0, 0))]
-    best, began = [float("inf"), float("inf")], perf_counter()
-    for turn in range(1 + TURNS):
-        best = [min(least_s, call()) for least_s, call in zip(best, libraries, strict=True)]
-        if turn >= LEAST_TURNS and perf_counter() - began > MOST_S:
-            break
-    return best[0], best[1]
+    turn = cycle(range(len(weights)))
+    by_mm, by_onednn = (_calls(job, Products(onednn, threads), x, weights, out, turn) for onednn in (NO_ONEDNN, ALL_ONEDNN))
+    by_mm()
+    by_onednn()  # the first calls make their views
+    shares: list[float] = []
+    began = perf_counter()
+    while len(shares) < TURNS and (len(shares) < LEAST_TURNS or perf_counter() - began <= MOST_S):
+        shares.append(by_onednn() / by_mm())
+    return median(shares)
 
 
-def _turn(job: ContractJob, products: Products, x: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> Callable[[], float]:
-    """What calls the kernel on one weight after the other for a while, and gives the mean seconds of a call."""
+def _calls(
+    job: ContractJob, products: Products, x: torch.Tensor, weights: torch.Tensor, out: torch.Tensor, turn: Iterator[int]
+) -> Callable[[], float]:
+    """What calls the kernel for a while and gives the mean seconds of a call. `turn` says which weight is next: where two kernels share
+    it, neither multiplies what the other has just read."""
     kernel = prepare(job, products=products)
     assert isinstance(kernel, TorchKernel)
     scratch = torch.empty(sum(kernel.scratch))
     bound = [kernel.bind(((x,), (weight,)), out, scratch) for weight in weights]
-    at = 0
 
-    def turn() -> float:
-        nonlocal at
+    def call() -> float:
         began, calls = perf_counter(), 0
         while (passed := perf_counter() - began) < CALLS_S or calls == 0:
-            bound[at % len(bound)]()
-            at, calls = at + 1, calls + 1
+            bound[next(turn)]()
+            calls += 1
         return passed / calls
 
-    return turn
+    return call
 
 
 def product_job(rows: int, inner: int, columns: int, dtype: DType) -> ContractJob:

@@ -37,7 +37,7 @@ KEYS = frozenset((
     "launch_latency_s", "usual_slowdown", "kernel_times", "measured", "threads", "onednn", "links", "about",
 ))  # fmt: skip
 OPTIONAL = frozenset(("usual_slowdown", "kernel_times", "measured", "threads", "onednn", "links", "about"))
-ONEDNN_KEYS = ("one_row", "few_rows", "many_rows")
+ONEDNN_KEYS = ("one_row", "few_rows", "many_rows", "most_rows")
 MEASURED_KEYS = frozenset(("spread", "load", "cores"))
 LINK_KEYS = frozenset(("source", "target", "bytes_per_s", "latency_s"))
 LINK_EXAMPLE = "{source: disk, target: host, bytes_per_s: 3GB/s, latency_s: 1e-4}"
