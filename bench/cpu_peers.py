@@ -23,7 +23,7 @@ from torch import Tensor
 from bench import results
 from bench.gpu.rivals import transformer
 from bench.results import ROOT
-from einpage.einsum_front.base.onednn import NO_ONEDNN
+from einpage.einsum_front.base.libraries import ONLY_TORCH
 from einpage.einsum_front.base.units import format_bytes, parse_bytes
 from einpage.exec.load.fill import read_weights
 from einpage.exec.load.inputs import TokenLists
@@ -112,7 +112,7 @@ def rows(path: Path, count: int, budgets: tuple[str, ...], machine: Machine, a: 
     ids = torch.tensor([tokens])
     threads = machine.threads or 1
     dispatch = Dispatch(a.dispatch)
-    machines = {"": machine, **({", torch.mm": replace(machine, onednn=NO_ONEDNN)} if a.libraries else {})}
+    machines = {"": machine, **({", torch.mm": replace(machine, libraries=ONLY_TORCH)} if a.libraries else {})}
     contestants = [
         Contestant(f"einpage {budget}{which}", threads, one_pass(ours(path, tokens, budget, made_for, a.plan_steps), dispatch))
         for budget in budgets
@@ -176,7 +176,7 @@ def main() -> None:
     machine = measured_cpu(threads=a.threads, say=print)
     began = os.getloadavg()[0]
     model = peer(a.model)
-    print(f"load {began:.2f}, {cores()} cores; products: {machine.onednn}")
+    print(f"load {began:.2f}, {cores()} cores; products: {machine.libraries}")
     found = [row for count in a.tokens for row in rows(a.model, count, tuple(a.budgets), machine, a, model)]
     if a.out is not None:
         budgets = " ".join(format_bytes(parse_bytes(b)) for b in a.budgets)
@@ -186,7 +186,7 @@ def main() -> None:
             f"python -m bench.cpu_peers --tokens {' '.join(map(str, a.tokens))} --budgets {' '.join(a.budgets)} --rounds {a.rounds}",
             found,
             budgets=budgets,
-            onednn=str(machine.onednn),
+            libraries=str(machine.libraries),
             torch=torch.__version__,
             load_before=began,
             load_after=os.getloadavg()[0],

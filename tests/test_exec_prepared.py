@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from einpage.einsum_front.base.onednn import ALL_ONEDNN, NO_ONEDNN, OneDnn
+from einpage.einsum_front.base.libraries import ALL_ONEDNN, ONLY_TORCH, Libraries
 from einpage.exec.load.inputs import TokenLists
 from einpage.exec.planning.model import Model, open_model
 from einpage.exec.planning.request import PlanRequest
@@ -18,6 +18,7 @@ from einpage.memplan.machine.profile import load_machine
 from specs_small import SMALL, SPECS
 
 MACHINE = load_machine("cpu", threads=1)
+OTHERS = Libraries(ALL_ONEDNN, dots=0)
 OPTIONS = RunOptions(PlanRequest(300 << 10, outputs=("all_logits",)), poison=True)
 
 
@@ -26,9 +27,9 @@ def small_llama() -> Model:
     return open_model(SPECS / "llama.yaml", SMALL["llama"], "random:5", TokenLists(tuple(map(tuple, tokens)), "the test's tokens"))
 
 
-@pytest.mark.parametrize("onednn", [NO_ONEDNN, ALL_ONEDNN])
-def test_every_run_of_one_preparation_gives_the_same(onednn: OneDnn) -> None:
-    prepared = prepare_run(small_llama(), replace(MACHINE, onednn=onednn), OPTIONS)
+@pytest.mark.parametrize("libraries", [ONLY_TORCH, OTHERS])
+def test_every_run_of_one_preparation_gives_the_same(libraries: Libraries) -> None:
+    prepared = prepare_run(small_llama(), replace(MACHINE, libraries=libraries), OPTIONS)
     assert prepared.planned.report.d2h_bytes != prepared.outputs()["all_logits"].nbytes, "nothing is spilled: too easy"
     found = []
     for dispatch in (Dispatch.SERIAL, Dispatch.STATIC, Dispatch.DYNAMIC, Dispatch.STATIC):
@@ -40,8 +41,8 @@ def test_every_run_of_one_preparation_gives_the_same(onednn: OneDnn) -> None:
         assert torch.equal(found[0], other)
 
 
-def test_passes_and_budgets_of_one_split_give_the_same_bits_by_onednn() -> None:
-    machine, model = replace(MACHINE, onednn=ALL_ONEDNN), small_llama()
+def test_passes_and_budgets_of_one_split_give_the_same_bits_by_any_library() -> None:
+    machine, model = replace(MACHINE, libraries=OTHERS), small_llama()
     tight = prepare_run(model, machine, OPTIONS)
     pieces = dict(tight.planned.graph.split)
     found = []
@@ -57,7 +58,7 @@ def test_passes_and_budgets_of_one_split_give_the_same_bits_by_onednn() -> None:
 
 def test_the_profile_says_how_products_are_computed() -> None:
     """Of the machine, not of the process: two devices beside each other multiply each in its own way."""
-    machines = [replace(MACHINE, onednn=onednn) for onednn in (NO_ONEDNN, ALL_ONEDNN, NO_ONEDNN)]
+    machines = [replace(MACHINE, libraries=libraries) for libraries in (ONLY_TORCH, OTHERS, ONLY_TORCH)]
     prepared = [prepare_run(small_llama(), machine, OPTIONS) for machine in machines]
     logits = []
     for one in prepared:

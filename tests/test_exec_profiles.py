@@ -12,7 +12,7 @@ import torch
 
 from einpage.einsum_front.base.dtype import RUN_DTYPES, DType
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.base.onednn import NO_ONEDNN, OneDnn
+from einpage.einsum_front.base.libraries import ONLY_TORCH, Libraries, OneDnn
 from einpage.exec.measure import cpu as measure
 from einpage.exec.measure import kernels_version, probe_runs, products, profiles
 from einpage.exec.measure.copies import CopySamples
@@ -73,7 +73,7 @@ def test_products_that_last_are_measured_in_fewer_turns(most_s: float, turns: in
     asked = []
     monkeypatch.setattr(products, "MOST_S", most_s)
     monkeypatch.setattr(products, "_calls", lambda *_: lambda: asked.append(1) or 1.0)
-    assert products._onednn_share(1, 32, torch.ones(1 << 16)) == 1.0
+    assert products._share(products.BY_DOTS, 1, 32, torch.ones(1 << 16)) == 1.0
     assert len(asked) == 2 * turns
 
 
@@ -218,12 +218,30 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         ((1.2, 1.5, 0.5, 1.1), 1024),
     ],
 )
-def test_onednn_is_chosen_from_where_it_saves_most_over_all_sizes(
+def test_a_library_is_chosen_from_where_it_saves_most_over_all_sizes(
     shares: tuple[float, ...], least: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     share_by_columns = dict(zip(products.COLUMNS, shares, strict=True))
-    monkeypatch.setattr(products, "_onednn_share", lambda rows, columns, memory: share_by_columns[columns] if rows == 5 else 0.99)
-    assert products.measured_onednn() == OneDnn(few_rows=None if least is None else products.INNER * least)
+    monkeypatch.setattr(products, "_share", lambda libraries, rows, columns, memory: share_by_columns[columns] if rows == 5 else 0.99)
+    assert products.measured_libraries() == Libraries(OneDnn(few_rows=None if least is None else products.INNER * least))
+
+
+@pytest.mark.parametrize(
+    ("by_onednn", "by_dots", "found"),
+    [
+        (0.9, 0.8, Libraries(dots=products.INNER * products.COLUMNS[0])),
+        (0.8, 0.9, Libraries(OneDnn(one_row=products.INNER * products.COLUMNS[0]))),
+        (1.2, 0.99, ONLY_TORCH),
+    ],
+)
+def test_one_row_is_multiplied_by_the_library_that_saves_most(
+    by_onednn: float, by_dots: float, found: Libraries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def share(libraries: Libraries, rows: int, columns: int, memory: torch.Tensor) -> float:
+        return by_dots if libraries.dots is not None else by_onednn if rows == 1 else 1.0
+
+    monkeypatch.setattr(products, "_share", share)
+    assert products.measured_libraries() == found
 
 
 def test_no_library_multiplies_what_the_other_has_just_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,15 +257,17 @@ def test_no_library_multiplies_what_the_other_has_just_read(monkeypatch: pytest.
     monkeypatch.setattr(products, "TorchKernel", Listed)
     monkeypatch.setattr(products, "prepare", lambda *_, **__: Listed())
     monkeypatch.setattr(products, "CALLS_S", 0.0)
-    products._onednn_share(rows, columns, torch.ones(weights * products.INNER * columns))
+    products._share(products.BY_ONEDNN, rows, columns, torch.ones(weights * products.INNER * columns))
     assert len(multiplied) == 2 * (1 + products.TURNS) and len(set(multiplied)) == weights
     assert all(len(set(multiplied[i : i + weights])) == weights for i in range(len(multiplied) - weights))
 
 
-def test_without_onednn_there_is_nothing_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_onednn_there_are_only_dot_products_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "linear", lambda: None)
-    assert products.measured_onednn() == NO_ONEDNN
+    monkeypatch.setattr(products, "_share", lambda libraries, rows, columns, memory: 0.5)
+    assert products.measured_libraries() == Libraries(dots=products.INNER * products.COLUMNS[0])
 
 
 def test_both_libraries_are_measured() -> None:
-    assert 1e-3 < products._onednn_share(5, 128, torch.ones(1 << 18)) < 1e3
+    assert 1e-3 < products._share(products.BY_ONEDNN, 5, 128, torch.ones(1 << 18)) < 1e3
+    assert 1e-3 < products._share(products.BY_DOTS, 1, 128, torch.ones(1 << 18)) < 1e3

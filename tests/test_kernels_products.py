@@ -1,6 +1,8 @@
-"""Products by oneDNN: right wherever they are chosen, whole packed matrices only, and every byte that oneDNN allocates declared."""
+"""Products by other libraries: right wherever they are chosen, of what they can read only, and every byte that they allocate declared."""
 
 from __future__ import annotations
+
+import tracemalloc
 
 import pytest
 import torch
@@ -8,14 +10,14 @@ from torch.profiler import ProfilerActivity, profile
 
 from einpage.einsum_front.algebra.expr import Acc
 from einpage.einsum_front.base.dtype import DType
-from einpage.einsum_front.base.onednn import ALL_ONEDNN, NO_ONEDNN, OneDnn
+from einpage.einsum_front.base.libraries import ALL_ONEDNN, Libraries, OneDnn
 from einpage.einsum_front.graph.job import AttentionJob, ContractJob
 from einpage.exec.measure.products import product_job
 from einpage.kernels.instructions.torch_kernel import TorchKernel
 from einpage.kernels.layout.window import Window
 from einpage.kernels.on_torch.attention import prepare_attention
 from einpage.kernels.on_torch.contract import prepare_contract
-from einpage.kernels.on_torch.products import ONLY_MM, Products, linear
+from einpage.kernels.on_torch.products import MOST_DOT, ONLY_MM, Products, linear
 from einpage.kernels.prepare import prepare
 from kernels_build import ld, op, view
 from kernels_cases import ATTENTIONS, CONTRACTS, contract, unproject
@@ -23,10 +25,11 @@ from kernels_naive import Case, assert_right
 
 pytestmark = pytest.mark.skipif(linear() is None, reason="this torch was built without oneDNN")
 CASES = {**CONTRACTS, **ATTENTIONS}
+ONEDNN, DOTS = Libraries(ALL_ONEDNN), Libraries(dots=0)
 
 
-def kernel(case: Case, limit: int = 8 << 20, onednn: OneDnn = ALL_ONEDNN) -> TorchKernel:
-    products = Products(onednn, torch.get_num_threads())
+def kernel(case: Case, limit: int = 8 << 20, libraries: Libraries = ONEDNN) -> TorchKernel:
+    products = Products(libraries, torch.get_num_threads())
     match case.job:
         case ContractJob() as job:
             return prepare_contract(job, limit, products)
@@ -35,12 +38,13 @@ def kernel(case: Case, limit: int = 8 << 20, onednn: OneDnn = ALL_ONEDNN) -> Tor
     raise AssertionError(case)
 
 
+@pytest.mark.parametrize("libraries", [ONEDNN, DOTS])
 @pytest.mark.parametrize("limit", [1, 700, 8 << 20])
 @pytest.mark.parametrize("name", CASES)
-def test_equals_the_naive_definition(name: str, limit: int) -> None:
+def test_equals_the_naive_definition(name: str, limit: int, libraries: Libraries) -> None:
     case = CASES[name]()
     out = case.poisoned()
-    kernel(case, limit)(case.operands(), out, None)
+    kernel(case, limit, libraries)(case.operands(), out, None)
     assert_right(case, out, f" ({name}, blocks of {limit} bytes)")
 
 
@@ -91,7 +95,7 @@ def test_what_onednn_allocates_is_declared(rows: int, inner: int, columns: int, 
 def test_blocks_count_what_a_product_allocates() -> None:
     case = projection(3000, 64, 4000, True, False)
     assert kernel(case).scratch_bytes <= 8 << 20 < 4 * 3000 * 4000
-    assert kernel(case, onednn=NO_ONEDNN).scratch_bytes == 0
+    assert kernel(case, libraries=Libraries()).scratch_bytes == 0
 
 
 @pytest.mark.parametrize("limit", [1, 900, 8 << 20])
@@ -124,7 +128,7 @@ X, BY_COLUMNS, BY_ROWS = Window(0, 0, (1, 6, 8), (0, 8, 1), 0), Window(1, 0, (1,
 
 @pytest.mark.parametrize(("y", "stride"), [(BY_COLUMNS, (8, 1)), (BY_ROWS, (1, 4))])
 def test_packed_matrices_are_onednns(y: Window, stride: tuple[int, int]) -> None:
-    assert Products(ALL_ONEDNN).windows(X, y) == (Window(0, 0, (6, 8), (8, 1), 0), Window(1, 0, (4, 8), stride, 5))
+    assert Products(ONEDNN).windows(X, y) == (Window(0, 0, (6, 8), (8, 1), 0), Window(1, 0, (4, 8), stride, 5))
     assert ONLY_MM.windows(X, y) is None
 
 
@@ -140,18 +144,88 @@ def test_packed_matrices_are_onednns(y: Window, stride: tuple[int, int]) -> None
 )
 def test_others_are_not(x: Window, y: Window) -> None:
     """oneDNN would copy the first, and multiply the second a thousand times slower."""
-    assert Products(ALL_ONEDNN).windows(x, y) is None
+    assert Products(ONEDNN).windows(x, y) is None
 
 
 def test_small_products_are_torchs() -> None:
-    onednn = OneDnn(few_rows=32)
-    assert Products(onednn).windows(X, BY_ROWS) is not None
-    assert Products(OneDnn(few_rows=33)).windows(X, BY_ROWS) is None
-    assert Products(OneDnn(one_row=0, many_rows=0, most_rows=0)).windows(X, BY_ROWS) is None
+    assert Products(Libraries(OneDnn(few_rows=32))).windows(X, BY_ROWS) is not None
+    assert Products(Libraries(OneDnn(few_rows=33))).windows(X, BY_ROWS) is None
+    assert Products(Libraries(OneDnn(one_row=0, many_rows=0, most_rows=0))).windows(X, BY_ROWS) is None
 
 
 def test_kernels_of_other_products_are_others() -> None:
     job = product_job(5, 7, 9, DType.FP32)
-    assert prepare(job, products=Products(ALL_ONEDNN)) is prepare(job, products=Products(ALL_ONEDNN))
-    assert prepare(job, products=Products(ALL_ONEDNN)) != prepare(job)
+    assert prepare(job, products=Products(ONEDNN)) is prepare(job, products=Products(ONEDNN))
+    assert prepare(job, products=Products(ONEDNN)) != prepare(job)
     assert prepare(job, products=ONLY_MM) == prepare(job)
+
+
+ROW, COLUMN = Window(0, 0, (1, 1, 8), (0, 8, 1), 3), Window(1, 0, (1, 8, 1), (0, 1, 1), 7)
+AS_ROW, AS_COLUMN = Window(0, 0, (8,), (1,), 3), Window(1, 0, (8,), (1,), 7)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "matrix", "vector"),
+    [
+        (ROW, BY_COLUMNS, Window(1, 0, (4, 8), (8, 1), 5), AS_ROW),
+        (ROW, Window(1, 0, (1, 8, 4), (0, 1, 20), 5), Window(1, 0, (4, 8), (20, 1), 5), AS_ROW),
+        (X, COLUMN, Window(0, 0, (6, 8), (8, 1), 0), AS_COLUMN),
+    ],
+)
+def test_a_row_or_a_column_is_dot_products(x: Window, y: Window, matrix: Window, vector: Window) -> None:
+    assert Products(DOTS).dots(x, y) == (matrix, vector)
+    elements = matrix.size[0] * matrix.size[1]
+    assert Products(Libraries(dots=elements)).dots(x, y) is not None
+    assert Products(Libraries(dots=elements + 1)).dots(x, y) is None
+    assert ONLY_MM.dots(x, y) is None
+
+
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [
+        (X, BY_COLUMNS),
+        (ROW, BY_ROWS),
+        (Window(0, 0, (1, 1, 8), (0, 1, 2), 0), BY_COLUMNS),
+        (Window(0, 0, (2, 1, 8), (8, 8, 1), 0), Window(1, 0, (2, 8, 4), (32, 1, 8), 0)),
+        (Window(0, 0, (1, 1, MOST_DOT + 1), (0, 1, 1), 0), Window(1, 0, (1, MOST_DOT + 1, 4), (0, 1, MOST_DOT + 1), 0)),
+    ],
+)
+def test_what_does_not_lie_row_by_row_is_not(x: Window, y: Window) -> None:
+    assert Products(DOTS).dots(x, y) is None
+
+
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 3000), (3000, 1), (1, 1)])
+def test_what_dot_products_allocate_is_declared(rows: int, columns: int, added: bool) -> None:
+    case = projection(rows, 700, columns, True, added)
+    call, out, operands = kernel(case, libraries=DOTS), case.poisoned(), case.operands()
+    bound = call.bind(operands, out, torch.empty(sum(call.scratch)))
+    bound()
+    assert_right(case, out, f" ({rows}x{columns})")
+    tracemalloc.start()
+    try:
+        bound()
+        assert tracemalloc.get_traced_memory()[1] <= call.temporary_bytes + 2000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_dot_product_is_the_same_whatever_others_there_are() -> None:
+    torch.manual_seed(1)
+    x, w = torch.randn(1, 577), torch.randn(301, 577)
+    whole, part = torch.empty(1, 301), torch.empty(1, 17)
+    products = Products(DOTS)
+    prepare(product_job(1, 577, 301, DType.FP32), products=products)(((x,), (w,)), whole)
+    prepare(product_job(1, 577, 17, DType.FP32), products=products)(((x,), (w[100:117],)), part)
+    assert torch.equal(whole[:, 100:117], part)
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_dot_products_of_what_is_no_number_say_nothing(added: bool, recwarn: pytest.WarningsRecorder) -> None:
+    case = projection(1, 9, 5, True, added)
+    operands = case.operands()
+    operands[0][0].fill_(torch.inf)
+    operands[1][0].fill_(0.0)
+    out = case.poisoned()
+    kernel(case, libraries=DOTS)(operands, out, None)
+    assert out.isnan().all() and not recwarn.list

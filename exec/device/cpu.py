@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from einpage.einsum_front.base.dtype import DType
-from einpage.einsum_front.base.onednn import NO_ONEDNN, OneDnn
+from einpage.einsum_front.base.libraries import ONLY_TORCH, Libraries
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import TaskId
 from einpage.exec.device.arena import HostArena, MappedArena, residency_view, used_extents
@@ -64,10 +64,10 @@ class CpuDevice:
         *,
         backend: str = "torch",
         threads: int | None = None,
-        onednn: OneDnn = NO_ONEDNN,
+        libraries: Libraries = ONLY_TORCH,
         poison: bool = False,
     ) -> None:
-        """`onednn` is the figure of the machine profile that says how products are computed, and so their last bits.
+        """`libraries` are the figures of the machine profile that say how products are computed, and so their last bits.
 
         `threads` is what torch may use for one kernel, a figure of the machine profile: results differ bitwise between thread counts,
         so it is the same for every dispatcher. None: torch's own number."""
@@ -86,7 +86,7 @@ class CpuDevice:
         self._counted = MovedBytes(memgraph)
         self._gathered: dict[NodeId, int] = {}
         self.arena_bytes: int = memgraph.budget_bytes
-        calls = _KernelCalls(memgraph, self._arena, PreparedKernels(self._backend, Products(onednn, self._threads)))
+        calls = _KernelCalls(memgraph, self._arena, PreparedKernels(self._backend, Products(libraries, self._threads)))
         self._calls = [self._prepare(calls, NodeId(i), node) for i, node in enumerate(memgraph.nodes)]
         """[node] what a Compute or HostGather does."""
         self.outside_arena_bytes = calls.kernels.scratch_bytes

@@ -31,7 +31,7 @@ from einpage.exec.measure.copies import CopySamples, measured_copies
 from einpage.exec.measure.fit import fitted, spread
 from einpage.exec.measure.kernels_version import blas, kernels_version
 from einpage.exec.measure.probe_runs import LAYERS_BY_ROWS, ProbeRuns, probe_runs
-from einpage.exec.measure.products import measured_onednn, product_job, strided_factor, whole_view
+from einpage.exec.measure.products import measured_libraries, product_job, strided_factor, whole_view
 from einpage.exec.measure.profiles import Say, measured, profile_path
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.kernels.on_torch.products import ONLY_MM, Products
@@ -81,9 +81,9 @@ def measure_cpu(seconds: float = 1.2, threads: int | None = None, rows: tuple[in
     load = os.getloadavg()[0]
     torch.set_num_threads(threads)
     share = seconds / PROBES / SAMPLES
-    onednn = measured_onednn()
+    libraries = measured_libraries()
     with _busy_links() as links:
-        samples = [_rates(links, share, Products(onednn, threads)) for _ in range(SAMPLES)]
+        samples = [_rates(links, share, Products(libraries, threads)) for _ in range(SAMPLES)]
     *products, memory, h2d, d2h = (max(rates) for rates in zip(*samples, strict=True))
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     machine = Machine(
@@ -95,7 +95,7 @@ def measure_cpu(seconds: float = 1.2, threads: int | None = None, rows: tuple[in
         links=host_links(_rounded(h2d), _rounded(d2h)),
         launch_latency_s=_rounded(min(_launch_seconds(share) for _ in range(SAMPLES))),
         threads=threads,
-        onednn=onednn,
+        libraries=libraries,
         about=f"Measured on {_cpu_name()} with {threads} of {cores()} cores for torch; torch {torch.__version__}.",
     )
     return _with_runs(machine, tuple(probe_runs(machine, rows)), measured_copies(COPIES_S), load)
@@ -122,7 +122,7 @@ def _with_runs(machine: Machine, runs: Sequence[ProbeRuns], copies: CopySamples,
     times = CopyTimes(usual, _rounded(median(gathers_s or [0.0])), _rounded(max(1.0, copies.together)))
     return replace(
         best,
-        kernel_times=fitted(runs, times, wakeup_s, {run.rows: strided_factor(machine.onednn, run.rows) for run in runs}),
+        kernel_times=fitted(runs, times, wakeup_s, {run.rows: strided_factor(machine.libraries, run.rows) for run in runs}),
         measured=Measurement(spread(runs), round(load, 2), cores()),
     )
 

@@ -10,6 +10,7 @@ import os
 import re
 from pathlib import Path
 
+import numpy as np
 import torch
 
 FILES = (
@@ -31,7 +32,7 @@ def kernels_version() -> str:
 
 
 def blas() -> str:
-    """Torch's library of products, whether it has oneDNN, and what the environment asks of them."""
+    """The libraries of products: torch's, whether it has oneDNN, numpy's, and what the environment asks of them."""
     built = re.findall(r"(?:BLAS_INFO|USE_MKLDNN)=\w+", torch.__config__.show())
     chosen = [f"{name}={value}" for name in LIBRARY_VARIABLES if (value := os.environ.get(name))]
-    return " ".join((*built, *chosen))
+    return " ".join((*built, f"numpy={np.__version__}", *chosen))

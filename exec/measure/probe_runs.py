@@ -101,7 +101,7 @@ def _probe(machine: Machine, rows: int, copies: CopyingThread) -> ProbeRuns:
         if tensor.id in slots:
             slots[tensor.id].fill_(1 if tensor.kind is Kind.INPUT else CONSTANT)
     memory = CpuMemory(host, planned.memgraph.budget_bytes)
-    device = CpuDevice(planned.memgraph, memory, threads=machine.threads, onednn=machine.onednn)
+    device = CpuDevice(planned.memgraph, memory, threads=machine.threads, libraries=machine.libraries)
 
     fewer = 2 if rows >= LONG_RUN else 1
     with closing(DynamicDispatcher(planned.memgraph)) as dispatcher:

@@ -1,13 +1,14 @@
-"""Which matrix products oneDNN computes faster than torch.mm on this machine.
+"""Which matrix products other libraries compute faster than torch.mm on this machine.
 
-In: the number of torch threads, set before. Out: a OneDnn: by shape class, the second matrix from which on oneDNN saves most.
-Both run as jobs do, with what they copy and allocate, on weights that take turns so that none is still in a cache. They take
-turns, too, and the median of the turns' ratios counts: whoever else uses the machine delays both alike. Half a second.
+In: the number of torch threads, set before. Out: Libraries: by shape class, the second matrix from which on another library saves most.
+Each runs as jobs do, with what it copies and allocates, on weights that take turns so that none is still in a cache. It takes turns with
+torch.mm, and the median of the turns' ratios counts: whoever else uses the machine delays both alike. Half a second.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import cycle
 from math import log
 from statistics import median
@@ -17,7 +18,7 @@ import torch
 
 from einpage.einsum_front.algebra.expr import Acc, Axis, Letter, Load
 from einpage.einsum_front.base.dtype import DType
-from einpage.einsum_front.base.onednn import ALL_ONEDNN, NO_ONEDNN, OneDnn
+from einpage.einsum_front.base.libraries import ALL_ONEDNN, ONLY_TORCH, Libraries, OneDnn
 from einpage.einsum_front.graph.job import Box, Contraction, ContractJob, Range, View
 from einpage.kernels.instructions.torch_kernel import TorchKernel
 from einpage.kernels.on_torch.products import Products, linear
@@ -36,51 +37,65 @@ MOST_S = 0.1
 CALLS_S = 5e-4
 """How long one library is called without the other, at least."""
 CLEARLY = 0.97
-"""Of torch.mm's time: what oneDNN must stay under at a size to speak for itself, so that profiles do not differ by noise."""
+"""Of torch.mm's time: what a library must stay under at a size to speak for itself, so that profiles do not differ by noise."""
+BY_ONEDNN, BY_DOTS = Libraries(ALL_ONEDNN), Libraries(dots=0)
 
 
-def measured_onednn() -> OneDnn:
-    """The shape classes and sizes at which oneDNN is faster; none where torch was built without it."""
-    if linear() is None:
-        return NO_ONEDNN
+def measured_libraries() -> Libraries:
+    """The shape classes and sizes at which another library than torch is faster."""
     memory = torch.ones(WEIGHT_BYTES // 4)
-    return OneDnn(**{name: _least_elements(rows, memory) for name, rows in ROWS.items()})
+    saved_by_class = {name: _saved(BY_ONEDNN, rows, memory) for name, rows in ROWS.items()} if linear() is not None else {}
+    dots = _saved(BY_DOTS, 1, memory)
+    if dots.share > saved_by_class.get("one_row", NOTHING).share:
+        saved_by_class["one_row"] = NOTHING
+    else:
+        dots = NOTHING
+    return Libraries(OneDnn(**{name: saved.least_elements for name, saved in saved_by_class.items()}), dots.least_elements)
 
 
-def strided_factor(onednn: OneDnn, rows: int) -> float:
+def strided_factor(libraries: Libraries, rows: int) -> float:
     """How many times longer a product of so many rows takes where oneDNN cannot read an operand, and torch.mm does it."""
-    if not onednn.is_faster(rows, INNER * COLUMNS[-1]):
+    if not libraries.onednn.is_faster(rows, INNER * COLUMNS[-1]):
         return 1.0
-    return 1 / _onednn_share(rows, COLUMNS[-1], torch.ones(WEIGHT_BYTES // 4))
+    return 1 / _share(BY_ONEDNN, rows, COLUMNS[-1], torch.ones(WEIGHT_BYTES // 4))
 
 
-def _least_elements(rows: int, memory: torch.Tensor) -> int | None:
-    """The second matrix from which on oneDNN saves most, all sizes weighing the same; None where it saves nothing from any size on.
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """What a library saves over all sizes, each weighing the same, as a logarithm, where it multiplies by matrices from `least_elements`
+    on; None and 0 where it saves nothing from any size on."""
 
-    A size that noise decides wrongly costs little then: the sizes beside it are heard too.
-    """
-    least, most, saved = None, 0.0, 0.0
+    least_elements: int | None
+    share: float
+
+
+NOTHING = _Saved(None, 0.0)
+
+
+def _saved(libraries: Libraries, rows: int, memory: torch.Tensor) -> _Saved:
+    """The most that `libraries` save. A size that noise decides wrongly costs little: the sizes beside it are heard too."""
+    most, saved = NOTHING, 0.0
     for columns in reversed(COLUMNS):
-        saved += log(CLEARLY / _onednn_share(rows, columns, memory))
-        if saved > most:
-            least, most = INNER * columns, saved
-    return least
+        saved += log(CLEARLY / _share(libraries, rows, columns, memory))
+        if saved > most.share:
+            most = _Saved(INNER * columns, saved)
+    return most
 
 
-def _onednn_share(rows: int, columns: int, memory: torch.Tensor) -> float:
-    """What a product takes by oneDNN, of what it takes by torch.mm; weights lie in `memory`, flat."""
+def _share(libraries: Libraries, rows: int, columns: int, memory: torch.Tensor) -> float:
+    """What a product takes by `libraries`, of what it takes by torch.mm; weights lie in `memory`, flat."""
     job = product_job(rows, INNER, columns, DType.FP32)
     threads = torch.get_num_threads()
     x, out = torch.ones(rows, INNER), torch.empty(rows, columns)
     weights = memory[: memory.numel() // (INNER * columns) * INNER * columns].view(-1, columns, INNER)
     turn = cycle(range(len(weights)))
-    by_mm, by_onednn = (_calls(job, Products(onednn, threads), x, weights, out, turn) for onednn in (NO_ONEDNN, ALL_ONEDNN))
+    by_mm, by_other = (_calls(job, Products(which, threads), x, weights, out, turn) for which in (ONLY_TORCH, libraries))
     by_mm()
-    by_onednn()  # the first calls make their views
+    by_other()  # the first calls make their views
     shares: list[float] = []
     began = perf_counter()
     while len(shares) < TURNS and (len(shares) < LEAST_TURNS or perf_counter() - began <= MOST_S):
-        shares.append(by_onednn() / by_mm())
+        shares.append(by_other() / by_mm())
     return median(shares)
 
 

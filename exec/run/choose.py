@@ -111,7 +111,7 @@ def make_device(
     """A device that runs `memgraph` in `memory`."""
     if isinstance(memory, StreamMemory):
         return StreamDevice(memgraph, memory, backend=backend, poison=poison)
-    return CpuDevice(memgraph, memory, backend=backend, threads=machine.threads, onednn=machine.onednn, poison=poison)
+    return CpuDevice(memgraph, memory, backend=backend, threads=machine.threads, libraries=machine.libraries, poison=poison)
 
 
 def default_budget(kind: DeviceKind) -> tuple[int, str]:

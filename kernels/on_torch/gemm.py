@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -126,12 +127,35 @@ def _copy(source: Window, target: Window) -> BoundStep:
 
 def _product_step(x: Window, y: Window, out: Window, init: Window | None, scratch: Scratch) -> BoundStep:
     """One product by the library that is faster at it; what that allocates is noted in `scratch`."""
+    dots = scratch.products.dots(x, y)
+    if dots is not None:
+        if init is not None:
+            scratch.product_bytes = max(scratch.product_bytes, 4 * dots[0].size[0])
+        return _dots(*dots, _line(out), None if init is None else _line(init))
     packed = scratch.products.windows(x, y)
     if packed is None:
         return _product(x, y, out, init)
     (rows, inner), (columns, _) = packed[0].size, packed[1].size
     scratch.product_bytes = max(scratch.product_bytes, scratch.products.temporary_bytes(rows, inner, columns))
     return _onednn_product(*packed, _flat(out), None if init is None else _flat(init))
+
+
+@lru_cache(maxsize=4096)
+def _dots(matrix: Window, vector: Window, out: Window, init: Window | None) -> BoundStep:
+    def multiply_into(buffers: JobBuffers) -> BoundCall:
+        rows, column, target = (window.of(buffers).numpy() for window in (matrix, vector, out))
+        addend = None if init is None else init.of(buffers).numpy()
+
+        def call() -> None:
+            with np.errstate(all="ignore"):  # what is no number is told of where it comes from
+                if addend is None:
+                    np.vecdot(rows, column, out=target)
+                else:
+                    np.add(addend, np.vecdot(rows, column), out=target)
+
+        return call
+
+    return multiply_into
 
 
 @lru_cache(maxsize=4096)
@@ -165,6 +189,12 @@ def _product(x: Window, y: Window, out: Window, init: Window | None) -> BoundSte
         return partial(onto, target if init == out else init.of(buffers), x.of(buffers), y.of(buffers), out=target)
 
     return multiply_into
+
+
+def _line(w: Window) -> Window:
+    """A [1, n, 1] or [1, 1, n] window as n elements."""
+    along = 1 if w.size[1] > 1 else 2
+    return Window(w.operand, w.tile, (w.size[along],), (w.stride[along],), w.offset)
 
 
 def _flat(w: Window) -> Window:

@@ -1,7 +1,9 @@
-"""Which call computes a matrix product, and what that call allocates: torch.mm, or oneDNN where the machine's figures say it is faster.
+"""Which call computes a matrix product, and what that call allocates: torch.mm, or another library where the machine's figures say that it
+is faster.
 
-In: the figures, two windows as BLAS reads them. Out: windows as oneDNN reads them, or None. Invariant: oneDNN is given whole packed
-matrices only; of others it makes copies, or multiplies them a thousand times slower. It has no `out=`: a product is allocated, then copied.
+In: the figures, two windows as BLAS reads them. Out: windows as the other library reads them, or None. Invariant: oneDNN is given whole
+packed matrices only; of others it makes copies, or multiplies them a thousand times slower. It has no `out=`: a product is allocated, then
+copied. numpy's dot products are those of a matrix that lies row by row with one vector; each is the same whatever other rows there are.
 """
 
 from __future__ import annotations
@@ -13,22 +15,40 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from einpage.einsum_front.base.onednn import NO_ONEDNN, OneDnn
+from einpage.einsum_front.base.libraries import ONLY_TORCH, Libraries
 from einpage.kernels.layout.window import Window
 
 PANEL_COLUMNS, MOST_PANEL_INNER = 64, 1024
 """Of the part of the second matrix that a thread of oneDNN packs at a time, at most."""
 PANEL_BESIDE = 8192
 """Bytes a thread allocates beside its panel, at most."""
+MOST_DOT = 8192
+"""Elements of a dot product: of longer ones numpy's library may have several threads add the parts, as torch's threads are not told."""
 
 
 @dataclass(frozen=True, slots=True)
 class Products:
     """How matrices are multiplied on one machine. Equal values make equal kernels."""
 
-    onednn: OneDnn = NO_ONEDNN
+    libraries: Libraries = ONLY_TORCH
     threads: int = 1
     """What torch may use for one kernel."""
+
+    def dots(self, x: Window, y: Window) -> tuple[Window, Window] | None:
+        """The matrix [n, inner] and the vector [inner] of a product of one row or one column; None where numpy is not to compute it.
+
+        Both are [1, rows, columns] windows, as matrix_window gives them.
+        """
+        (batch, rows, inner), columns, least = x.size, y.size[2], self.libraries.dots
+        if least is None or batch != 1 or min(rows, columns) != 1 or inner > MOST_DOT or max(rows, columns) * inner < least:
+            return None
+        if rows == 1:
+            matrix = Window(y.operand, y.tile, (columns, inner), (y.stride[2], y.stride[1]), y.offset)
+            vector = Window(x.operand, x.tile, (inner,), (x.stride[2],), x.offset)
+        else:
+            matrix = Window(x.operand, x.tile, (rows, inner), (x.stride[1], x.stride[2]), x.offset)
+            vector = Window(y.operand, y.tile, (inner,), (y.stride[1],), y.offset)
+        return (matrix, vector) if inner == 1 or matrix.stride[1] == vector.stride[0] == 1 else None
 
     def windows(self, x: Window, y: Window) -> tuple[Window, Window] | None:
         """x [rows, inner] and y transposed, [columns, inner], as oneDNN reads them; None where torch.mm is to multiply them.
@@ -36,7 +56,7 @@ class Products:
         Both are [1, rows, columns] windows, as matrix_window gives them.
         """
         (batch, rows, inner), columns = x.size, y.size[2]
-        if batch != 1 or not self.onednn.is_faster(rows, inner * columns) or linear() is None:
+        if batch != 1 or not self.libraries.onednn.is_faster(rows, inner * columns) or linear() is None:
             return None
         if not _packed(x.size[1:], x.stride[1:]):
             return None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.base.onednn import NO_ONEDNN, OneDnn
+from einpage.einsum_front.base.libraries import ONLY_TORCH, Libraries
 from einpage.einsum_front.base.units import parse_rate
 from einpage.einsum_front.graph.taskgraph import Op, Task, TaskGraph
 from einpage.memplan.machine.kernel_times import KernelTimes
@@ -66,8 +66,8 @@ class Machine:
     """For a CPU device: how many threads kernels use; None elsewhere."""
     about: str = ""
     """Where the figures come from."""
-    onednn: OneDnn = NO_ONEDNN
-    """For a CPU device: the products that oneDNN computes; plans do not look at it."""
+    libraries: Libraries = ONLY_TORCH
+    """For a CPU device: which library computes which products; plans do not look at it."""
     measured: Measurement | None = None
     """How they were measured, where that is known."""
     outdated: str = ""

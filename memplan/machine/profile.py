@@ -8,7 +8,7 @@ is constructed, and size, depth, aliases and numbers are bounded. What machine_t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from difflib import get_close_matches
 from os.path import exists, isdir
@@ -20,7 +20,7 @@ import yaml
 from einpage.einsum_front.base.dtype import RUN_DTYPES, DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.files import not_regular, read_text
-from einpage.einsum_front.base.onednn import NO_ONEDNN, OneDnn
+from einpage.einsum_front.base.libraries import NO_ONEDNN, Libraries, OneDnn
 from einpage.einsum_front.base.units import parse_bytes, parse_rate, shown
 from einpage.einsum_front.spec.yamltree import MAX_CHARACTERS, YamlMapping
 from einpage.memplan.machine.fields import ProfileField, profile_fields, shown_node
@@ -34,9 +34,9 @@ PROFILES = Path(__file__).parents[2] / "specs" / "machines"
 
 KEYS = frozenset((
     "name", "device_bytes", "host_bytes", "flops_per_s", "device_bytes_per_s", "h2d_bytes_per_s", "d2h_bytes_per_s", "copy_latency_s",
-    "launch_latency_s", "usual_slowdown", "kernel_times", "measured", "threads", "onednn", "links", "about",
+    "launch_latency_s", "usual_slowdown", "kernel_times", "measured", "threads", "onednn", "dots", "links", "about",
 ))  # fmt: skip
-OPTIONAL = frozenset(("usual_slowdown", "kernel_times", "measured", "threads", "onednn", "links", "about"))
+OPTIONAL = frozenset(("usual_slowdown", "kernel_times", "measured", "threads", "onednn", "dots", "links", "about"))
 ONEDNN_KEYS = ("one_row", "few_rows", "many_rows", "most_rows")
 MEASURED_KEYS = frozenset(("spread", "load", "cores"))
 LINK_KEYS = frozenset(("source", "target", "bytes_per_s", "latency_s"))
@@ -115,7 +115,7 @@ def machine_from_text(text: str, where: str) -> Machine:
         launch_latency_s=fields["launch_latency_s"].number(0.0, MOST_LATENCY_S),
         kernel_times=kernel_times_of(fields["kernel_times"]) if "kernel_times" in fields else None,
         threads=_threads(fields["threads"]) if "threads" in fields else None,
-        onednn=_onednn(fields["onednn"]) if "onednn" in fields else NO_ONEDNN,
+        libraries=_libraries(fields),
         measured=_measurement(fields["measured"]) if "measured" in fields else None,
         outdated=OUTDATED if "usual_slowdown" in fields else "",
         about=fields["about"].text().strip() if "about" in fields else "",
@@ -149,8 +149,10 @@ def machine_text(machine: Machine) -> str:
         raw["measured"] = asdict(machine.measured)
     if machine.threads is not None:
         raw["threads"] = machine.threads
-    if machine.onednn != NO_ONEDNN:
-        raw["onednn"] = {name: least for name, least in asdict(machine.onednn).items() if least is not None}
+    if machine.libraries.onednn != NO_ONEDNN:
+        raw["onednn"] = {name: least for name, least in asdict(machine.libraries.onednn).items() if least is not None}
+    if machine.libraries.dots is not None:
+        raw["dots"] = machine.libraries.dots
     if others := [link for link in machine.links if link not in said]:
         raw["links"] = [_link_out(link) for link in others]
     return yaml.safe_dump({**raw, "about": machine.about}, sort_keys=False, allow_unicode=True)
@@ -188,6 +190,11 @@ def _flops(field: ProfileField) -> tuple[tuple[DType, float], ...]:
 
 def _threads(field: ProfileField) -> int:
     return field.whole(1, MOST_THREADS)
+
+
+def _libraries(fields: Mapping[str, ProfileField]) -> Libraries:
+    onednn = _onednn(fields["onednn"]) if "onednn" in fields else NO_ONEDNN
+    return Libraries(onednn, fields["dots"].whole(0, MOST_ELEMENTS) if "dots" in fields else None)
 
 
 def _onednn(field: ProfileField) -> OneDnn:

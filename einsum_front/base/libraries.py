@@ -1,7 +1,8 @@
-"""Which matrix products oneDNN computes faster than torch.mm does: figures of a machine, measured.
+"""Which library computes which matrix products: figures of a machine, measured. What is nobody else's is torch.mm's.
 
 A product's shape class is how many rows its first matrix has. In each class oneDNN is faster from some size of the second matrix on (a
-call costs it more, an element less), or never. Without figures every product is torch.mm's.
+call costs it more, an element less), or never. One row is multiplied by a matrix as so many dot products, which numpy's library reads as
+fast as memory gives them: from some size on that is faster than either, or never.
 """
 
 from __future__ import annotations
@@ -33,6 +34,19 @@ class OneDnn:
 
 
 NO_ONEDNN = OneDnn()
-"""Every product is torch.mm's."""
+"""Every product is another's."""
 ALL_ONEDNN = OneDnn(0, 0, 0, 0)
-"""Every product is oneDNN's that it can do."""
+"""Every product is oneDNN's that it can do and dot products are not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Libraries:
+    """What is not torch.mm's."""
+
+    onednn: OneDnn = NO_ONEDNN
+    dots: int | None = None
+    """How many elements the matrix has at least where its rows' dot products are faster; None: they never are."""
+
+
+ONLY_TORCH = Libraries()
+"""Every product is torch.mm's."""
