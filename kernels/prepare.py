@@ -22,6 +22,7 @@ from einpage.kernels.on_torch.fused_attention import prepare_fused
 from einpage.kernels.on_torch.host_gather import GatherKernel, prepare_gather, split_gather
 from einpage.kernels.on_torch.map import prepare_map
 from einpage.kernels.on_torch.products import ONLY_MM, Products
+from einpage.kernels.on_torch.written_rows import prepare_written_rows
 
 
 class Backend(Enum):
@@ -124,7 +125,7 @@ def why_not_triton() -> str | None:
 def _torch(job: Job, products: Products) -> TorchKernel | GatherKernel:
     match job:
         case MapJob():
-            return prepare_map(job)
+            return prepare_written_rows(job) or prepare_map(job)
         case ContractJob():
             return prepare_contract(job, products=products)
         case AttentionJob():

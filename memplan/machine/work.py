@@ -18,6 +18,7 @@ from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Call, Expr, Let
 from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.graph.job import AttentionJob, Contraction, ContractJob, GatherJob, Job, MapJob, range_by_letter
 from einpage.einsum_front.graph.taskgraph import Task
+from einpage.einsum_front.graph.written_rows import written_rows
 
 
 class KernelKind(Enum):
@@ -73,6 +74,8 @@ def _work(of: _Same) -> Work | None:
     job = of.job
     extents = {letter: r.extent for letter, r in range_by_letter(job).items()}
     match job:
+        case MapJob() if written_rows(job) is not None:  # what was there is copied, and rows are
+            return Work(KernelKind.MAP, operations=2, elements=prod(extents.values()))
         case MapJob():
             expressions = [part.expr for part in job.parts]
             looks_up = any(loads(index) for e in expressions for load in loads(e) for index in load.indices)
