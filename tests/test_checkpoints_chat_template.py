@@ -99,7 +99,10 @@ def test_dialogues_are_rendered_as_transformers_does(name: str) -> None:
     [
         ("{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}", "too much time or memory"),
         ("{{ 'a' * 10 ** 10 }}", "MemoryError"),
-        ("{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}", "MemoryError|time or memory"),
+        (
+            "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
+            "MemoryError|time or memory",
+        ),
         ("{{ ''.__class__.__mro__ }}", "SecurityError"),
         ("{{ messages.append(1) }}", "SecurityError"),
         ("{{ cycler.__init__.__globals__ }}", "SecurityError"),

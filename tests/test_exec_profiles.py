@@ -13,6 +13,8 @@ import torch
 from einpage.einsum_front.base.dtype import RUN_DTYPES, DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.libraries import ONLY_TORCH, Libraries, OneDnn
+from einpage.einsum_front.base.units import Nbytes
+from einpage.einsum_front.graph.taskgraph import OpId, Task, TaskId, TensorId
 from einpage.exec.measure import cpu as measure
 from einpage.exec.measure import kernels_version, probe_runs, products, profiles
 from einpage.exec.measure.copies import CopySamples
@@ -21,7 +23,7 @@ from einpage.kernels.instructions.torch_kernel import Operands
 from einpage.kernels.on_torch.products import Products
 from einpage.memplan.machine.machine import Machine, Measurement
 from einpage.memplan.machine.places import Queue
-from einpage.memplan.machine.work import KernelKind, Work
+from einpage.memplan.machine.work import KernelKind, Work, work_of
 from strategies import a_machine, changed
 
 
@@ -72,8 +74,8 @@ def test_measuring_gives_a_whole_profile() -> None:
 def test_products_that_last_are_measured_in_fewer_turns(most_s: float, turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(products, "MOST_S", most_s)
-    monkeypatch.setattr(products, "_calls", lambda *_: lambda: asked.append(1) or 1.0)
-    assert products._share(products.BY_DOTS, 1, 32, torch.ones(1 << 16)) == 1.0
+    monkeypatch.setattr(products._Candidate, "calls", lambda *_: lambda: asked.append(1) or 1.0)
+    assert products._by_library(products.BY_DOTS, 1, 32, torch.ones(1 << 16)) == 1.0
     assert len(asked) == 2 * turns
 
 
@@ -222,7 +224,7 @@ def test_a_library_is_chosen_from_where_it_saves_most_over_all_sizes(
     shares: tuple[float, ...], least: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     share_by_columns = dict(zip(products.COLUMNS, shares, strict=True))
-    monkeypatch.setattr(products, "_share", lambda libraries, rows, columns, memory: share_by_columns[columns] if rows == 5 else 0.99)
+    monkeypatch.setattr(products, "_by_library", lambda libraries, rows, columns, memory: share_by_columns[columns] if rows == 5 else 0.99)
     assert products.measured_libraries() == Libraries(OneDnn(few_rows=None if least is None else products.INNER * least))
 
 
@@ -240,8 +242,34 @@ def test_one_row_is_multiplied_by_the_library_that_saves_most(
     def share(libraries: Libraries, rows: int, columns: int, memory: torch.Tensor) -> float:
         return by_dots if libraries.dots is not None else by_onednn if rows == 1 else 1.0
 
-    monkeypatch.setattr(products, "_share", share)
+    monkeypatch.setattr(products, "_by_library", share)
     assert products.measured_libraries() == found
+
+
+def test_how_much_longer_what_the_faster_library_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[object, object]] = []
+
+    def share(one: products._Candidate, other: products._Candidate, memory: torch.Tensor) -> float:
+        compared.append((one, other))
+        return 0.5
+
+    monkeypatch.setattr(products, "_share", share)
+    whole = products.INNER * products.COLUMNS[-1]
+    for libraries, rows in ((ONLY_TORCH, 1), (Libraries(dots=whole + 1), 1), (Libraries(dots=0), 2), (Libraries(OneDnn(few_rows=0)), 1)):
+        assert products.strided_factor(libraries, rows) == 1.0 and not compared
+    assert products.strided_factor(Libraries(dots=whole), 1) == 2.0
+    assert products.strided_factor(Libraries(OneDnn(few_rows=whole), 0), 2) == 2.0
+    one_row, few_rows = ([(of.job, of.libraries) for of in pair] for pair in compared)
+    by_rows, by_columns = (products.product_job(1, products.INNER, products.COLUMNS[-1], DType.FP32, by_columns=by) for by in (False, True))
+    assert one_row == [(by_rows, products.BY_DOTS), (by_columns, ONLY_TORCH)]
+    assert [libraries for _, libraries in few_rows] == [products.BY_ONEDNN, ONLY_TORCH] and few_rows[0][0] == few_rows[1][0]
+
+
+@pytest.mark.parametrize(("rows", "by_columns", "strided"), [(1, False, False), (1, True, True), (2, True, False), (2, False, False)])
+def test_one_row_by_a_matrix_that_lies_column_by_column(rows: int, by_columns: bool, strided: bool) -> None:
+    job = products.product_job(rows, 8, 4, DType.FP32, by_columns=by_columns)
+    work = work_of(Task(TaskId(0), "y", OpId(0), (), TensorId(0), (), 0, Nbytes(0), Nbytes(0), job, gathers=False))
+    assert work is not None and work.strided is strided
 
 
 def test_no_library_multiplies_what_the_other_has_just_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,17 +285,17 @@ def test_no_library_multiplies_what_the_other_has_just_read(monkeypatch: pytest.
     monkeypatch.setattr(products, "TorchKernel", Listed)
     monkeypatch.setattr(products, "prepare", lambda *_, **__: Listed())
     monkeypatch.setattr(products, "CALLS_S", 0.0)
-    products._share(products.BY_ONEDNN, rows, columns, torch.ones(weights * products.INNER * columns))
+    products._by_library(products.BY_ONEDNN, rows, columns, torch.ones(weights * products.INNER * columns))
     assert len(multiplied) == 2 * (1 + products.TURNS) and len(set(multiplied)) == weights
     assert all(len(set(multiplied[i : i + weights])) == weights for i in range(len(multiplied) - weights))
 
 
 def test_without_onednn_there_are_only_dot_products_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "linear", lambda: None)
-    monkeypatch.setattr(products, "_share", lambda libraries, rows, columns, memory: 0.5)
+    monkeypatch.setattr(products, "_by_library", lambda libraries, rows, columns, memory: 0.5)
     assert products.measured_libraries() == Libraries(dots=products.INNER * products.COLUMNS[0])
 
 
 def test_both_libraries_are_measured() -> None:
-    assert 1e-3 < products._share(products.BY_ONEDNN, 5, 128, torch.ones(1 << 18)) < 1e3
-    assert 1e-3 < products._share(products.BY_DOTS, 1, 128, torch.ones(1 << 18)) < 1e3
+    assert 1e-3 < products._by_library(products.BY_ONEDNN, 5, 128, torch.ones(1 << 18)) < 1e3
+    assert 1e-3 < products._by_library(products.BY_DOTS, 1, 128, torch.ones(1 << 18)) < 1e3

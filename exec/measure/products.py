@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import cycle
-from math import log
+from math import log, prod
 from statistics import median
 from time import perf_counter
 
@@ -54,10 +54,13 @@ def measured_libraries() -> Libraries:
 
 
 def strided_factor(libraries: Libraries, rows: int) -> float:
-    """How many times longer a product of so many rows takes where oneDNN cannot read an operand, and torch.mm does it."""
-    if not libraries.onednn.is_faster(rows, INNER * COLUMNS[-1]):
-        return 1.0
-    return 1 / _share(BY_ONEDNN, rows, COLUMNS[-1], torch.ones(WEIGHT_BYTES // 4))
+    """How many times longer a product of so many rows takes where an operand lies as the faster library does not read it, and torch.mm
+    does it: in parts of wider rows; with one row, column by column."""
+    memory, elements = torch.ones(WEIGHT_BYTES // 4), INNER * COLUMNS[-1]
+    if rows == 1 and libraries.dots is not None and elements >= libraries.dots:
+        by_columns = _Candidate(product_job(rows, INNER, COLUMNS[-1], DType.FP32, by_columns=True), ONLY_TORCH)
+        return 1 / _share(_Candidate(product_job(rows, INNER, COLUMNS[-1], DType.FP32), BY_DOTS), by_columns, memory)
+    return 1 / _by_library(BY_ONEDNN, rows, COLUMNS[-1], memory) if libraries.onednn.is_faster(rows, elements) else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,55 +79,69 @@ def _saved(libraries: Libraries, rows: int, memory: torch.Tensor) -> _Saved:
     """The most that `libraries` save. A size that noise decides wrongly costs little: the sizes beside it are heard too."""
     most, saved = NOTHING, 0.0
     for columns in reversed(COLUMNS):
-        saved += log(CLEARLY / _share(libraries, rows, columns, memory))
+        saved += log(CLEARLY / _by_library(libraries, rows, columns, memory))
         if saved > most.share:
             most = _Saved(INNER * columns, saved)
     return most
 
 
-def _share(libraries: Libraries, rows: int, columns: int, memory: torch.Tensor) -> float:
-    """What a product takes by `libraries`, of what it takes by torch.mm; weights lie in `memory`, flat."""
+def _by_library(libraries: Libraries, rows: int, columns: int, memory: torch.Tensor) -> float:
+    """What a product takes by `libraries`, of what it takes by torch.mm."""
     job = product_job(rows, INNER, columns, DType.FP32)
-    threads = torch.get_num_threads()
-    x, out = torch.ones(rows, INNER), torch.empty(rows, columns)
-    weights = memory[: memory.numel() // (INNER * columns) * INNER * columns].view(-1, columns, INNER)
-    turn = cycle(range(len(weights)))
-    by_mm, by_other = (_calls(job, Products(which, threads), x, weights, out, turn) for which in (ONLY_TORCH, libraries))
-    by_mm()
-    by_other()  # the first calls make their views
+    return _share(_Candidate(job, libraries), _Candidate(job, ONLY_TORCH), memory)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A product and how it is computed."""
+
+    job: ContractJob
+    libraries: Libraries
+
+    def calls(self, memory: torch.Tensor, turn: Iterator[int]) -> Callable[[], float]:
+        """What computes it for a while, and gives the mean seconds of a call. `turn` says which of the weights in `memory` is next: where
+        two share it, neither multiplies what the other has just read."""
+        kernel = prepare(self.job, products=Products(self.libraries, torch.get_num_threads()))
+        assert isinstance(kernel, TorchKernel)
+        of_x, of_w, of_out = (view.boxes[0].shape for view in (*self.job.reads, self.job.result))
+        x, out, scratch = torch.ones(of_x), torch.empty(of_out), torch.empty(sum(kernel.scratch))
+        bound = [kernel.bind(((x,), (weight,)), out, scratch) for weight in _weights(memory, prod(of_w)).view(-1, *of_w)]
+
+        def call() -> float:
+            began, calls = perf_counter(), 0
+            while (passed := perf_counter() - began) < CALLS_S or calls == 0:
+                bound[next(turn)]()
+                calls += 1
+            return passed / calls
+
+        return call
+
+
+def _weights(memory: torch.Tensor, elements: int) -> torch.Tensor:
+    """As many as lie in flat `memory`, [weight, elements]."""
+    return memory[: memory.numel() // elements * elements].view(-1, elements)
+
+
+def _share(one: _Candidate, other: _Candidate, memory: torch.Tensor) -> float:
+    """What `one` takes of what `other` takes; their weights are as large."""
+    turn = cycle(range(len(_weights(memory, prod(one.job.reads[1].boxes[0].shape)))))
+    by_one, by_other = one.calls(memory, turn), other.calls(memory, turn)
+    by_other()
+    by_one()  # the first calls make their views
     shares: list[float] = []
     began = perf_counter()
     while len(shares) < TURNS and (len(shares) < LEAST_TURNS or perf_counter() - began <= MOST_S):
-        shares.append(by_other() / by_mm())
+        shares.append(by_one() / by_other())
     return median(shares)
 
 
-def _calls(
-    job: ContractJob, products: Products, x: torch.Tensor, weights: torch.Tensor, out: torch.Tensor, turn: Iterator[int]
-) -> Callable[[], float]:
-    """What calls the kernel for a while and gives the mean seconds of a call. `turn` says which weight is next: where two kernels share
-    it, neither multiplies what the other has just read."""
-    kernel = prepare(job, products=products)
-    assert isinstance(kernel, TorchKernel)
-    scratch = torch.empty(sum(kernel.scratch))
-    bound = [kernel.bind(((x,), (weight,)), out, scratch) for weight in weights]
-
-    def call() -> float:
-        began, calls = perf_counter(), 0
-        while (passed := perf_counter() - began) < CALLS_S or calls == 0:
-            bound[next(turn)]()
-            calls += 1
-        return passed / calls
-
-    return call
-
-
-def product_job(rows: int, inner: int, columns: int, dtype: DType) -> ContractJob:
-    """y[r,c] = x[r,k] * w[c,k]: a projection, its weight as checkpoints hold it."""
+def product_job(rows: int, inner: int, columns: int, dtype: DType, *, by_columns: bool = False) -> ContractJob:
+    """y[r,c] = x[r,k] * w[c,k]: a projection, its weight as checkpoints hold it; `by_columns`, as some do: w[k,c]."""
     r, k, c = Letter("r"), Letter("k"), Letter("c")
     ranges = (Range(r, 0, rows), Range(k, 0, inner), Range(c, 0, columns))
-    x, w = Load("x", (Axis(r), Axis(k))), Load("w", (Axis(c), Axis(k)))
-    reads = (whole_view("x", (rows, inner), dtype), whole_view("w", (columns, inner), dtype))
+    w_letters, w_shape = ((k, c), (inner, columns)) if by_columns else ((c, k), (columns, inner))
+    x, w = Load("x", (Axis(r), Axis(k))), Load("w", tuple(map(Axis, w_letters)))
+    reads = (whole_view("x", (rows, inner), dtype), whole_view("w", w_shape, dtype))
     return ContractJob(ranges, reads, whole_view("y", (rows, columns), dtype), (Contraction(x, w, (k,)),), (r, c), Acc(0), None, True)
 
 

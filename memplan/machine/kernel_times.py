@@ -29,7 +29,7 @@ class AtRows:
     beside_copies: float = 1.0
     """How many times longer they take while copies are in flight; at least 1."""
     strided: float = 1.0
-    """How many times longer where an operand is a part of wider rows, which some libraries do not read; at least 1."""
+    """How many times longer where an operand lies as the faster library does not read it (Work.strided); at least 1."""
     slows_copies: float = 1.0
     """How many times longer copies take meanwhile; at least 1."""
 

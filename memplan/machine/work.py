@@ -47,7 +47,7 @@ class Work:
     looks_up: bool = False
     """Whether an index is data."""
     strided: bool = False
-    """Whether an operand of a product is a part of wider rows."""
+    """Whether an operand of a product is a part of wider rows; with one row, whether the matrix lies column by column."""
 
 
 def work_of(task: Task) -> Work | None:
@@ -99,8 +99,13 @@ def _rows(c: Contraction, extents: Mapping[Letter, int]) -> int:
 
 
 def _strided(job: ContractJob, c: Contraction) -> bool:
-    """Whether a tile of an operand is longer, in a letter that is summed over, than what is summed."""
+    """Whether a tile of an operand is longer, in a letter that is summed over, than what is summed; with one row, whether the innermost
+    letter of the matrix is another."""
     extents = {letter: r.extent for letter, r in range_by_letter(job).items()}
+    if _rows(c, extents) == 1:
+        matrix = max(c.x, c.y, key=lambda load: prod(extents[x] for x in free_letters(load)))
+        innermost = [i.letter for i in matrix.indices if isinstance(i, Axis) and extents[i.letter] > 1][-1:]
+        return not set(innermost) <= set(c.letters)
     for load in (c.x, c.y):
         boxes = next(view.boxes for view in job.reads if view.name == load.name)
         for at, index in enumerate(load.indices):
