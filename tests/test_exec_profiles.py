@@ -74,7 +74,7 @@ def test_measuring_gives_a_whole_profile() -> None:
 def test_products_that_last_are_measured_in_fewer_turns(most_s: float, turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(products, "MOST_S", most_s)
-    monkeypatch.setattr(products._Candidate, "calls", lambda *_: lambda: asked.append(1) or 1.0)
+    monkeypatch.setattr(products._TimedProduct, "calls", lambda *_: lambda: asked.append(1) or 1.0)
     assert products._by_library(products.BY_DOTS, 1, 32, torch.ones(1 << 16)) == 1.0
     assert len(asked) == 2 * turns
 
@@ -249,7 +249,7 @@ def test_one_row_is_multiplied_by_the_library_that_saves_most(
 def test_how_much_longer_what_the_faster_library_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[object, object]] = []
 
-    def share(one: products._Candidate, other: products._Candidate, memory: torch.Tensor) -> float:
+    def share(one: products._TimedProduct, other: products._TimedProduct, memory: torch.Tensor) -> float:
         compared.append((one, other))
         return 0.5
 

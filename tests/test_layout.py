@@ -66,7 +66,7 @@ WHOLE_FRONT = ("checkpoints.match.*", "exec.planning.*")
 """The modules that lead from a spec to a TaskGraph, or compare one with a checkpoint, and may import all of einsum_front."""
 JUDGE_SEES = ("memplan.graph.memgraph", "memplan.graph.packed", "memplan.machine.places")
 """What the judge may import of the rest of memplan."""
-KERNELS_SEE = ("einsum_front.base.*", "einsum_front.algebra.*", "einsum_front.graph.job")
+KERNELS_SEE = ("einsum_front.base.*", "einsum_front.algebra.*", "einsum_front.graph.job", "einsum_front.graph.written_rows")
 """Kernels know jobs, and no graph."""
 HEAVY = frozenset(("torch", "triton", "transformers"))
 MAY_USE_TORCH = frozenset(("einsum_front.elaborate.reference",))

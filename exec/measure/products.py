@@ -58,8 +58,8 @@ def strided_factor(libraries: Libraries, rows: int) -> float:
     does it: in parts of wider rows; with one row, column by column."""
     memory, elements = torch.ones(WEIGHT_BYTES // 4), INNER * COLUMNS[-1]
     if rows == 1 and libraries.dots is not None and elements >= libraries.dots:
-        by_columns = _Candidate(product_job(rows, INNER, COLUMNS[-1], DType.FP32, by_columns=True), ONLY_TORCH)
-        return 1 / _share(_Candidate(product_job(rows, INNER, COLUMNS[-1], DType.FP32), BY_DOTS), by_columns, memory)
+        by_columns = _TimedProduct(product_job(rows, INNER, COLUMNS[-1], DType.FP32, by_columns=True), ONLY_TORCH)
+        return 1 / _share(_TimedProduct(product_job(rows, INNER, COLUMNS[-1], DType.FP32), BY_DOTS), by_columns, memory)
     return 1 / _by_library(BY_ONEDNN, rows, COLUMNS[-1], memory) if libraries.onednn.is_faster(rows, elements) else 1.0
 
 
@@ -88,11 +88,11 @@ def _saved(libraries: Libraries, rows: int, memory: torch.Tensor) -> _Saved:
 def _by_library(libraries: Libraries, rows: int, columns: int, memory: torch.Tensor) -> float:
     """What a product takes by `libraries`, of what it takes by torch.mm."""
     job = product_job(rows, INNER, columns, DType.FP32)
-    return _share(_Candidate(job, libraries), _Candidate(job, ONLY_TORCH), memory)
+    return _share(_TimedProduct(job, libraries), _TimedProduct(job, ONLY_TORCH), memory)
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
+class _TimedProduct:
     """A product and how it is computed."""
 
     job: ContractJob
@@ -122,7 +122,7 @@ def _weights(memory: torch.Tensor, elements: int) -> torch.Tensor:
     return memory[: memory.numel() // elements * elements].view(-1, elements)
 
 
-def _share(one: _Candidate, other: _Candidate, memory: torch.Tensor) -> float:
+def _share(one: _TimedProduct, other: _TimedProduct, memory: torch.Tensor) -> float:
     """What `one` takes of what `other` takes; their weights are as large."""
     turn = cycle(range(len(_weights(memory, prod(one.job.reads[1].boxes[0].shape)))))
     by_one, by_other = one.calls(memory, turn), other.calls(memory, turn)

@@ -216,11 +216,12 @@ class _Search:
             yield
         for _ in islice(self._by_expectation(), BEFORE_LP):
             yield
-        for reserve in WHOLE_RESERVES:
-            self._extend(reserve, self.candidates.by_branch_and_bound(reserve, self.pace))
         if self.candidates.solve_lp(self.pace):
             for reserve in RESERVES:
                 self._extend(reserve, self.candidates.by_lp(reserve))
+        yield from self._by_expectation()
+        for reserve in WHOLE_RESERVES:  # which takes ten times as long as the LP
+            self._extend(reserve, self.candidates.by_branch_and_bound(reserve, self.pace))
         yield from self._by_expectation()
         yield from self._by_exchanges()
 
