@@ -110,6 +110,10 @@ STRANGERS = {
     "rows before the place": where(op("and", op(">", "t", AT), op("<", "t", op("+", AT, ROWS)))),
     "another letter": where(op("and", op(">=", "t", AT), op("<", "d", op("+", AT, ROWS)))),
     "half a row": where(op("and", op(">=", "t", AT), op("<", "t", op("+", AT, 1.5)))),
+    "rows without end": where(op("and", op(">=", "t", AT), op("<", "t", op("+", AT, float("inf"))))),
+    "rows from nowhere": where(
+        op("and", op(">=", "t", op("+", AT, float("inf"))), op("<", "t", op("+", op("+", AT, float("inf")), ROWS))),
+    ),
     "a place along the rows": where(op("and", op(">=", "t", ld("at", "t")), op("<", "t", op("+", ld("at", "t"), ROWS)))),
     "rows that end sooner": where(rows=ld("p", "b", fn("max", fn("min", op("-", "t", AT), ROWS - 2), 0), "d")),
     "rows that begin later": where(rows=ld("p", "b", fn("max", fn("min", op("-", "t", AT), ROWS - 1), 1), "d")),
@@ -129,10 +133,14 @@ def test_another_map_is_not_taken_for_it(name: str) -> None:
 
 
 def test_what_it_does_not_read_in_one_piece_is_left_to_maps() -> None:
-    assert written_rows(job(cut=True)) is not None and prepare_written_rows(job(cut=True)) is None
     of = job()
-    assert prepare_written_rows(replace(of, result=replace(of.result, dtype=BF))) is None
-    assert prepare_written_rows(replace(of, reads=(view("at", BATCH, dtype=F), *of.reads[1:]))) is None
+    strangers = (
+        job(cut=True),
+        replace(of, result=replace(of.result, dtype=BF)),
+        replace(of, reads=(view("at", BATCH, dtype=F), *of.reads[1:])),
+    )
+    for stranger in strangers:
+        assert written_rows(stranger) is None and prepare_written_rows(stranger) is None
     many = job()
     batch = MOST_PLACES + 1
     reads = (view("at", batch, dtype=I32), view("p", batch, ROWS, WIDE), result("c", batch, 9, WIDE, at=(0, 2, 0)))

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Num, free_letters
+from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import MapJob
 
 
@@ -33,7 +34,7 @@ class WrittenRows:
 
 
 def written_rows(job: MapJob) -> WrittenRows | None:
-    """What `job` writes, if that is rows and nothing else."""
+    """What `job` writes, if that is rows and nothing else, and each of its operands lies in one tile of the result's dtype."""
     if len(job.parts) != 1:
         return None
     (part,) = job.parts
@@ -51,8 +52,14 @@ def written_rows(job: MapJob) -> WrittenRows | None:
     counting = [n for n, i in enumerate(rows.indices) if not isinstance(i, Axis | Num)]
     if any(not _counts(rows.indices[n], Binary("-", Axis(t), start), count) for n in counting) or len(counting) > 1:
         return None
-    others = {i.letter for n, i in enumerate(rows.indices) if isinstance(i, Axis)}
+    others = {i.letter for i in rows.indices if isinstance(i, Axis)}
     if t in others or not (others | free_letters(first)) <= set(letters) or (count > 1 and not counting):
+        return None
+    view_by_name = {view.name: view for view in job.reads}
+    of_start, of_rows, of_before = (view_by_name[load.name] for load in (first, rows, before))
+    if any(len(view.boxes) > 1 for view in (of_start, of_rows, of_before)):
+        return None
+    if of_start.dtype is not DType.INT32 or {of_rows.dtype, of_before.dtype} != {job.result.dtype}:
         return None
     return WrittenRows(t, first, shift, count, rows, counting[0] if counting else None, before)
 
@@ -61,14 +68,14 @@ def _place(start: Expr) -> tuple[Load, int] | None:
     match start:
         case Load():
             return start, 0
-        case Binary("+", Load() as load, Num(n)) | Binary("+", Num(n), Load() as load) if n == int(n):
+        case Binary("+", Load() as load, Num(n)) | Binary("+", Num(n), Load() as load) if float(n).is_integer():
             return load, int(n)
     return None
 
 
 def _count(start: Expr, end: Expr) -> int | None:
     match end:
-        case Binary("+", x, Num(n)) if x == start and n == int(n) and n >= 1:
+        case Binary("+", x, Num(n)) if x == start and float(n).is_integer() and n >= 1:
             return int(n)
     return None
 

@@ -108,11 +108,11 @@ class _TimedProduct:
         bound = [kernel.bind(((x,), (weight,)), out, scratch) for weight in _weights(memory, prod(of_w)).view(-1, *of_w)]
 
         def call() -> float:
-            began, calls = perf_counter(), 0
-            while (passed := perf_counter() - began) < CALLS_S or calls == 0:
+            began, count = perf_counter(), 0
+            while (passed := perf_counter() - began) < CALLS_S or count == 0:
                 bound[next(turn)]()
-                calls += 1
-            return passed / calls
+                count += 1
+            return passed / count
 
         return call
 

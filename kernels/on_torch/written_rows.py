@@ -13,7 +13,6 @@ from itertools import product
 from math import prod
 
 from einpage.einsum_front.algebra.expr import Axis, Letter, Load, Region
-from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import MapJob, View
 from einpage.einsum_front.graph.written_rows import WrittenRows, written_rows
 from einpage.kernels.instructions.torch_kernel import TorchKernel
@@ -27,7 +26,7 @@ COUNTED = Letter("written row")
 
 
 def prepare_written_rows(job: MapJob) -> TorchKernel | None:
-    """`job`, if that is all it does and each of its operands lies in one tile of the result's dtype."""
+    """`job`, if that is all it does, and in not too many places."""
     found = written_rows(job)
     if found is None:
         return None
@@ -66,14 +65,10 @@ def _tiles(job: MapJob, found: WrittenRows) -> _RowTiles | None:
     indices = [of for load in loads if (of := affine_indices(load)) is not None]
     assert len(indices) == len(loads), "letters and numbers are affine"
     views = [_operand(job, load.name) for load in loads]
-    if any(len(view.boxes) != 1 for _, view in views):
-        return None
     place, rows, before = (
         strided_tile(view.boxes[0], operand, 0, view.dtype, of) for (operand, view), of in zip(views, indices, strict=True)
     )
     result = strided_tile(job.result.boxes[0], len(job.reads), 0, job.result.dtype, indices[2])
-    if {rows.dtype, before.dtype} != {result.dtype} or place.dtype is not DType.INT32:
-        return None
     return _RowTiles(place, rows, before, result) if all(tile.contains(region) for tile in (place, rows, before, result)) else None
 
 
