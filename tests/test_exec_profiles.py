@@ -12,7 +12,7 @@ import torch
 
 from einpage.einsum_front.base.dtype import RUN_DTYPES, DType
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.base.libraries import ONLY_TORCH, Libraries, OneDnn
+from einpage.einsum_front.base.libraries import NO_COMPILED_ROWS, NO_ONEDNN, ONLY_TORCH, CompiledRows, Libraries, OneDnn
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import OpId, Task, TaskId, TensorId
 from einpage.exec.measure import cpu as measure
@@ -75,7 +75,7 @@ def test_products_that_last_are_measured_in_fewer_turns(most_s: float, turns: in
     asked = []
     monkeypatch.setattr(products, "MOST_S", most_s)
     monkeypatch.setattr(products._TimedProduct, "calls", lambda *_: lambda: asked.append(1) or 1.0)
-    assert products._by_library(products.BY_DOTS, 1, 32, torch.ones(1 << 16)) == 1.0
+    assert products._by_library(products.BY_COMPILED, 1, 32, torch.ones(1 << 16)) == 1.0
     assert len(asked) == 2 * turns
 
 
@@ -224,26 +224,37 @@ def test_a_library_is_chosen_from_where_it_saves_most_over_all_sizes(
     shares: tuple[float, ...], least: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     share_by_columns = dict(zip(products.COLUMNS, shares, strict=True))
-    monkeypatch.setattr(products, "_by_library", lambda libraries, rows, columns, memory: share_by_columns[columns] if rows == 5 else 0.99)
+
+    def share(libraries: Libraries, rows: int, columns: int, memory: torch.Tensor) -> float:
+        return share_by_columns[columns] if (libraries, rows) == (products.BY_ONEDNN, 5) else 0.99
+
+    monkeypatch.setattr(products, "_by_library", share)
     assert products.measured_libraries() == Libraries(OneDnn(few_rows=None if least is None else products.INNER * least))
 
 
+LEAST = products.INNER * products.COLUMNS[0]
+
+
 @pytest.mark.parametrize(
-    ("by_onednn", "by_dots", "found"),
+    ("by_onednn", "by_compiled", "onednn", "compiled"),
     [
-        (0.9, 0.8, Libraries(dots=products.INNER * products.COLUMNS[0])),
-        (0.8, 0.9, Libraries(OneDnn(one_row=products.INNER * products.COLUMNS[0]))),
-        (1.2, 0.99, ONLY_TORCH),
+        ((0.9, 0.9), (0.8, 0.8, 0.8), OneDnn(LEAST, LEAST), CompiledRows(LEAST, LEAST, LEAST)),
+        ((0.8, 0.8), (0.9, 0.9, 0.9), OneDnn(LEAST, LEAST), NO_COMPILED_ROWS),
+        ((0.9, 0.7), (0.8, 0.8, 0.6), OneDnn(LEAST, LEAST), CompiledRows(one_row=LEAST, more_rows=LEAST)),
+        ((1.2, 1.2), (0.99, 0.9, 0.99), NO_ONEDNN, CompiledRows(few_rows=LEAST)),
+        ((1.2, 1.2), (0.99, 0.99, 0.99), NO_ONEDNN, NO_COMPILED_ROWS),
     ],
 )
-def test_one_row_is_multiplied_by_the_library_that_saves_most(
-    by_onednn: float, by_dots: float, found: Libraries, monkeypatch: pytest.MonkeyPatch
+def test_few_rows_are_multiplied_by_what_saves_most(
+    by_onednn: tuple[float, ...], by_compiled: tuple[float, ...], onednn: OneDnn, compiled: CompiledRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def share(libraries: Libraries, rows: int, columns: int, memory: torch.Tensor) -> float:
-        return by_dots if libraries.dots is not None else by_onednn if rows == 1 else 1.0
+        if libraries == products.BY_COMPILED:
+            return by_compiled[{1: 0, 5: 1, 12: 2}[rows]]
+        return by_onednn[{1: 0, 5: 1}[rows]] if rows <= 5 else 1.0
 
     monkeypatch.setattr(products, "_by_library", share)
-    assert products.measured_libraries() == found
+    assert products.measured_libraries() == Libraries(onednn, compiled)
 
 
 def test_how_much_longer_what_the_faster_library_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,19 +266,26 @@ def test_how_much_longer_what_the_faster_library_does_not_read(monkeypatch: pyte
 
     monkeypatch.setattr(products, "_share", share)
     whole = products.INNER * products.COLUMNS[-1]
-    for libraries, rows in ((ONLY_TORCH, 1), (Libraries(dots=whole + 1), 1), (Libraries(dots=0), 2), (Libraries(OneDnn(few_rows=0)), 1)):
+    for libraries, rows in (
+        (ONLY_TORCH, 1),
+        (Libraries(compiled=CompiledRows(whole + 1)), 1),
+        (Libraries(compiled=CompiledRows(0)), 2),
+        (Libraries(OneDnn(few_rows=0)), 1),
+    ):
         assert products.strided_factor(libraries, rows) == 1.0 and not compared
-    assert products.strided_factor(Libraries(dots=whole), 1) == 2.0
-    assert products.strided_factor(Libraries(OneDnn(few_rows=whole), 0), 2) == 2.0
+    assert products.strided_factor(Libraries(compiled=CompiledRows(whole)), 1) == 2.0
+    assert products.strided_factor(Libraries(OneDnn(few_rows=whole), CompiledRows(0)), 2) == 2.0
     one_row, few_rows = ([(of.job, of.libraries) for of in pair] for pair in compared)
     by_rows, by_columns = (products.product_job(1, products.INNER, products.COLUMNS[-1], DType.FP32, by_columns=by) for by in (False, True))
-    assert one_row == [(by_rows, products.BY_DOTS), (by_columns, ONLY_TORCH)]
+    assert one_row == [(by_rows, products.BY_COMPILED), (by_columns, ONLY_TORCH)]
     assert [libraries for _, libraries in few_rows] == [products.BY_ONEDNN, ONLY_TORCH] and few_rows[0][0] == few_rows[1][0]
 
 
-@pytest.mark.parametrize(("rows", "by_columns", "strided"), [(1, False, False), (1, True, True), (2, True, False), (2, False, False)])
-def test_one_row_by_a_matrix_that_lies_column_by_column(rows: int, by_columns: bool, strided: bool) -> None:
-    job = products.product_job(rows, 8, 4, DType.FP32, by_columns=by_columns)
+@pytest.mark.parametrize(
+    ("rows", "by_columns", "strided"), [(1, False, False), (1, True, True), (2, True, True), (2, False, False), (17, True, False)]
+)
+def test_few_rows_by_a_matrix_that_lies_column_by_column(rows: int, by_columns: bool, strided: bool) -> None:
+    job = products.product_job(rows, 8, 40, DType.FP32, by_columns=by_columns)
     work = work_of(Task(TaskId(0), "y", OpId(0), (), TensorId(0), (), 0, Nbytes(0), Nbytes(0), job, gathers=False))
     assert work is not None and work.strided is strided
 
@@ -290,12 +308,18 @@ def test_no_library_multiplies_what_the_other_has_just_read(monkeypatch: pytest.
     assert all(len(set(multiplied[i : i + weights])) == weights for i in range(len(multiplied) - weights))
 
 
-def test_without_onednn_there_are_only_dot_products_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_onednn_there_are_only_our_own_kernels_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "linear", lambda: None)
     monkeypatch.setattr(products, "_by_library", lambda libraries, rows, columns, memory: 0.5)
-    assert products.measured_libraries() == Libraries(dots=products.INNER * products.COLUMNS[0])
+    assert products.measured_libraries() == Libraries(compiled=CompiledRows(LEAST, LEAST, LEAST))
+
+
+def test_without_a_compiler_they_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "compiles", lambda: False)
+    monkeypatch.setattr(products, "_by_library", lambda libraries, rows, columns, memory: 0.5)
+    assert products.measured_libraries() == Libraries(OneDnn(LEAST, LEAST, LEAST, LEAST))
 
 
 def test_both_libraries_are_measured() -> None:
     assert 1e-3 < products._by_library(products.BY_ONEDNN, 5, 128, torch.ones(1 << 18)) < 1e3
-    assert 1e-3 < products._by_library(products.BY_DOTS, 1, 128, torch.ones(1 << 18)) < 1e3
+    assert 1e-3 < products._by_library(products.BY_COMPILED, 1, 128, torch.ones(1 << 18)) < 1e3

@@ -10,14 +10,14 @@ from torch.profiler import ProfilerActivity, profile
 
 from einpage.einsum_front.algebra.expr import Acc
 from einpage.einsum_front.base.dtype import DType
-from einpage.einsum_front.base.libraries import ALL_ONEDNN, Libraries, OneDnn
+from einpage.einsum_front.base.libraries import ALL_COMPILED_ROWS, ALL_ONEDNN, CompiledRows, Libraries, OneDnn
 from einpage.einsum_front.graph.job import AttentionJob, ContractJob
 from einpage.exec.measure.products import product_job
 from einpage.kernels.instructions.torch_kernel import TorchKernel
 from einpage.kernels.layout.window import Window
 from einpage.kernels.on_torch.attention import prepare_attention
 from einpage.kernels.on_torch.contract import prepare_contract
-from einpage.kernels.on_torch.products import MOST_DOT, ONLY_MM, Products, linear
+from einpage.kernels.on_torch.products import ONLY_MM, FewRows, Products, linear
 from einpage.kernels.prepare import prepare
 from kernels_build import ld, op, view
 from kernels_cases import ATTENTIONS, CONTRACTS, contract, unproject
@@ -25,7 +25,7 @@ from kernels_naive import Case, assert_right
 
 pytestmark = pytest.mark.skipif(linear() is None, reason="this torch was built without oneDNN")
 CASES = {**CONTRACTS, **ATTENTIONS}
-ONEDNN, DOTS = Libraries(ALL_ONEDNN), Libraries(dots=0)
+ONEDNN, COMPILED = Libraries(ALL_ONEDNN), Libraries(compiled=ALL_COMPILED_ROWS)
 
 
 def kernel(case: Case, limit: int = 8 << 20, libraries: Libraries = ONEDNN) -> TorchKernel:
@@ -38,7 +38,7 @@ def kernel(case: Case, limit: int = 8 << 20, libraries: Libraries = ONEDNN) -> T
     raise AssertionError(case)
 
 
-@pytest.mark.parametrize("libraries", [ONEDNN, DOTS])
+@pytest.mark.parametrize("libraries", [ONEDNN, COMPILED])
 @pytest.mark.parametrize("limit", [1, 700, 8 << 20])
 @pytest.mark.parametrize("name", CASES)
 def test_equals_the_naive_definition(name: str, limit: int, libraries: Libraries) -> None:
@@ -161,71 +161,70 @@ def test_kernels_of_other_products_are_others() -> None:
 
 
 ROW, COLUMN = Window(0, 0, (1, 1, 8), (0, 8, 1), 3), Window(1, 0, (1, 8, 1), (0, 1, 1), 7)
-AS_ROW, AS_COLUMN = Window(0, 0, (8,), (1,), 3), Window(1, 0, (8,), (1,), 7)
+AS_ROW, AS_COLUMN = Window(0, 0, (1, 8), (8, 1), 3), Window(1, 0, (1, 8), (1, 1), 7)
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "matrix", "vector"),
+    ("x", "y", "chosen"),
     [
-        (ROW, BY_COLUMNS, Window(1, 0, (4, 8), (8, 1), 5), AS_ROW),
-        (ROW, Window(1, 0, (1, 8, 4), (0, 1, 20), 5), Window(1, 0, (4, 8), (20, 1), 5), AS_ROW),
-        (X, COLUMN, Window(0, 0, (6, 8), (8, 1), 0), AS_COLUMN),
+        (ROW, BY_COLUMNS, FewRows(AS_ROW, Window(1, 0, (4, 8), (8, 1), 5), False)),
+        (ROW, Window(1, 0, (1, 8, 4), (0, 1, 20), 5), FewRows(AS_ROW, Window(1, 0, (4, 8), (20, 1), 5), False)),
+        (X, COLUMN, FewRows(AS_COLUMN, Window(0, 0, (6, 8), (8, 1), 0), True)),
+        (X, BY_COLUMNS, FewRows(Window(1, 0, (4, 8), (8, 1), 5), Window(0, 0, (6, 8), (8, 1), 0), True)),
     ],
 )
-def test_a_row_or_a_column_is_dot_products(x: Window, y: Window, matrix: Window, vector: Window) -> None:
-    assert Products(DOTS).dots(x, y) == (matrix, vector)
-    elements = matrix.size[0] * matrix.size[1]
-    assert Products(Libraries(dots=elements)).dots(x, y) is not None
-    assert Products(Libraries(dots=elements + 1)).dots(x, y) is None
-    assert ONLY_MM.dots(x, y) is None
+def test_few_rows_or_columns_are_our_own_kernels(x: Window, y: Window, chosen: FewRows) -> None:
+    assert Products(COMPILED).few_rows(x, y) == chosen
+    (rows, inner), columns = chosen.few.size, chosen.matrix.size[0]
+    name, elements = "one_row" if rows == 1 else "few_rows", columns * inner
+    assert Products(Libraries(compiled=CompiledRows(**{name: elements}))).few_rows(x, y) is not None
+    assert Products(Libraries(compiled=CompiledRows(**{name: elements + 1}))).few_rows(x, y) is None
+    assert ONLY_MM.few_rows(x, y) is None
 
 
 @pytest.mark.parametrize(
     ("x", "y"),
     [
-        (X, BY_COLUMNS),
         (ROW, BY_ROWS),
         (Window(0, 0, (1, 1, 8), (0, 1, 2), 0), BY_COLUMNS),
         (Window(0, 0, (2, 1, 8), (8, 8, 1), 0), Window(1, 0, (2, 8, 4), (32, 1, 8), 0)),
-        (Window(0, 0, (1, 1, MOST_DOT + 1), (0, 1, 1), 0), Window(1, 0, (1, MOST_DOT + 1, 4), (0, 1, MOST_DOT + 1), 0)),
+        (Window(0, 0, (1, 17, 8), (0, 8, 1), 0), Window(1, 0, (1, 8, 17), (0, 1, 8), 0)),
     ],
 )
-def test_what_does_not_lie_row_by_row_is_not(x: Window, y: Window) -> None:
-    assert Products(DOTS).dots(x, y) is None
+def test_what_does_not_lie_row_by_row_or_has_more_rows_is_not(x: Window, y: Window) -> None:
+    assert Products(COMPILED).few_rows(x, y) is None
+
+
+def test_without_a_compiler_there_is_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("einpage.kernels.on_torch.products.why_not_llvm", lambda: "it is not there")
+    assert Products(COMPILED).few_rows(ROW, BY_COLUMNS) is None
 
 
 @pytest.mark.parametrize("added", [False, True])
-@pytest.mark.parametrize(("rows", "columns"), [(1, 3000), (3000, 1), (1, 1)])
-def test_what_dot_products_allocate_is_declared(rows: int, columns: int, added: bool) -> None:
+@pytest.mark.parametrize(("rows", "columns"), [(1, 3000), (3000, 1), (1, 1), (7, 300), (300, 16)])
+def test_our_own_kernels_allocate_nothing(rows: int, columns: int, added: bool) -> None:
     case = projection(rows, 700, columns, True, added)
-    call, out, operands = kernel(case, libraries=DOTS), case.poisoned(), case.operands()
-    bound = call.bind(operands, out, torch.empty(sum(call.scratch)))
+    call, out, operands = kernel(case, libraries=COMPILED), case.poisoned(), case.operands()
+    assert call.scratch_bytes == 0
+    bound = call.bind(operands, out, torch.empty(0))
     bound()
     assert_right(case, out, f" ({rows}x{columns})")
     tracemalloc.start()
     try:
         bound()
-        assert tracemalloc.get_traced_memory()[1] <= call.temporary_bytes + 2000
+        assert tracemalloc.get_traced_memory()[1] <= 2000
     finally:
         tracemalloc.stop()
 
 
-def test_a_dot_product_is_the_same_whatever_others_there_are() -> None:
+def test_bits_do_not_depend_on_what_else_is_multiplied() -> None:
     torch.manual_seed(1)
-    x, w = torch.randn(1, 577), torch.randn(301, 577)
-    whole, part = torch.empty(1, 301), torch.empty(1, 17)
-    products = Products(DOTS)
-    prepare(product_job(1, 577, 301, DType.FP32), products=products)(((x,), (w,)), whole)
-    prepare(product_job(1, 577, 17, DType.FP32), products=products)(((x,), (w[100:117],)), part)
-    assert torch.equal(whole[:, 100:117], part)
-
-
-@pytest.mark.parametrize("added", [False, True])
-def test_dot_products_of_what_is_no_number_say_nothing(added: bool, recwarn: pytest.WarningsRecorder) -> None:
-    case = projection(1, 9, 5, True, added)
-    operands = case.operands()
-    operands[0][0].fill_(torch.inf)
-    operands[1][0].fill_(0.0)
-    out = case.poisoned()
-    kernel(case, libraries=DOTS)(operands, out, None)
-    assert out.isnan().all() and not recwarn.list
+    x, w = torch.randn(16, 577), torch.randn(301, 577)
+    whole = torch.empty(16, 301)
+    products = Products(COMPILED)
+    prepare(product_job(16, 577, 301, DType.FP32), products=products)(((x,), (w,)), whole)
+    for rows, columns in ((1, 17), (3, 1), (8, 40), (9, 100)):
+        part = torch.empty(rows, columns)
+        few, some = x[16 - rows :].clone(), w[100 : 100 + columns].clone()
+        prepare(product_job(rows, 577, columns, DType.FP32), products=products)(((few,), (some,)), part)
+        assert torch.equal(whole[16 - rows :, 100 : 100 + columns], part), (rows, columns)

@@ -25,7 +25,7 @@ WINGS: dict[str, tuple[str, ...]] = {
     "einsum_front": ("base", "algebra", "graph", "spec", "elaborate", "fuse", "tile", "choose"),
     "checkpoints": ("files", "text", "match"),
     "memplan": ("machine", "problem", "graph", "judge", "packing", "bounds", "residency", "horizons", "schedule"),
-    "kernels": ("layout", "instructions", "on_torch", "tiles", "writer", "on_triton", "launch"),
+    "kernels": ("layout", "on_llvm", "instructions", "on_torch", "tiles", "writer", "on_triton", "launch"),
     "exec": ("system", "load", "device", "dispatch", "picture", "planning", "measure", "run", "command"),
 }
 """Each folder's wings from the ground up: a wing imports itself and the wings before it. Its errors lie below all wings, its other files

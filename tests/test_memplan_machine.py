@@ -10,7 +10,7 @@ from hypothesis import given
 
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.base.libraries import MOST_FEW_ROWS, MOST_MANY_ROWS, ONLY_TORCH, Libraries, OneDnn
+from einpage.einsum_front.base.libraries import MOST_FEW_ROWS, MOST_MANY_ROWS, ONLY_TORCH, CompiledRows, Libraries, OneDnn
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import Queue
 from einpage.memplan.machine.profile import PROFILES, load_machine, machine_from_text, machine_names, machine_text
@@ -114,7 +114,8 @@ def test_missing_and_unreadable_files(tmp_path: Path) -> None:
         ("name: h100", "name: h100\nonednn: {one_row: -1}", "onednn one_row is '-1'; it must be a whole number"),
         ("name: h100", "name: h100\nonednn: {few_rows: 1.5}", "onednn few_rows"),
         ("name: h100", "name: h100\nonednn: {few_rows: ~}", "onednn few_rows"),
-        ("name: h100", "name: h100\ndots: -1", "dots is '-1'; it must be a whole number"),
+        ("name: h100", "name: h100\ncompiled: {one_row: -1}", "compiled one_row is '-1'; it must be a whole number"),
+        ("name: h100", "name: h100\ncompiled: {many_rows: 1}", "compiled is a mapping of 1; it must be .* one_row, few_rows, more_rows"),
         ("name: h100", "name: h100\nthreads: 2.0", "threads"),
         ("name: h100", f"name: h100\nlinks: {'[' * 2000}", "nested too deeply"),
         ("name: h100", f"name: h100\nlinks: [{'1, ' * 100}]", "100 entries; 64 are possible"),
@@ -149,7 +150,11 @@ def test_a_bad_profile_is_refused(old: str, new: str, told: str) -> None:
 
 @given(machines())
 def test_written_and_read_back(machine: Machine) -> None:
-    chosen = (Libraries(OneDnn(many_rows=0)), Libraries(OneDnn(1, 2, 2**62, 3), 5), Libraries(OneDnn(one_row=3)), Libraries(dots=0))
+    chosen = (
+        Libraries(OneDnn(many_rows=0)),
+        Libraries(OneDnn(1, 2, 2**62, 3), CompiledRows(5, 0, 7)),
+        Libraries(compiled=CompiledRows(few_rows=0)),
+    )
     for written in (machine, *(replace(machine, libraries=libraries) for libraries in chosen)):
         assert machine_from_text(machine_text(written), "round trip") == written
 
@@ -157,7 +162,7 @@ def test_written_and_read_back(machine: Machine) -> None:
 def test_a_profile_without_figures_of_libraries_leaves_every_product_to_torch() -> None:
     machine = machine_from_text(GOOD, "old")
     assert machine.libraries == ONLY_TORCH and not any(machine.libraries.onednn.is_faster(rows, 2**40) for rows in (1, 8, 10**6))
-    assert "onednn" not in machine_text(machine) and "dots" not in machine_text(machine)
+    assert "onednn" not in machine_text(machine) and "compiled" not in machine_text(machine)
 
 
 def test_the_shape_class_of_a_product_is_its_number_of_rows() -> None:

@@ -78,14 +78,14 @@ class LowerBounds:
         op, chain = pattern.template.op, pattern.template.tiling.chain
         size = prod(_target(pattern.template, lengths))
         may_be_in_place = any(last and may for last, may in zip(pattern.last_uses, pattern.in_place, strict=True))
-        result = 0 if may_be_in_place else int(aligned(size * self.working_sets.dtype.nbytes))
+        result = 0 if may_be_in_place else int(aligned(self.working_sets.dtype.bytes_of(size)))
         if isinstance(op, GatherOp):
             return result
         whole = {**lengths, **{letter: self.extents[letter] for letter in chain}}
         unchained = result + self._operands(pattern, whole, longest_of, splits)
         if not isinstance(op, ContractOp) or not chain:
             return unchained
-        carry = aligned(len(op.contractions) * size * DType.FP32.nbytes)
+        carry = aligned(DType.FP32.bytes_of(len(op.contractions) * size))
         first = self._operands(pattern, {**lengths, **{letter: own[letter].longest for letter in chain}}, longest_of, splits)
         last = self._operands(pattern, {**lengths, **{letter: own[letter].each for letter in chain}}, longest_of, splits)
         chained = carry + max(first, result + last)
@@ -95,7 +95,7 @@ class LowerBounds:
         total = 0
         for n, (loads_of_slot, operand) in enumerate(zip(pattern.template.loads, pattern.operands, strict=True)):
             least = max(self._read(load, operand, lengths, n == longest_of, splits) for load in loads_of_slot)
-            total += aligned(least * operand.dtype.nbytes)
+            total += aligned(operand.dtype.bytes_of(least))
         return total
 
     def _read(self, load: Load, operand: Operand, lengths: Mapping[Letter, int], longest: bool, splits: SplitRange) -> int:

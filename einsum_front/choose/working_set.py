@@ -16,12 +16,12 @@ from math import prod
 from operator import sub
 
 from einpage.einsum_front.algebra.expr import Axis, Letter
-from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.dtype import DType, ElementType
 from einpage.einsum_front.base.units import aligned
 from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.opgraph import AttentionOp, GatherOp, OpGraph, op_loads
 from einpage.einsum_front.graph.taskgraph import Kind, Value, tile_name
-from einpage.einsum_front.tile.grid import Grid, boundaries_read, ranges_evaluated, templates_of
+from einpage.einsum_front.tile.grid import Grid, boundaries_read, host_grid, ranges_evaluated, templates_of
 from einpage.einsum_front.tile.needed import Ranges, needed_ranges
 from einpage.einsum_front.tile.split import check_pieces, cuts_by_letter, declared_values
 from einpage.einsum_front.tile.task_template import accumulator_box
@@ -65,7 +65,7 @@ class Operand:
     """What decides how a value that an op reads is cut into tiles."""
 
     shape: tuple[int, ...]
-    dtype: DType
+    dtype: ElementType
     writer: Template | None
     """Of a computed value; None for a weight or an input."""
     readers: frozenset[tuple[Template, str]]
@@ -129,7 +129,7 @@ class WorkingSets:
                 if self.values[name].kind in (Kind.WEIGHT, Kind.INPUT):
                     readers[name].add((template, slot))
         writers = {name: template for name, (template, _) in templates.items()}
-        operands = {n: Operand(v.shape, v.dtype, writers.get(n), frozenset(readers[n])) for n, v in self.values.items()}
+        operands = {n: Operand(v.shape, v.element_type, writers.get(n), frozenset(readers[n])) for n, v in self.values.items()}
         last_reader = {load.name: op.value for op in opgraph.ops for load in op_loads(op)}
         needed, extents = needed_ranges(opgraph, templates), opgraph.program.extents
         pattern_by_key: dict[tuple[object, ...], Pattern] = {}
@@ -239,7 +239,7 @@ class WorkingSets:
                 self.measured += ranges_evaluated(template, cut)
             for have, more in zip(points, self._boundaries[key][slot], strict=True):
                 have |= more
-        return Grid(tuple(tuple(sorted(p)) for p in points))
+        return host_grid(operand.shape, operand.dtype, points)
 
 
 class _TaskBytes:
@@ -272,7 +272,7 @@ class _TaskBytes:
 
     def task(self, tile: Tile) -> int:
         """Aligned operands, carried sums and result of one task."""
-        result = aligned(tile.box.size * self.dtype.nbytes)
+        result = aligned(self.dtype.bytes_of(tile.box.size))
         if isinstance(self.op, GatherOp):
             return result
         ranges = dict(tile.ranges)
@@ -282,15 +282,15 @@ class _TaskBytes:
             total += self._tiles(n, boxes)
             in_place = in_place or (self.in_place[n] and len(boxes) == 1 and len(grid.inside(boxes[0])) == 1)
         if tile.chain_length > 1:
-            total += aligned(accumulator_box(self.op, tile.box).size * DType.FP32.nbytes)
+            total += aligned(DType.FP32.bytes_of(accumulator_box(self.op, tile.box).size))
         return total if not tile.is_last or in_place else total + result
 
     def _tiles(self, n: int, boxes: list[Box]) -> int:
         """Bytes of the tiles of operand `n` that share an element with any of `boxes`."""
-        grid, nbytes = self.grids[n], self.pattern.operands[n].dtype.nbytes
+        grid, bytes_of = self.grids[n], self.pattern.operands[n].dtype.bytes_of
         if len(boxes) > 1:
             tiles = {number for box in boxes for number in grid.inside(box)}
-            return sum(aligned(grid.box(number).size * nbytes) for number in tiles)
+            return sum(aligned(bytes_of(grid.box(number).size)) for number in tiles)
         (box,) = boxes
         if (n, box) not in self.known:
             count_by_size = {1: 1}  # tiles by their elements, one dimension after another
@@ -306,5 +306,5 @@ class _TaskBytes:
                 widths = self.widths_known[n, d, first, after]
                 pairs = [(size * width, c * k) for size, c in count_by_size.items() for width, k in widths.items()]
                 count_by_size = {size: sum(c for s, c in pairs if s == size) for size, _ in pairs}
-            self.known[n, box] = sum(c * aligned(size * nbytes) for size, c in count_by_size.items())
+            self.known[n, box] = sum(c * aligned(bytes_of(size)) for size, c in count_by_size.items())
         return self.known[n, box]

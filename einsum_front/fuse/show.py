@@ -27,7 +27,7 @@ def summary(opgraph: OpGraph, graph: TaskGraph) -> dict[str, object]:
         **({"lists": {name: [*numbers] for name, numbers in opgraph.program.lists.items()}} if opgraph.program.lists else {}),
         **({"states": _states(opgraph.program, graph.dtype)} if opgraph.program.states else {}),
         "parameters": sum(prod(v.shape) for v in weights),
-        "weight_bytes": sum(prod(v.shape) * v.dtype.nbytes for v in weights),
+        "weight_bytes": sum(v.element_type.bytes_of(prod(v.shape)) for v in weights),
         "flops": sum(op.flops for op in graph.ops),
         "ops": len(graph.ops),
         "tasks": len(graph.tasks),

@@ -28,7 +28,7 @@ def _lines(graph: TaskGraph) -> Iterator[str]:
             f"; {op.description}" if op.description else ""
         )
     for t in graph.tensors:
-        yield f"tensor {t.id} {t.name} {t.dtype.value} {t.kind.value} {t.nbytes}"
+        yield f"tensor {t.id} {t.name} {t.element_type.value} {t.kind.value} {t.nbytes}"
     number_by_job: dict[Job, int] = {}
     for task in graph.tasks:
         yield _task(task, number_by_job)
@@ -72,4 +72,4 @@ def _letters(letters: tuple[Letter, ...]) -> str:
 
 def _view(view: View) -> str:
     boxes = " ".join(",".join(f"{a}:{b}" for a, b in zip(box.start, box.end, strict=True)) for box in view.boxes)
-    return f"{view.name}:{view.dtype.value}[{boxes}]"
+    return f"{view.name}:{view.element_type.value}[{boxes}]"

@@ -16,7 +16,7 @@ from operator import sub
 from typing import TypeAlias
 
 from einpage.einsum_front.algebra.expr import Expr, Letter, Load
-from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.dtype import DType, ElementType, as_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,14 @@ class View:
 
     name: str
     """The name loads use; the spec's own word, made unique within the job."""
-    dtype: DType
+    element_type: ElementType
     boxes: tuple[Box, ...]
     """The tiles in order: disjoint, each packed row-major; together they hold all that the job reads of the value."""
+
+    @property
+    def dtype(self) -> DType:
+        """Of an operand that is numbers; whoever reads blocks asks for `element_type`."""
+        return as_numbers(self.element_type)
 
 
 @dataclass(frozen=True, slots=True)

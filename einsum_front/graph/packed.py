@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from einpage.einsum_front.base.columns import Columns, Int32s, Int64s, UInt8s, frozen, ragged
-from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.dtype import ElementType
 from einpage.einsum_front.graph.job import Box, Job, Range, View
 from einpage.einsum_front.graph.taskgraph import Kind, Task, TaskGraph, Tensor, TensorId, tile_name
 
@@ -62,7 +62,7 @@ class Tensors(Columns[Tensor]):
     origin: Int32s
     """[tensor] which of `origins`"""
     boxes: tuple[Box, ...]
-    origins: tuple[tuple[str, DType, Kind], ...]
+    origins: tuple[tuple[str, ElementType, Kind], ...]
     """(value, dtype, kind)"""
 
     def __len__(self) -> int:
@@ -138,12 +138,12 @@ class _SharedObjects:
 
 def _tensors(tensors: Sequence[Tensor], shared: _SharedObjects) -> Tensors:
     boxes: dict[Box, int] = {}
-    origins: dict[tuple[str, DType, Kind], int] = {}
+    origins: dict[tuple[str, ElementType, Kind], int] = {}
     ids, box, origin = array("i"), array("i"), array("i")
     for t in tensors:
         ids.append(t.id)
         box.append(boxes.setdefault(shared.box(t.box), len(boxes)))
-        origin.append(origins.setdefault((t.value, t.dtype, t.kind), len(origins)))
+        origin.append(origins.setdefault((t.value, t.element_type, t.kind), len(origins)))
     names = {i: t.name for i, t in enumerate(tensors) if t.name != tile_name(t.value, t.box)}
     return Tensors(frozen(ids), names, frozen(box), frozen(origin), tuple(boxes), tuple(origins))
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from einpage.einsum_front.algebra.expr import Letter, loads
-from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.dtype import BlockFormat, DType
 from einpage.einsum_front.base.errors import Span
 from einpage.einsum_front.graph.job import Part
 
@@ -28,6 +28,15 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredRows:
+    """How a checkpoint stores a weight, where its rows are the weight's last dimensions."""
+
+    format: BlockFormat
+    dims: int
+    """How many dimensions a row is."""
+
+
+@dataclass(frozen=True, slots=True)
 class Weight:
     """A declared weight of one iteration (or, outside repeats, of the model)."""
 
@@ -42,6 +51,8 @@ class Weight:
     fallback: str | None
     """Tied weights: the unique name of the weight to use where the checkpoint has none of the sources."""
     span: Span
+    stored: StoredRows | None = None
+    """How a checkpoint stores it, where a run is to keep it so; every op that reads it must be able to."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from enum import Enum
 from typing import NewType
 
 from einpage.einsum_front.algebra.expr import Letter
-from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.dtype import DType, ElementType, as_numbers
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.job import Box, GatherJob, Job
 from einpage.einsum_front.graph.program import Source
@@ -57,12 +57,17 @@ class Value:
     name: str
     base: str
     shape: tuple[int, ...]
-    dtype: DType
+    element_type: ElementType
     kind: Kind
     sources: tuple[Source, ...] = ()
     """For a weight: where a checkpoint holds it."""
     default: float | int | None = None
     """For an input: its value when the caller gives none."""
+
+    @property
+    def dtype(self) -> DType:
+        """Of a value that is numbers."""
+        return as_numbers(self.element_type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,7 @@ class Tensor:
     value: str
     """The key of its Value in TaskGraph.values."""
     box: Box
-    dtype: DType
+    element_type: ElementType
     kind: Kind
 
     @property
@@ -84,9 +89,14 @@ class Tensor:
         return self.box.shape
 
     @property
+    def dtype(self) -> DType:
+        """Of a tile of numbers."""
+        return as_numbers(self.element_type)
+
+    @property
     def nbytes(self) -> Nbytes:
         """Bytes of the tile, packed; not aligned."""
-        return Nbytes(self.box.size * self.dtype.nbytes)
+        return Nbytes(self.element_type.bytes_of(self.box.size))
 
 
 def tile_name(value: str, box: Box) -> str:
@@ -218,6 +228,6 @@ class TaskGraph:
             boxes = tuple(self.tensors[t].box for t in operand)
             assert boxes == view.boxes, f"task {task.name}: operand {view.name} has tiles {boxes}, its job expects {view.boxes}"
             for t in operand:
-                assert self.tensors[t].dtype is view.dtype, f"task {task.name}: {view.name} has another dtype"
+                assert self.tensors[t].element_type == view.element_type, f"task {task.name}: {view.name} has another dtype"
         result = self.tensors[task.result]
         assert job.result.boxes == (result.box,) and job.result.dtype is result.dtype, f"task {task.name}: result box"

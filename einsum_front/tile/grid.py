@@ -7,13 +7,14 @@ a task reads whole tiles of it.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import TypeAlias
 
 from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Load, free_letters, loads
+from einpage.einsum_front.base.dtype import ElementType, Stored
 from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.opgraph import OpGraph
 from einpage.einsum_front.graph.taskgraph import Kind, Value
@@ -82,7 +83,14 @@ def host_grids(templates: Templates, cut: Mapping[Letter, Cuts], values: Mapping
         mine = points.setdefault(name, [{0, extent} for extent in values[name].shape])
         for have, more in zip(mine, by_template[template][slot], strict=True):
             have |= more
-    return {name: Grid(tuple(tuple(sorted(p)) for p in ps)) for name, ps in points.items()}
+    return {name: host_grid(values[name].shape, values[name].element_type, of_value) for name, of_value in points.items()}
+
+
+def host_grid(shape: tuple[int, ...], dtype: ElementType, points: Sequence[set[int]]) -> Grid:
+    """A weight or an input cut at `points` of each dimension; what is kept as it is stored only where its blocks allow."""
+    if isinstance(dtype, Stored):
+        points = [{p for p in of_dim if dtype.may_end_at(d, p, shape)} for d, of_dim in enumerate(points)]
+    return Grid(tuple(tuple(sorted(of_dim)) for of_dim in points))
 
 
 def boundaries_read(template: Template, cut: Mapping[Letter, Cuts]) -> dict[str, tuple[set[int], ...]]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from einpage.einsum_front.algebra.expr import Letter, Region
-from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.dtype import DType, ElementType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.describe import describe
@@ -28,6 +28,7 @@ from einpage.einsum_front.graph.program import UnchangedRows
 from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, TaskGraph, Tensor, TensorId, Value, tile_name
 from einpage.einsum_front.tile.flops import flops, least_elements
 from einpage.einsum_front.tile.grid import Grid, Templates, host_grids, templates_of
+from einpage.einsum_front.tile.kept import kept_as_stored
 from einpage.einsum_front.tile.needed import Ranges, needed_ranges
 from einpage.einsum_front.tile.order import Draft, in_tile_order
 from einpage.einsum_front.tile.task_template import TaskTemplate, task_template
@@ -93,7 +94,7 @@ class _Splitter:
             template, names = self.templates[op.value]
             for ranges in (found := needed.get(op.value, ())):
                 if (template, ranges) not in cost:
-                    dtypes, at = [self.values[v].dtype for v in names], dict(ranges)
+                    dtypes, at = [self.values[v].element_type for v in names], dict(ranges)
                     cost[template, ranges] = flops(op, at, at_least=True), _least_bytes(template, dtypes, self.dtype, at)
             most = [max((cost[template, ranges][n] for ranges in found), default=0) for n in range(2)]
             if (template, op.fused) not in descriptions:
@@ -125,7 +126,7 @@ class _Splitter:
         grid = Grid(result_cuts(template, self.cuts))
         self.grids[op.value] = grid
         slots = tuple(self.grids[name] for name in names)
-        dtypes = tuple(self.values[name].dtype for name in names)
+        dtypes = tuple(self.values[name].element_type for name in names)
         key = (template, slots, dtypes)
         if key not in self.task_templates:
             self.task_templates[key] = [
@@ -184,7 +185,7 @@ class _Splitter:
             value, box = self.values[name], self.grids[name].box(number)
             box = self.boxes.setdefault(box, box)
             found = TensorId(len(self.tensors))
-            self.tensors.append(Tensor(found, tile_name(name, box), name, box, value.dtype, self.kind(value, box)))
+            self.tensors.append(Tensor(found, tile_name(name, box), name, box, value.element_type, self.kind(value, box)))
             self.tensor_by_tile[name, number] = found
         return found
 
@@ -212,7 +213,8 @@ def declared_values(opgraph: OpGraph, dtype: DType) -> dict[str, Value]:
     program = opgraph.program
     outputs = {value for _, value in opgraph.outputs}
     values = {i.name: Value(i.name, i.name, i.shape, i.dtype or dtype, Kind.INPUT, (), i.default) for i in program.inputs}
-    values |= {w.name: Value(w.name, w.base, w.shape, dtype, Kind.WEIGHT, w.sources) for w in program.weights}
+    kept = kept_as_stored(opgraph, dtype)
+    values |= {w.name: Value(w.name, w.base, w.shape, kept.get(w.name, dtype), Kind.WEIGHT, w.sources) for w in program.weights}
     for op in opgraph.ops:
         kind = Kind.OUTPUT if op.value in outputs else Kind.ACTIVATION
         values[op.value] = Value(op.value, op.base, op.shape, dtype, kind)
@@ -235,12 +237,12 @@ def _segments(opgraph: OpGraph) -> list[int]:
     return found
 
 
-def _least_bytes(template: Template, dtypes: list[DType], dtype: DType, ranges: Region) -> Nbytes:
+def _least_bytes(template: Template, dtypes: list[ElementType], dtype: DType, ranges: Region) -> Nbytes:
     """Distinct operand bytes plus result bytes of the op over `ranges`, however it is cut; of a gather, the bytes that cross the link."""
     target = zip(template.tiling.target, template.op.shape, strict=True)
-    result = prod(extent if letter is None else ranges[letter][1] - ranges[letter][0] for letter, extent in target) * dtype.nbytes
+    result = dtype.bytes_of(prod(extent if letter is None else ranges[letter][1] - ranges[letter][0] for letter, extent in target))
     if isinstance(template.op, GatherOp):
-        table = prod(template.shapes[0]) * dtype.nbytes
+        table = dtype.bytes_of(prod(template.shapes[0]))
         return Nbytes(min(result, table))
     total = result
     for loads, shape, slot_dtype in zip(template.loads, template.shapes, dtypes, strict=True):
@@ -252,5 +254,5 @@ def _least_bytes(template: Template, dtypes: list[DType], dtype: DType, ranges: 
         for box in sorted(size_by_box, key=lambda box: -size_by_box[box]):
             if not any(box.intersects(other) for other in apart):
                 apart.append(box)
-        total += sum(size_by_box[box] for box in apart) * slot_dtype.nbytes
+        total += slot_dtype.bytes_of(sum(size_by_box[box] for box in apart))
     return Nbytes(total)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.dtype import DType, ElementType
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.job import AttentionJob, Box, ContractJob, GatherJob, Job, MapJob, Range, View
 from einpage.einsum_front.graph.opgraph import AttentionOp, ContractOp, FusedOp, GatherOp, MapOp
@@ -33,7 +33,7 @@ class TaskTemplate:
 
 
 def task_template(
-    template: Template, tile: Tile, grids: tuple[Grid, ...], dtypes: tuple[DType, ...], cut: tuple[Cuts, ...], dtype: DType
+    template: Template, tile: Tile, grids: tuple[Grid, ...], dtypes: tuple[ElementType, ...], cut: tuple[Cuts, ...], dtype: DType
 ) -> TaskTemplate:
     """The task of `template` that writes `tile`: `grids` and `dtypes` per slot, `cut` and `dtype` of the result."""
     op, ranges = template.op, dict(tile.ranges)
@@ -41,23 +41,23 @@ def task_template(
     for loads, shape, grid, slot_dtype in zip(template.loads, template.shapes, grids, dtypes, strict=True):
         boxes = dict.fromkeys(load_box(load, ranges, shape) for load in loads)
         numbers.append(tuple(sorted({n for box in boxes for n in grid.inside(box)})))
-        touched += sum(box.size for box in boxes) * slot_dtype.nbytes
+        touched += slot_dtype.bytes_of(sum(box.size for box in boxes))
     views = [View(s, d, tuple(g.box(n) for n in ns)) for s, d, g, ns in zip(template.slots, dtypes, grids, numbers, strict=True)]
     result = View("result", dtype, (tile.box,)) if tile.is_last else View("result", DType.FP32, (accumulator_box(op, tile.box),))
     carry = None
     if tile.chain_index > 0:
         carry = len(views)
         views.append(View("carry", DType.FP32, (accumulator_box(op, tile.box),)))
-        touched += views[-1].boxes[0].size * DType.FP32.nbytes
+        touched += DType.FP32.bytes_of(views[-1].boxes[0].size)
     rows = tuple(Range(letter, a, b) for letter, (a, b) in tile.ranges)
     job = _job(op, rows, tuple(views), result, carry, tile.is_last)
-    touched += result.boxes[0].size * result.dtype.nbytes
+    touched += result.dtype.bytes_of(result.boxes[0].size)
     in_place = tuple(
         i
         for i, ok in enumerate(in_place_slots(template))
         if ok and tile.is_last and dtypes[i] is dtype and grids[i].cuts == cut and len(numbers[i]) == 1 and not isinstance(op, GatherOp)
     )
-    nbytes = result.boxes[0].size * result.dtype.nbytes if isinstance(op, GatherOp) else touched
+    nbytes = result.dtype.bytes_of(result.boxes[0].size) if isinstance(op, GatherOp) else touched
     return TaskTemplate(job, tuple(numbers), in_place, flops(op, ranges, at_least=False), Nbytes(nbytes), tile)
 
 

@@ -57,7 +57,7 @@ def machine_facts(m: Machine) -> dict[str, object]:
         "launch_latency_s": m.launch_latency_s,
         "threads": m.threads,
         "onednn": asdict(m.libraries.onednn),
-        "dots": m.libraries.dots,
+        "compiled": asdict(m.libraries.compiled),
         **({} if m.kernel_times is None else {"kernel_times": kernel_times_values(m.kernel_times)}),
         **({} if m.measured is None else {"measured": asdict(m.measured)}),
         "about": m.about,

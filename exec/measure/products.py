@@ -18,14 +18,16 @@ import torch
 
 from einpage.einsum_front.algebra.expr import Acc, Axis, Letter, Load
 from einpage.einsum_front.base.dtype import DType
-from einpage.einsum_front.base.libraries import ALL_ONEDNN, ONLY_TORCH, Libraries, OneDnn
+from einpage.einsum_front.base.libraries import ALL_COMPILED_ROWS, ALL_ONEDNN, ONLY_TORCH, CompiledRows, Libraries, OneDnn
 from einpage.einsum_front.graph.job import Box, Contraction, ContractJob, Range, View
 from einpage.kernels.instructions.torch_kernel import TorchKernel
-from einpage.kernels.on_torch.products import Products, linear
+from einpage.kernels.on_torch.products import Products, compiles, linear
 from einpage.kernels.prepare import prepare
 
 ROWS = {"one_row": 1, "few_rows": 5, "many_rows": 64, "most_rows": 256}
-"""What each shape class is measured with."""
+"""What each shape class of oneDNN is measured with."""
+COMPILED_ROWS = {"one_row": 1, "few_rows": 5, "more_rows": 12}
+"""What each shape class of our own kernels is measured with."""
 INNER = 512
 COLUMNS = (128, 512, 1024, 2048)
 WEIGHT_BYTES = 48 << 20
@@ -38,28 +40,29 @@ CALLS_S = 5e-4
 """How long one library is called without the other, at least."""
 CLEARLY = 0.97
 """Of torch.mm's time: what a library must stay under at a size to speak for itself, so that profiles do not differ by noise."""
-BY_ONEDNN, BY_DOTS = Libraries(ALL_ONEDNN), Libraries(dots=0)
+BY_ONEDNN, BY_COMPILED = Libraries(ALL_ONEDNN), Libraries(compiled=ALL_COMPILED_ROWS)
 
 
 def measured_libraries() -> Libraries:
     """The shape classes and sizes at which another library than torch is faster."""
     memory = torch.ones(WEIGHT_BYTES // 4)
     saved_by_class = {name: _saved(BY_ONEDNN, rows, memory) for name, rows in ROWS.items()} if linear() is not None else {}
-    dots = _saved(BY_DOTS, 1, memory)
-    if dots.share > saved_by_class.get("one_row", NOTHING).share:
-        saved_by_class["one_row"] = NOTHING
-    else:
-        dots = NOTHING
-    return Libraries(OneDnn(**{name: saved.least_elements for name, saved in saved_by_class.items()}), dots.least_elements)
+    compiled = {name: _saved(BY_COMPILED, rows, memory) for name, rows in COMPILED_ROWS.items()} if compiles() else {}
+    for name, saved in compiled.items():
+        of_onednn = "few_rows" if name == "more_rows" else name
+        if saved.share <= saved_by_class.get(of_onednn, NOTHING).share:
+            compiled[name] = NOTHING
+    onednn = OneDnn(**{name: saved.least_elements for name, saved in saved_by_class.items()})
+    return Libraries(onednn, CompiledRows(**{name: saved.least_elements for name, saved in compiled.items()}))
 
 
 def strided_factor(libraries: Libraries, rows: int) -> float:
-    """How many times longer a product of so many rows takes where an operand lies as the faster library does not read it, and torch.mm
-    does it: in parts of wider rows; with one row, column by column."""
+    """How many times longer a product of so many rows takes where an operand lies as what is faster does not read it, and torch.mm
+    does it: for oneDNN in parts of wider rows, for our own kernels column by column."""
     memory, elements = torch.ones(WEIGHT_BYTES // 4), INNER * COLUMNS[-1]
-    if rows == 1 and libraries.dots is not None and elements >= libraries.dots:
+    if libraries.compiled.are_faster(rows, elements):
         by_columns = _TimedProduct(product_job(rows, INNER, COLUMNS[-1], DType.FP32, by_columns=True), ONLY_TORCH)
-        return 1 / _share(_TimedProduct(product_job(rows, INNER, COLUMNS[-1], DType.FP32), BY_DOTS), by_columns, memory)
+        return 1 / _share(_TimedProduct(product_job(rows, INNER, COLUMNS[-1], DType.FP32), BY_COMPILED), by_columns, memory)
     return 1 / _by_library(BY_ONEDNN, rows, COLUMNS[-1], memory) if libraries.onednn.is_faster(rows, elements) else 1.0
 
 

@@ -1,4 +1,4 @@
-"""Products of two loads as steps that call torch.mm or bmm, or oneDNN, on strided windows, in fp32.
+"""Products of two loads as steps that call torch.mm or bmm, oneDNN, or our own kernels, on strided windows, in fp32.
 
 In: the factors, their roles, where the product goes, a region. Out: steps. A factor that BLAS cannot read where it lies is packed into
 scratch first, once for all steps in a row that read the same of it.
@@ -11,15 +11,16 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from math import prod
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from einpage.einsum_front.algebra.expr import Letter, Region
+from einpage.einsum_front.base.dtype import DType
 from einpage.kernels.layout.blocks import extents, regions
 from einpage.kernels.layout.window import BoundCall, BoundStep, JobBuffers, StridedTile, Window, scratch_tile
+from einpage.kernels.on_llvm.row_products import row_products
 from einpage.kernels.on_torch.matrix import Factor, Letters, Roles, clip, factor_window, matrix_window
-from einpage.kernels.on_torch.products import ONLY_MM, Products, linear
+from einpage.kernels.on_torch.products import ONLY_MM, FewRows, Products, linear
 
 SCRATCH_ALIGNMENT = 64
 """Elements: buffers that lie one behind the other begin where torch would let them begin."""
@@ -127,11 +128,9 @@ def _copy(source: Window, target: Window) -> BoundStep:
 
 def _product_step(x: Window, y: Window, out: Window, init: Window | None, scratch: Scratch) -> BoundStep:
     """One product by the library that is faster at it; what that allocates is noted in `scratch`."""
-    dots = scratch.products.dots(x, y)
-    if dots is not None:
-        if init is not None:
-            scratch.product_bytes = max(scratch.product_bytes, 4 * dots[0].size[0])
-        return _dots(*dots, _line(out), None if init is None else _line(init))
+    few_rows = scratch.products.few_rows(x, y)
+    if few_rows is not None:
+        return _few_rows(few_rows, _flat(out), None if init is None else _flat(init))
     packed = scratch.products.windows(x, y)
     if packed is None:
         return _product(x, y, out, init)
@@ -141,19 +140,21 @@ def _product_step(x: Window, y: Window, out: Window, init: Window | None, scratc
 
 
 @lru_cache(maxsize=4096)
-def _dots(matrix: Window, vector: Window, out: Window, init: Window | None) -> BoundStep:
+def _few_rows(product: FewRows, out: Window, init: Window | None) -> BoundStep:
+    (rows, inner), columns = product.few.size, product.matrix.size[0]
+    kernel = row_products(DType.FP32, rows, init is not None)
+    of_row, of_column = (1, 0) if product.transposed else (0, 1)
+
     def multiply_into(buffers: JobBuffers) -> BoundCall:
-        rows, column, target = (window.of(buffers).numpy() for window in (matrix, vector, out))
-        addend = None if init is None else init.of(buffers).numpy()
-
-        def call() -> None:
-            with np.errstate(all="ignore"):  # what is no number is told of where it comes from
-                if addend is None:
-                    np.vecdot(rows, column, out=target)
-                else:
-                    np.add(addend, np.vecdot(rows, column), out=target)
-
-        return call
+        few, matrix, target = (window.of(buffers) for window in (product.few, product.matrix, out))
+        addend = target if init is None or init == out else init.of(buffers)
+        numbers = (
+            *(few.data_ptr(), product.few.stride[0], matrix.data_ptr(), few.element_size() * product.matrix.stride[0]),
+            *(addend.data_ptr(), addend.stride(of_row), addend.stride(of_column)),
+            *(target.data_ptr(), target.stride(of_row), target.stride(of_column), columns, inner),
+        )
+        kept = few, matrix, target, addend  # addresses are of these
+        return lambda: (kernel(*numbers), kept)
 
     return multiply_into
 
@@ -189,12 +190,6 @@ def _product(x: Window, y: Window, out: Window, init: Window | None) -> BoundSte
         return partial(onto, target if init == out else init.of(buffers), x.of(buffers), y.of(buffers), out=target)
 
     return multiply_into
-
-
-def _line(w: Window) -> Window:
-    """A [1, n, 1] or [1, 1, n] window as n elements."""
-    along = 1 if w.size[1] > 1 else 2
-    return Window(w.operand, w.tile, (w.size[along],), (w.stride[along],), w.offset)
 
 
 def _flat(w: Window) -> Window:

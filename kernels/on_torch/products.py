@@ -3,7 +3,7 @@ is faster.
 
 In: the figures, two windows as BLAS reads them. Out: windows as the other library reads them, or None. Invariant: oneDNN is given whole
 packed matrices only; of others it makes copies, or multiplies them a thousand times slower. It has no `out=`: a product is allocated, then
-copied. numpy's dot products are those of a matrix that lies row by row with one vector; each is the same whatever other rows there are.
+copied. Our own kernels (on_llvm/row_products.py) multiply few rows by a matrix that lies row by row, and allocate nothing.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from torch import Tensor
 
 from einpage.einsum_front.base.libraries import ONLY_TORCH, Libraries
 from einpage.kernels.layout.window import Window
+from einpage.kernels.on_llvm.compile import why_not_llvm
 
 PANEL_COLUMNS, MOST_PANEL_INNER = 64, 1024
 """Of the part of the second matrix that a thread of oneDNN packs at a time, at most."""
 PANEL_BESIDE = 8192
 """Bytes a thread allocates beside its panel, at most."""
-MOST_DOT = 8192
-"""Elements of a dot product: of longer ones numpy's library may have several threads add the parts, as torch's threads are not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +33,20 @@ class Products:
     threads: int = 1
     """What torch may use for one kernel."""
 
-    def dots(self, x: Window, y: Window) -> tuple[Window, Window] | None:
-        """The matrix [n, inner] and the vector [inner] of a product of one row or one column; None where numpy is not to compute it.
+    def few_rows(self, x: Window, y: Window) -> FewRows | None:
+        """How our own kernels compute a product of few rows or few columns; None where they are not to.
 
         Both are [1, rows, columns] windows, as matrix_window gives them.
         """
-        (batch, rows, inner), columns, least = x.size, y.size[2], self.libraries.dots
-        if least is None or batch != 1 or min(rows, columns) != 1 or inner > MOST_DOT or max(rows, columns) * inner < least:
+        (batch, rows, inner), columns = x.size, y.size[2]
+        fewest = min(rows, columns)
+        if batch != 1 or not self.libraries.compiled.are_faster(fewest, max(rows, columns) * inner) or not compiles():
             return None
-        if rows == 1:
-            matrix = Window(y.operand, y.tile, (columns, inner), (y.stride[2], y.stride[1]), y.offset)
-            vector = Window(x.operand, x.tile, (inner,), (x.stride[2],), x.offset)
-        else:
-            matrix = Window(x.operand, x.tile, (rows, inner), (x.stride[1], x.stride[2]), x.offset)
-            vector = Window(y.operand, y.tile, (inner,), (y.stride[1],), y.offset)
-        return (matrix, vector) if inner == 1 or matrix.stride[1] == vector.stride[0] == 1 else None
+        if inner > 1 and not x.stride[2] == y.stride[1] == 1:
+            return None
+        by_rows = Window(x.operand, x.tile, (rows, inner), (x.stride[1], 1), x.offset)
+        by_columns = Window(y.operand, y.tile, (columns, inner), (y.stride[2], 1), y.offset)
+        return FewRows(by_rows, by_columns, False) if rows == fewest else FewRows(by_columns, by_rows, True)
 
     def windows(self, x: Window, y: Window) -> tuple[Window, Window] | None:
         """x [rows, inner] and y transposed, [columns, inner], as oneDNN reads them; None where torch.mm is to multiply them.
@@ -76,6 +74,18 @@ class Products:
         return 4 * rows * columns + self.threads * (4 * PANEL_COLUMNS * min(inner, MOST_PANEL_INNER) + PANEL_BESIDE)
 
 
+@dataclass(frozen=True, slots=True)
+class FewRows:
+    """A product as our own kernels compute it."""
+
+    few: Window
+    """[r, inner], the elements of a row side by side."""
+    matrix: Window
+    """[n, inner], likewise."""
+    transposed: bool
+    """Whether `few` are the columns of the product, and not its rows."""
+
+
 ONLY_MM = Products()
 """Every product is torch.mm's."""
 
@@ -84,6 +94,11 @@ def _packed(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     """Whether a matrix lies row by row with nothing between; of one row or column no stride matters."""
     (rows, columns), (of_row, of_column) = size, stride
     return (columns == 1 or of_column == 1) and (rows == 1 or of_row == columns)
+
+
+def compiles() -> bool:
+    """Whether our own kernels can be had on this machine."""
+    return why_not_llvm() is None
 
 
 @cache

@@ -42,7 +42,7 @@ def _distinct_bytes(tensors: Sequence[Tensor]) -> int:
     by_value: dict[str, list[Tensor]] = {}
     for tensor in tensors:
         by_value.setdefault(tensor.value, []).append(tensor)
-    return sum(_union([t.box for t in tiles]) * tiles[0].dtype.nbytes for tiles in by_value.values())
+    return sum(tiles[0].element_type.bytes_of(_union([t.box for t in tiles])) for tiles in by_value.values())
 
 
 def _union(boxes: Sequence[Box]) -> int:

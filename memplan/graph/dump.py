@@ -45,7 +45,7 @@ def _graph_lines(graph: TaskGraph) -> Iterator[str]:
     for v in graph.values:
         sources = " ".join(f"{s.name}{s.groups}{f'+{s.plus:g}' if s.plus else ''}" for s in v.sources)
         default = "" if v.default is None else f" default {v.default!r}"
-        yield f"  {v.name} ({v.base}) {v.kind.value} {v.dtype.value} {list(v.shape)}{default} {sources}".rstrip()
+        yield f"  {v.name} ({v.base}) {v.kind.value} {v.element_type.value} {list(v.shape)}{default} {sources}".rstrip()
     yield f"ops {len(graph.ops)}"
     for op in graph.ops:
         given = "" if op.seconds is None else f" {op.seconds!r} seconds"
@@ -61,7 +61,7 @@ def _graph_lines(graph: TaskGraph) -> Iterator[str]:
 
 def _tensor(t: Tensor) -> str:
     box = ",".join(f"{a}:{b}" for a, b in zip(t.box.start, t.box.end, strict=True))
-    return f"{t.name} of {t.value} [{box}] {t.dtype.value} {t.kind.value}"
+    return f"{t.name} of {t.value} [{box}] {t.element_type.value} {t.kind.value}"
 
 
 def _task(task: Task) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from einpage.einsum_front.algebra.expr import Letter
-from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.dtype import DType, element_type
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.files import read_bytes, write_atomically
 from einpage.einsum_front.base.json_text import JsonError, JsonTooLarge, parsed
@@ -97,7 +97,7 @@ def _plan_out(memgraph: MemGraph) -> dict[str, object]:
         "graph": {"name": graph.name, "dtype": graph.dtype.value, "split": graph.split, "outputs": graph.outputs},
         "values": [_value_out(v) for v in graph.values],
         "ops": [[op.name, op.kind, op.flops, op.bytes_touched, op.description, op.seconds] for op in graph.ops],
-        "tensors": [[t.name, t.value, t.box.start, t.box.end, t.dtype.value, t.kind.value] for t in graph.tensors],
+        "tensors": [[t.name, t.value, t.box.start, t.box.end, t.element_type.value, t.kind.value] for t in graph.tensors],
         "tasks": [
             [t.name, t.op, t.operands, t.result, t.inplace, t.flops, t.bytes_touched, t.workspace_bytes, t.gathers, t.seconds]
             for t in graph.tasks
@@ -205,7 +205,7 @@ def of_recipe(where: str) -> Iterator[None]:
 
 def _value_out(v: Value) -> list[object]:
     sources = [[s.name, s.groups, *([s.plus] if s.plus else [])] for s in v.sources]
-    return [v.name, v.base, v.shape, v.dtype.value, v.kind.value, sources, v.default]
+    return [v.name, v.base, v.shape, v.element_type.value, v.kind.value, sources, v.default]
 
 
 def _node_out(node: Node) -> list[object]:
@@ -312,12 +312,12 @@ def _value_in(row: Sequence[Any]) -> Value:
     if default is not None and type(default) not in (int, float):
         raise TypeError(f"default {shown(default)} is not a number")
     read = tuple(Source(_str(s), tuple(_ints(group) for group in groups), *map(_finite, plus)) for s, groups, *plus in sources)
-    return Value(_str(name), _str(base), _ints(shape), DType(dtype), Kind(kind), read, default)
+    return Value(_str(name), _str(base), _ints(shape), element_type(_str(dtype)), Kind(kind), read, default)
 
 
 def _tensor_in(i: int, row: Sequence[Any]) -> Tensor:
     name, value, start, end, dtype, kind = row
-    found = Tensor(TensorId(i), _str(name), _str(value), Box(_ints(start), _ints(end)), DType(dtype), Kind(kind))
+    found = Tensor(TensorId(i), _str(name), _str(value), Box(_ints(start), _ints(end)), element_type(_str(dtype)), Kind(kind))
     _int(found.nbytes)
     return found
 

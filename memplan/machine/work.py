@@ -16,6 +16,7 @@ from typing import assert_never
 
 from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Call, Expr, Letter, Reduce, Unary, free_letters, loads, walk
 from einpage.einsum_front.algebra.functions import FUNCTIONS
+from einpage.einsum_front.base.libraries import MOST_COMPILED_ROWS
 from einpage.einsum_front.graph.job import AttentionJob, Contraction, ContractJob, GatherJob, Job, MapJob, range_by_letter
 from einpage.einsum_front.graph.taskgraph import Task
 from einpage.einsum_front.graph.written_rows import written_rows
@@ -47,7 +48,7 @@ class Work:
     looks_up: bool = False
     """Whether an index is data."""
     strided: bool = False
-    """Whether an operand of a product is a part of wider rows; with one row, whether the matrix lies column by column."""
+    """Whether an operand of a product is a part of wider rows; with few rows, whether the matrix lies column by column."""
 
 
 def work_of(task: Task) -> Work | None:
@@ -99,10 +100,10 @@ def _rows(c: Contraction, extents: Mapping[Letter, int]) -> int:
 
 
 def _strided(job: ContractJob, c: Contraction) -> bool:
-    """Whether a tile of an operand is longer, in a letter that is summed over, than what is summed; with one row, whether the innermost
+    """Whether a tile of an operand is longer, in a letter that is summed over, than what is summed; with few rows, whether the innermost
     letter of the matrix is another."""
     extents = {letter: r.extent for letter, r in range_by_letter(job).items()}
-    if _rows(c, extents) == 1:
+    if _rows(c, extents) <= MOST_COMPILED_ROWS:
         matrix = max(c.x, c.y, key=lambda load: prod(extents[x] for x in free_letters(load)))
         innermost = [i.letter for i in matrix.indices if isinstance(i, Axis) and extents[i.letter] > 1][-1:]
         return not set(innermost) <= set(c.letters)
