@@ -22,6 +22,7 @@ from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import RUN_DTYPES
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import parse_bytes, shown
+from einpage.einsum_front.graph.program import WeightsAs
 from einpage.exec.load.inputs import encode_prompts, plain, token_lists
 from einpage.exec.planning.judged_plan import Planned, plan_program
 from einpage.exec.planning.model import Model, open_model, spec_for
@@ -79,6 +80,7 @@ def plan(
     budget: str | int,
     machine: str | Machine = "cpu",
     dtype: str = "fp32",
+    weights_as: str | None = None,
     outputs: Sequence[str] | None = None,
     split: Mapping[str, int] | None = None,
     no_fuse: Sequence[str] = (),
@@ -89,11 +91,12 @@ def plan(
 ) -> Planned:
     """A plan of `model` in a device arena of `budget` bytes, judged, with its predicted time line, its bounds and its report.
 
-    `budget` is bytes, or text as `8GiB`; `machine` a profile's name, a file or a Machine; `dtype` fp32, bf16 or fp16; `outputs` names
-    (None: the first that the spec declares); `split` the pieces of letters for which the budget is not to choose; `no_fuse` fusions to
-    leave out; `plan_seconds` for how long a faster plan is searched for at most (0: none), or `plan_steps` in how many steps. The device
-    is empty before the first task, or with `warm` holds weights as far as they fit; with `passes` the plan ends with the tensors resident
-    that it started with, and is run so many times.
+    `budget` is bytes, or text as `8GiB`; `machine` a profile's name, a file or a Machine; `dtype` fp32, bf16 or fp16; `weights_as` the form
+    in which weights wait and travel: "stored", as the checkpoint has them, or "run", in the run's dtype (None: stored on a CPU, where the
+    checkpoint is quantised); `outputs` names (None: the first that the spec declares); `split` the pieces of letters for which the budget is
+    not to choose; `no_fuse` fusions to leave out; `plan_seconds` for how long a faster plan is searched for at most (0: none), or
+    `plan_steps` in how many steps. The device is empty before the first task, or with `warm` holds weights as far as they fit; with `passes`
+    the plan ends with the tensors resident that it started with, and is run so many times.
 
     In the result `memgraph` is the plan, and `report` its figures under the names of `plan --json`: sizes in bytes, times in seconds.
     The same input in as many `report.plan_steps` gives the same plan. Raises DoesNotFit with the task, the bytes and the smallest budget
@@ -101,9 +104,12 @@ def plan(
     """
     began = perf_counter()
     _check_model(model)
-    check_arguments({"machine": machine, "warm": warm})
-    request = _request(budget, dtype, outputs, split, no_fuse, plan_seconds, plan_steps, warm, passes)
-    return plan_program(model.program, _machine_named(machine), request, began)
+    check_arguments({"machine": machine, "warm": warm, "weights_as": weights_as}, optional=("weights_as",))
+    profile = _machine_named(machine)
+    request = _request(
+        budget, dtype, _weights_as(weights_as, profile.is_cpu), outputs, split, no_fuse, plan_seconds, plan_steps, warm, passes
+    )
+    return plan_program(model.program, profile, request, began)
 
 
 def run(
@@ -112,6 +118,7 @@ def run(
     budget: str | int,
     machine: str | Machine | None = None,
     dtype: str = "fp32",
+    weights_as: str | None = None,
     outputs: Sequence[str] | None = None,
     split: Mapping[str, int] | None = None,
     no_fuse: Sequence[str] = (),
@@ -139,18 +146,20 @@ def run(
     where the host has too little memory; NodeError where a node fails.
     """
     from einpage.exec.load.arrays import arrays
-    from einpage.exec.run.choose import Dispatch, RunOptions, device_for, dispatch_of, kernels_for, measured_machine
+    from einpage.exec.run.choose import DeviceKind, Dispatch, RunOptions, device_for, dispatch_of, kernels_for, measured_machine
     from einpage.exec.run.prepared import run_model
 
     _check_model(model)
     arguments = {"machine": machine, "device": device, "dispatch": dispatch, "perplexity": perplexity, "find_nan": find_nan}
-    check_arguments(arguments, optional=("machine", "dispatch"))
-    request = _request(budget, dtype, outputs, split, no_fuse, plan_seconds, plan_steps, False, passes)
+    arguments["weights_as"] = weights_as
+    check_arguments(arguments, optional=("machine", "dispatch", "weights_as"))
     if model.resolved is None:
         raise UsageError("a model without weights can be planned, not run: give load_spec its weights")
     if device not in DEVICES:
         raise UsageError(f"device {device!r}: expected {' or '.join(DEVICES)}")
     kind = device_for(device).kind
+    form = _weights_as(weights_as, kind is DeviceKind.CPU)
+    request = _request(budget, dtype, form, outputs, split, no_fuse, plan_seconds, plan_steps, False, passes)
     asked = None if dispatch is None else _choice(Dispatch, dispatch, "dispatch").value
     options = RunOptions(request, perplexity, dispatch_of(asked, find_nan), kind, kernels_for("auto", kind), find_nan=find_nan)
     given = None if inputs is None else arrays(inputs)
@@ -166,6 +175,7 @@ def open(
     set: Mapping[str, str | int | float] | None = None,
     machine: str | Machine | None = None,
     dtype: str = "fp32",
+    weights_as: str | None = None,
     split: Mapping[str, int] | None = None,
     no_fuse: Sequence[str] = (),
     device: str = "auto",
@@ -184,17 +194,27 @@ def open(
     `generate` gives text in pieces as it comes, `tokens` ids, `prefill` the spec's outputs as arrays. Raises UsageError where no spec is
     right for the checkpoint, WeightError, SpecError; what a prompt needs is planned when it is given.
     """
-    from einpage.exec.run.choose import Dispatch, RunOptions, default_budget, device_for, dispatch_of, kernels_for, measured_machine
+    from einpage.exec.run.choose import (
+        DeviceKind,
+        Dispatch,
+        RunOptions,
+        default_budget,
+        device_for,
+        dispatch_of,
+        kernels_for,
+        measured_machine,
+    )
     from einpage.exec.run.open_model import OpenModel
 
     given = {"spec": spec, "weights": weights, "set": set, "machine": machine, "device": device, "dispatch": dispatch}
-    check_arguments(given, optional=("weights", "set", "machine", "dispatch"))
+    check_arguments({**given, "weights_as": weights_as}, optional=("weights", "set", "machine", "dispatch", "weights_as"))
     where = str(spec if weights is None else weights)
     name = spec_for(where) if weights is None else spec
     if device not in DEVICES:
         raise UsageError(f"device {device!r}: expected {' or '.join(DEVICES)}")
     kind = device_for(device).kind
-    request = _request(default_budget(kind)[0] if budget is None else budget, dtype, None, split, no_fuse)
+    form = _weights_as(weights_as, kind is DeviceKind.CPU)
+    request = _request(default_budget(kind)[0] if budget is None else budget, dtype, form, None, split, no_fuse)
     asked = None if dispatch is None else _choice(Dispatch, dispatch, "dispatch").value
     try:
         tokenizer, ends = load_tokenizer(where), end_tokens(where)
@@ -235,8 +255,8 @@ def _check_model(model: object) -> None:
 
 
 def _request(
-    budget: str | int, dtype: str, outputs: Sequence[str] | None, split: Mapping[str, int] | None, no_fuse: Sequence[str],
-    plan_seconds: float = 0.0, plan_steps: int | None = None, warm: bool = False, passes: int | None = None,
+    budget: str | int, dtype: str, weights_as: WeightsAs, outputs: Sequence[str] | None, split: Mapping[str, int] | None,
+    no_fuse: Sequence[str], plan_seconds: float = 0.0, plan_steps: int | None = None, warm: bool = False, passes: int | None = None,
 ) -> PlanRequest:  # fmt: skip
     """The plan that these ask for. Raises UsageError for one that is of another kind, or means nothing."""
     lists = {"outputs": outputs, "split": split, "no_fuse": no_fuse}
@@ -245,6 +265,7 @@ def _request(
     return PlanRequest(
         budget_bytes=parse_bytes(budget if isinstance(budget, str) else int(budget)),
         dtype=_choice(RUN_DTYPES, dtype, "dtype"),
+        weights_as=weights_as,
         outputs=tuple(outputs or ()),
         pieces={Letter(letter): int(n) for letter, n in (split or {}).items()},
         no_fuse=tuple(no_fuse),
@@ -253,6 +274,16 @@ def _request(
         warm=warm,
         passes=None if passes is None else int(passes),
     )
+
+
+def _weights_as(word: str | None, takes_blocks: bool) -> WeightsAs:
+    """The form that `word` names, or what is right without it. Raises UsageError for another word, and for what the device cannot do."""
+    if word is None:
+        return WeightsAs.QUANTISED if takes_blocks else WeightsAs.RUN
+    found = _choice((WeightsAs.STORED, WeightsAs.RUN), word, "weights_as")
+    if found is WeightsAs.STORED and not takes_blocks:
+        raise UsageError("weights_as 'stored': Triton's kernels read numbers; say 'run', or device 'cpu'")
+    return found
 
 
 def _machine_named(machine: str | Machine) -> Machine:

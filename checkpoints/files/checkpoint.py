@@ -17,10 +17,13 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from einpage.einsum_front.base.dtype import BlockFormat
 from einpage.einsum_front.base.errors import EinpageError
 from einpage.einsum_front.base.files import not_regular
 from einpage.einsum_front.base.units import shown
 
+StoredBytes: TypeAlias = "NDArray[np.uint8]"
+"""[rows, bytes of a row], as stored."""
 WeightRows: TypeAlias = "NDArray[Any]"
 """[rows, columns], float32, or float16 where the file holds that."""
 
@@ -48,6 +51,12 @@ class Checkpoint(Protocol):
 
     def fault(self, name: str) -> str | None:
         """Why the rows of this tensor cannot be read (its element type, in words), or None."""
+
+    def block_format(self, name: str) -> BlockFormat | None:
+        """In which blocks the rows of this tensor are stored; None where in others than those we know, or as fp32."""
+
+    def read_stored(self, name: str, start: int, end: int) -> StoredBytes:
+        """As read_rows, the bytes as they are stored: [end - start, bytes of a row]. Only where there is a block format."""
 
     def read_rows(self, name: str, start: int, end: int) -> WeightRows:
         """Rows [start, end) of a tensor, read anew: [end - start, columns]. Raises WeightError where the file fails."""

@@ -22,6 +22,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from einpage.checkpoints.files.checkpoint import (
+    StoredBytes,
     WeightError,
     WeightRows,
     cut_off,
@@ -32,6 +33,7 @@ from einpage.checkpoints.files.checkpoint import (
     rows_and_columns,
     unreadable,
 )
+from einpage.einsum_front.base.dtype import BlockFormat
 from einpage.einsum_front.base.units import aligned, format_bytes, shown
 
 _MAGIC = b"GGUF"
@@ -48,6 +50,12 @@ _MOST_TEXT = 64 << 20
 """Bytes of all names and texts that are kept, and of one vocabulary."""
 _STRING, _ARRAY = 8, 9
 _SCALAR_FORMAT = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+
+_FORMATS: dict[int, BlockFormat] = {
+    GGMLQuantizationType.F16: BlockFormat.FP16,
+    GGMLQuantizationType.BF16: BlockFormat.BF16,
+    **{GGMLQuantizationType[f.value.upper()]: f for f in BlockFormat if f.is_quantised},
+}
 
 MetadataValue: TypeAlias = "bool | int | float | str"
 
@@ -105,6 +113,17 @@ class GgufFile:
         if _block(entry.type) is None:
             return f"is stored as GGUF type {entry.type}, which is not supported"
         return None
+
+    def block_format(self, name: str) -> BlockFormat | None:
+        return _FORMATS.get(self.entries[name].type)
+
+    def read_stored(self, name: str, start: int, end: int) -> StoredBytes:
+        entry, format = self.entries[name], self.block_format(name)
+        assert format is not None
+        rows, columns = rows_and_columns(entry.shape)
+        assert 0 <= start <= end <= rows, f"{name}: rows {start}:{end} of {rows}"
+        row_bytes = columns // format.elements * format.nbytes
+        return read_bytes(self.path, entry.offset + start * row_bytes, (end - start) * row_bytes).reshape(end - start, row_bytes)
 
     def read_rows(self, name: str, start: int, end: int) -> WeightRows:
         entry = self.entries[name]

@@ -17,7 +17,8 @@ from math import prod, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from einpage.checkpoints.files.checkpoint import WeightRows, rows_and_columns
+from einpage.checkpoints.files.checkpoint import StoredBytes, WeightRows, rows_and_columns
+from einpage.einsum_front.base.dtype import BlockFormat
 from einpage.einsum_front.graph.program import Weight
 
 _BLOCK_ELEMENTS = 1 << 18
@@ -45,6 +46,12 @@ class RandomWeights:
 
     def fault(self, name: str) -> str | None:
         return None
+
+    def block_format(self, name: str) -> BlockFormat | None:
+        return None
+
+    def read_stored(self, name: str, start: int, end: int) -> StoredBytes:
+        raise AssertionError(f"{name} is stored nowhere")
 
     def read_rows(self, name: str, start: int, end: int) -> WeightRows:
         shape = self.tensors[name]

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from einpage.checkpoints.files.checkpoint import (
+    StoredBytes,
     WeightError,
     WeightRows,
     cut_off,
@@ -25,6 +26,7 @@ from einpage.checkpoints.files.checkpoint import (
     refuse_many,
     rows_and_columns,
 )
+from einpage.einsum_front.base.dtype import BlockFormat
 from einpage.einsum_front.base.errors import listing
 from einpage.einsum_front.base.json_text import JsonError, JsonTooLarge, parsed
 from einpage.einsum_front.base.units import format_bytes, shown
@@ -71,14 +73,21 @@ class SafetensorsFiles:
         dtype = self.entries[name].dtype
         return None if dtype in _NBYTES else f"is stored as {dtype}; {', '.join(_NBYTES)} are supported"
 
-    def read_rows(self, name: str, start: int, end: int) -> WeightRows:
+    def block_format(self, name: str) -> BlockFormat | None:
+        return {"BF16": BlockFormat.BF16, "F16": BlockFormat.FP16}.get(self.entries[name].dtype)
+
+    def read_stored(self, name: str, start: int, end: int) -> StoredBytes:
         entry = self.entries[name]
         rows, columns = rows_and_columns(entry.shape)
         assert 0 <= start <= end <= rows, f"{name}: rows {start}:{end} of {rows}"
         row_bytes = columns * _NBYTES[entry.dtype]
         raw = read_bytes(entry.path, entry.offset + start * row_bytes, (end - start) * row_bytes)
-        shape = (end - start, columns)
-        match entry.dtype:
+        return raw.reshape(end - start, row_bytes)
+
+    def read_rows(self, name: str, start: int, end: int) -> WeightRows:
+        raw = self.read_stored(name, start, end).reshape(-1)
+        shape = (end - start, rows_and_columns(self.tensors[name])[1])
+        match self.entries[name].dtype:
             case "BF16":
                 return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32).reshape(shape)
             case "F16":

@@ -18,7 +18,7 @@ from einpage.checkpoints.files.gguf import open_gguf
 from einpage.checkpoints.files.random import RandomWeights
 from einpage.checkpoints.files.safetensors import open_index, open_safetensors
 from einpage.einsum_front.algebra.expr import Letter, loads
-from einpage.einsum_front.graph.program import Program, Source, Weight
+from einpage.einsum_front.graph.program import Program, Source, StoredRows, Weight
 
 _RANDOM = "random:"
 _INDEX = ".safetensors.index.json"
@@ -119,6 +119,21 @@ def resolve(program: Program, checkpoint: Checkpoint, size_by_letter: Mapping[Le
         cure = [f"where the tensors are right, their sizes are not the spec's: say {sizes}"] if sizes and misshaped else []
         raise WeightError("\n  ".join([f"the weights do not fit {program.path}: {count}", *some_of_each(folded(faults)), *cure]))
     return Resolved(checkpoint, chosen)
+
+
+def with_stored(program: Program, resolved: Resolved) -> Program:
+    """`program`, whose weights say how the checkpoint stores them: those of which rows in blocks are their own last dimensions."""
+    return replace(program, weights=tuple(replace(w, stored=_stored(w, resolved)) for w in program.weights))
+
+
+def _stored(weight: Weight, resolved: Resolved) -> StoredRows | None:
+    source = resolved.source_by_weight.get(weight.name)
+    if source is None or source.plus or not source.groups:
+        return None
+    format, row, rank = resolved.checkpoint.block_format(source.name), source.groups[-1], len(weight.shape)
+    if format is None or not row or row != tuple(range(rank - len(row), rank)) or prod(weight.shape[d] for d in row) % format.elements:
+        return None
+    return StoredRows(format, len(row))
 
 
 def _sizes_that_fit(

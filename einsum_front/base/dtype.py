@@ -86,6 +86,11 @@ class BlockFormat(Enum):
         """Whether several numbers share a scale."""
         return self.elements > 1
 
+    @property
+    def scales_at(self) -> tuple[int, ...]:
+        """Where in a block the f16 lie that all its numbers are made with, in bytes: where these are finite, so are all."""
+        return _SCALES_AT.get(self, ())
+
 
 _BLOCK = {
     BlockFormat.Q4_0: (32, 18),
@@ -95,6 +100,15 @@ _BLOCK = {
     BlockFormat.Q6_K: (256, 210),
     BlockFormat.BF16: (1, 2),
     BlockFormat.FP16: (1, 2),
+}
+
+
+_SCALES_AT = {
+    BlockFormat.Q4_0: (0,),
+    BlockFormat.Q4_1: (0, 2),
+    BlockFormat.Q8_0: (0,),
+    BlockFormat.Q4_K: (0, 2),
+    BlockFormat.Q6_K: (208,),
 }
 
 
@@ -138,6 +152,11 @@ def as_numbers(type: ElementType) -> DType:
     """`type`, of what is kept as numbers."""
     assert isinstance(type, DType), f"blocks of {type.value} are read as numbers"
     return type
+
+
+def as_run(type: ElementType) -> DType:
+    """What its numbers are rounded to."""
+    return type.dtype if isinstance(type, Stored) else type
 
 
 def element_type(word: str) -> ElementType:

@@ -20,6 +20,7 @@ from einpage.einsum_front.base.dtype import DType, ElementType
 from einpage.einsum_front.base.units import aligned
 from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.opgraph import AttentionOp, GatherOp, OpGraph, op_loads
+from einpage.einsum_front.graph.program import WeightsAs
 from einpage.einsum_front.graph.taskgraph import Kind, Value, tile_name
 from einpage.einsum_front.tile.grid import Grid, boundaries_read, host_grid, ranges_evaluated, templates_of
 from einpage.einsum_front.tile.needed import Ranges, needed_ranges
@@ -110,9 +111,9 @@ def _letters(template: Template, operands: tuple[Operand, ...]) -> tuple[Letter,
 class WorkingSets:
     """Bytes by pattern and split."""
 
-    def __init__(self, opgraph: OpGraph, dtype: DType) -> None:
-        self.opgraph, self.dtype = opgraph, dtype
-        self.values: dict[str, Value] = declared_values(opgraph, dtype)
+    def __init__(self, opgraph: OpGraph, dtype: DType, weights_as: WeightsAs = WeightsAs.RUN) -> None:
+        self.opgraph, self.dtype, self.weights_as = opgraph, dtype, weights_as
+        self.values: dict[str, Value] = declared_values(opgraph, dtype, weights_as)
         self.patterns: dict[Pattern, str] = {}
         """With the first value of the pattern, in order."""
         self.pattern_by_value: dict[str, Pattern] = {}

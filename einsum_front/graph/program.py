@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 from einpage.einsum_front.algebra.expr import Letter, loads
 from einpage.einsum_front.base.dtype import BlockFormat, DType
@@ -53,6 +54,23 @@ class Weight:
     span: Span
     stored: StoredRows | None = None
     """How a checkpoint stores it, where a run is to keep it so; every op that reads it must be able to."""
+
+
+class WeightsAs(Enum):
+    """In which form weights wait and travel; the value is the word of `--weights-as`."""
+
+    RUN = "run"
+    """As numbers of the run's dtype, made when they are loaded."""
+    STORED = "stored"
+    """As the checkpoint stores them, where every use can take them apart."""
+    QUANTISED = "auto"
+    """As stored where several numbers share a scale; else as numbers of the run's dtype."""
+
+    def keeps(self, weight: Weight, dtype: DType) -> bool:
+        """Whether `weight` is wanted as it is stored. What is stored in the run's dtype is that anyway."""
+        if self is WeightsAs.RUN or weight.stored is None or weight.stored.format.value == dtype.value:
+            return False
+        return self is WeightsAs.STORED or weight.stored.format.is_quantised
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from einpage.einsum_front.graph.opgraph import (
     OpGraph,
     target_letters,
 )
-from einpage.einsum_front.graph.program import UnchangedRows
+from einpage.einsum_front.graph.program import UnchangedRows, WeightsAs
 from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, TaskGraph, Tensor, TensorId, Value, tile_name
 from einpage.einsum_front.tile.flops import flops, least_elements
 from einpage.einsum_front.tile.grid import Grid, Templates, host_grids, templates_of
@@ -36,13 +36,15 @@ from einpage.einsum_front.tile.template import Template, result_cuts, tiles
 from einpage.einsum_front.tile.tiling import Cuts, cuts, load_box, most_pieces
 
 
-def split(opgraph: OpGraph, pieces: Mapping[Letter, int], dtype: DType, templates: Templates | None = None) -> TaskGraph:
+def split(
+    opgraph: OpGraph, pieces: Mapping[Letter, int], dtype: DType, templates: Templates | None = None, weights_as: WeightsAs = WeightsAs.RUN
+) -> TaskGraph:
     """The TaskGraph of `opgraph` with each letter of `pieces` cut into that many pieces (letters left out stay whole); `templates` are
-    those of `opgraph`, where they were made before.
+    those of `opgraph`, where they were made before; `weights_as` says which weights are numbers.
 
     Raises UsageError for a letter that no op can be cut along, or for more pieces than the rule on sides allows.
     """
-    graph = _Splitter(opgraph, pieces, dtype, templates).run()
+    graph = _Splitter(opgraph, pieces, dtype, templates, weights_as).run()
     graph.verify()
     return graph
 
@@ -65,9 +67,11 @@ def cuts_by_letter(opgraph: OpGraph, pieces: Mapping[Letter, int]) -> dict[Lette
 class _Splitter:
     """The tables that grow while ops are cut, in order."""
 
-    def __init__(self, opgraph: OpGraph, pieces: Mapping[Letter, int], dtype: DType, templates: Templates | None) -> None:
+    def __init__(
+        self, opgraph: OpGraph, pieces: Mapping[Letter, int], dtype: DType, templates: Templates | None, weights_as: WeightsAs
+    ) -> None:
         self.opgraph, self.program, self.dtype = opgraph, opgraph.program, dtype
-        self.values = declared_values(opgraph, dtype)
+        self.values = declared_values(opgraph, dtype, weights_as)
         self.templates = templates_of(opgraph, self.values) if templates is None else templates
         tilings = {template.tiling for template, _ in self.templates.values()}
         check_pieces(pieces, most_pieces(tilings, self.program.extents), self.program.extents)
@@ -208,12 +212,12 @@ class _Splitter:
         return found
 
 
-def declared_values(opgraph: OpGraph, dtype: DType) -> dict[str, Value]:
+def declared_values(opgraph: OpGraph, dtype: DType, weights_as: WeightsAs = WeightsAs.RUN) -> dict[str, Value]:
     """Every whole value of the graph by name: inputs, weights and what ops define."""
     program = opgraph.program
     outputs = {value for _, value in opgraph.outputs}
     values = {i.name: Value(i.name, i.name, i.shape, i.dtype or dtype, Kind.INPUT, (), i.default) for i in program.inputs}
-    kept = kept_as_stored(opgraph, dtype)
+    kept = kept_as_stored(opgraph, dtype, weights_as)
     values |= {w.name: Value(w.name, w.base, w.shape, kept.get(w.name, dtype), Kind.WEIGHT, w.sources) for w in program.weights}
     for op in opgraph.ops:
         kind = Kind.OUTPUT if op.value in outputs else Kind.ACTIVATION

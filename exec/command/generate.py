@@ -22,9 +22,10 @@ from einpage.checkpoints.text.tokenizer import CURE, Tokenizer, TokenizerError, 
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import format_bytes, format_seconds, refuse_outside
+from einpage.einsum_front.graph.program import WeightsAs
 from einpage.exec.command.options import prompt_texts, request_of, settings_of
 from einpage.exec.command.plan import Told
-from einpage.exec.command.run import budget_of, device_of, machine_of, progress_bars, spec_of, stuck, thread_warnings
+from einpage.exec.command.run import budget_of, device_of, machine_of, progress_bars, spec_of, stuck, takes_blocks, thread_warnings
 from einpage.exec.dispatch.progress import Hooks
 from einpage.exec.load.inputs import encode_prompts, refuse_surrogates
 from einpage.exec.planning.judged_plan import machine_now
@@ -112,7 +113,7 @@ def setup_of(a: argparse.Namespace, command: str) -> Setup:
     refuse_lacking_sizes(spec)
     chosen, settings = device_of(a), settings_of(a.set)
     options = RunOptions(
-        plan=request_of(a, budget_of(a, chosen.kind, notices)),
+        plan=request_of(a, budget_of(a, chosen.kind, notices), takes_blocks(chosen.kind, a.kernels)),
         dispatch=dispatch_of(a.dispatch, False),
         device=chosen.kind,
         kernels=kernels_for(a.kernels, chosen.kind),
@@ -172,7 +173,14 @@ def sampling_of(a: argparse.Namespace) -> Sampling:
 
 def saved_plans(a: argparse.Namespace) -> SavedTexts:
     """The plan set of --plan, whose recipe gives `a` its budget, dtype and settings. Raises UsageError for options that it decides."""
-    decided = {"--budget": a.budget, "--dtype": a.dtype, "--set": a.set, "--split": a.split, "--no-fuse": a.no_fuse}
+    decided = {
+        "--budget": a.budget,
+        "--dtype": a.dtype,
+        "--set": a.set,
+        "--split": a.split,
+        "--no-fuse": a.no_fuse,
+        "--weights-as": a.weights_as,
+    }
     decided |= {"--lookup": a.lookup or None, "--plan-seconds": a.plan_seconds, "--plan-steps": a.plan_steps}
     given = [name for name, value in decided.items() if value not in (None, [])]
     if given:
@@ -185,6 +193,7 @@ def saved_plans(a: argparse.Namespace) -> SavedTexts:
         )
         a.dtype, a.budget = DType(recipe["dtype"]).value, str(count_of(recipe["budget_bytes"]))
         a.set = [f"{name}={value}" for name, value in recipe["settings"].items()]
+        a.weights_as = WeightsAs(recipe["weights_as"]).value
         a.no_fuse = ",".join(map(str, recipe["no_fuse"])) or None
     return SavedTexts(saved.plans, texts)
 

@@ -14,6 +14,7 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.files import write_atomically
 from einpage.einsum_front.base.units import whole_number
+from einpage.einsum_front.graph.program import WeightsAs
 from einpage.exec.picture.timeline import NodeTimes
 from einpage.exec.picture.timeline_html import render_html
 from einpage.exec.picture.timeline_svg import render_svg
@@ -105,13 +106,26 @@ def search_seconds(a: argparse.Namespace) -> float:
     return TRACE_SECONDS if vars(a).get("graph") else SPEC_SECONDS
 
 
-def request_of(a: argparse.Namespace, budget_bytes: int) -> PlanRequest:
-    """The plan that `plan` and `run` ask for. Raises UsageError for options that exclude each other."""
+def weights_as_of(word: str | None, takes_blocks: bool) -> WeightsAs:
+    """What --weights-as says, or what is right without it, on a device whose kernels take blocks of stored weights apart or do not. Raises
+    UsageError for what the device cannot do."""
+    if word is None:
+        return WeightsAs.QUANTISED if takes_blocks else WeightsAs.RUN
+    found = WeightsAs(word)
+    if found is not WeightsAs.RUN and not takes_blocks:
+        raise UsageError(f"--weights-as {word}: Triton's kernels read numbers; say --weights-as run, or --device cpu")
+    return found
+
+
+def request_of(a: argparse.Namespace, budget_bytes: int, takes_blocks: bool = True) -> PlanRequest:
+    """The plan that `plan` and `run` ask for, for a device as weights_as_of has it. Raises UsageError for options that exclude each
+    other."""
     return PlanRequest(
         budget_bytes=budget_bytes,
         dtype=DType(a.dtype or DTYPE),
         outputs=names_of(a.outputs),
         pieces=pieces_of(a.split),
+        weights_as=weights_as_of(a.weights_as, takes_blocks),
         no_fuse=no_fuse_of(a.no_fuse),
         plan_seconds=search_seconds(a),
         plan_steps=a.plan_steps,

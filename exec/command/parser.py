@@ -17,6 +17,7 @@ from typing import NoReturn, TypeAlias
 
 from einpage.einsum_front.base.dtype import RUN_DTYPES
 from einpage.einsum_front.base.errors import EinpageError, UsageError, one_line
+from einpage.einsum_front.graph.program import WeightsAs
 from einpage.exec.command.machine import machine_command
 from einpage.exec.command.options import DTYPE, PromptArgument, argument_text
 from einpage.exec.command.pack import pack_command
@@ -275,6 +276,11 @@ def _spec_arguments(p: argparse.ArgumentParser, may_be_absent: bool = False) -> 
         choices=[d.value for d in RUN_DTYPES],
         default=None if may_be_absent else DTYPE,
         help=f"default: {DTYPE}",
+    )
+    p.add_argument(
+        "--weights-as",
+        choices=[WeightsAs.STORED.value, WeightsAs.RUN.value],
+        help="how weights wait and travel: as the checkpoint stores them (default on the CPU where it is quantised), or in the run's dtype",
     )
     p.add_argument("--split", metavar="f=4,v=16", help="fix how many pieces letters are split into")
     p.add_argument("--no-fuse", metavar="WHAT", help="fusions to leave out: attention (its scores become tensors)")

@@ -15,13 +15,15 @@ from time import perf_counter
 
 from einpage.checkpoints.files.checkpoint import folded
 from einpage.checkpoints.match.resolve import open_weights
-from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.dtype import DType, Stored
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.files import checksum, refuse_overwriting, refuse_unwritable, write_each
 from einpage.einsum_front.base.units import format_bytes, format_seconds, parse_bytes, refuse_outside
+from einpage.einsum_front.graph.program import WeightsAs
+from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.einsum_front.graph.trace_file import read_trace
 from einpage.exec.command.machine import machine_facts
-from einpage.exec.command.options import files_read, names_of, no_fuse_of, pieces_of, request_of, settings_of, write_timeline
+from einpage.exec.command.options import files_read, names_of, no_fuse_of, pieces_of, request_of, settings_of, weights_as_of, write_timeline
 from einpage.exec.planning.advice import Advice, advice
 from einpage.exec.planning.judged_plan import Planned, Planner, plan_tasks
 from einpage.exec.planning.model import SIZES, Model, open_model, refuse_lacking_sizes, refuse_option_positions
@@ -38,7 +40,7 @@ from einpage.memplan.problem.pace import Pace
 from einpage.memplan.report import render
 from einpage.memplan.schedule.static_plans import Policy
 
-OF_A_SPEC = ("set", "weights", "dtype", "outputs", "split", "no_fuse")
+OF_A_SPEC = ("set", "weights", "dtype", "outputs", "split", "no_fuse", "weights_as")
 """Options that mean nothing to a trace."""
 
 
@@ -95,8 +97,8 @@ def _plan_set_command(a: argparse.Namespace, began: float) -> int:
         raise UsageError("nothing to plan: give a SPEC that has `state:`, as specs/llama.yaml")
     refuse_outside("--generate", a.generate, 2, MOST_POSITIONS)
     refuse_lacking_sizes(a.spec)
-    request = request_of(a, parse_bytes(a.budget, "--budget"))
     machine, settings = load_machine(a.machine or "cpu", h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes), settings_of(a.set)
+    request = request_of(a, parse_bytes(a.budget, "--budget"), machine.is_cpu)
     checkpoint = open_weights(a.weights) if a.weights else None
     first = open_model(a.spec, settings, checkpoint)
     sizes, rest = first.program.sizes, {name: value for name, value in settings.items() if name not in SIZES}
@@ -149,6 +151,7 @@ def set_recipe(a: argparse.Namespace, plans: PlannedSet, settings: Mapping[str, 
         "settings": dict(settings),
         "dtype": plans.first.planned.graph.dtype.value,
         "budget_bytes": plans.budget_bytes,
+        "weights_as": weights_as_word(a, machine, plans.first.planned.graph),
         "no_fuse": list(no_fuse_of(a.no_fuse)),
         "texts": asdict(texts),
         "machine": machine_facts(machine),
@@ -233,7 +236,7 @@ class Plans:
         if a.spec is None:
             raise UsageError("nothing to plan: give a SPEC, as specs/llama.yaml, or --graph FILE.json, an access trace")
         machine = load_machine(a.machine or "cpu", h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes)
-        request, settings = request_of(a, budget), settings_of(a.set)
+        request, settings = request_of(a, budget, machine.is_cpu), settings_of(a.set)
         if self._last is None or self._last[0] != settings:
             model = open_model(a.spec, settings, a.weights, request=request)
             self._last = settings, model, Planner(model.program)
@@ -299,10 +302,17 @@ def recipe_of(a: argparse.Namespace, planned: Planned) -> dict[str, object]:
         "split": {str(k): n for k, n in planned.graph.split},
         "policy": planned.report.policy.value,
         "plan_steps": planned.report.plan_steps,
+        "weights_as": weights_as_word(a, planned.machine, planned.graph),
         "no_fuse": list(no_fuse_of(a.no_fuse)),
         "outputs": [name for name, _ in planned.graph.outputs],
         "machine": machine_facts(planned.machine),
     }
+
+
+def weights_as_word(a: argparse.Namespace, machine: Machine, graph: TaskGraph) -> str:
+    """The form of weights that a plan is of: what was asked for, or `run` where no weight is kept as it is stored."""
+    kept = any(isinstance(value.element_type, Stored) for value in graph.values)
+    return weights_as_of(a.weights_as, machine.is_cpu).value if kept else WeightsAs.RUN.value
 
 
 def show_command(a: argparse.Namespace) -> int:
@@ -311,7 +321,8 @@ def show_command(a: argparse.Namespace) -> int:
     for warning in model.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     shifted = shifted_sources(model)
-    built = split_as_told(model.program, DType(a.dtype), pieces_of(a.split), names_of(a.outputs), no_fuse_of(a.no_fuse))
+    weights_as = weights_as_of(a.weights_as, True)
+    built = split_as_told(model.program, DType(a.dtype), pieces_of(a.split), names_of(a.outputs), no_fuse_of(a.no_fuse), weights_as)
     if a.json:
         print(json.dumps({**built.facts(), **({"plus": shifted} if shifted else {})}))
         return 0

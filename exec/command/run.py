@@ -59,7 +59,7 @@ def run_command(a: argparse.Namespace) -> int:
         raise UsageError("run needs --weights: a checkpoint's path, or random:SEED")
     chosen, notices = device_of(a), list[str]()
     options = RunOptions(
-        plan=request_of(a, budget_of(a, chosen.kind, notices)),
+        plan=request_of(a, budget_of(a, chosen.kind, notices), takes_blocks(chosen.kind, a.kernels)),
         perplexity=a.perplexity,
         dispatch=dispatch_of(a.dispatch, a.find_nan),
         find_nan=a.find_nan,
@@ -123,6 +123,11 @@ def device_of(a: argparse.Namespace) -> ChosenDevice:
     if a.threads is not None and chosen.kind is not DeviceKind.CPU:
         raise UsageError("--threads is a figure of the CPU device; leave it out, or say --device cpu")
     return chosen
+
+
+def takes_blocks(kind: DeviceKind, kernels: str) -> bool:
+    """Whether the kernels that run there take blocks of stored weights apart."""
+    return kernels_for(kernels, kind) == "torch"
 
 
 def write_outputs(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import SpecError, UsageError
+from einpage.einsum_front.graph.program import WeightsAs
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.einsum_front.graph.trace_file import read_trace
 from einpage.exec.planning.model import open_model
@@ -94,7 +95,7 @@ def _facts(
 def _graph_of_phase(a: argparse.Namespace, recipe: Mapping[str, Any], phase: Phase) -> TaskGraph:
     """The graph of `a.spec` at the sizes of a phase. Raises UsageError, SpecError."""
     with of_recipe(a.plan):
-        request = PlanRequest(0, DType(recipe["dtype"]), no_fuse=tuple(map(str, recipe["no_fuse"])))
+        request = PlanRequest(0, DType(recipe["dtype"]), weights_as=_weights_as(a, recipe), no_fuse=tuple(map(str, recipe["no_fuse"])))
         sizes = {"batch": count_of(recipe["texts"]["batch"]), "seq": phase.tokens, "past": phase.past, "room": phase.extra}
         settings = {str(name): value for name, value in recipe["settings"].items()}
     with _blaming_another_spec(a, recipe):
@@ -115,9 +116,18 @@ def wanted_graph(a: argparse.Namespace, recipe: Mapping[str, Any]) -> TaskGraph 
     with of_recipe(a.plan):
         dtype, outputs, no_fuse = DType(recipe["dtype"]), list(recipe["outputs"]), tuple(recipe["no_fuse"])
         pieces = {Letter(str(letter)): count_of(n) for letter, n in recipe["split"].items()}
-        settings = {str(name): value for name, value in recipe["settings"].items()}
+        settings, weights_as = {str(name): value for name, value in recipe["settings"].items()}, _weights_as(a, recipe)
     with _blaming_another_spec(a, recipe):
-        return split_as_told(open_model(a.spec, settings, a.weights).program, dtype, pieces, outputs, no_fuse).graph
+        program = open_model(a.spec, settings, a.weights).program
+        return split_as_told(program, dtype, pieces, outputs, no_fuse, weights_as).graph
+
+
+def _weights_as(a: argparse.Namespace, recipe: Mapping[str, Any]) -> WeightsAs:
+    """In which form a plan has its weights. Raises UsageError where only the checkpoint can say how they are stored, and none is given."""
+    found = WeightsAs(recipe.get("weights_as", WeightsAs.RUN.value))
+    if found is not WeightsAs.RUN and not a.weights:
+        raise UsageError(f"{a.plan} keeps weights as their checkpoint stores them: give that too, as --weights PATH")
+    return found
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.dtype import DType, Stored
 from einpage.einsum_front.base.units import Nbytes, format_bytes
 from einpage.einsum_front.graph.taskgraph import Kind, Tensor, TensorId
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
@@ -106,9 +106,11 @@ def used_extents(memgraph: MemGraph) -> Iterator[Extent]:
 
 
 def residency_view(memgraph: MemGraph, residency: Residency, arena: MappedArena) -> torch.Tensor:
-    """The tensor of `residency`, shaped as its tile, in the arena of its place."""
+    """The tensor of `residency`, shaped as its tile (or its bytes, where it is kept as it is stored), in the arena of its place."""
     tensor = memgraph.graph.tensors[residency.tensor]
     (extent,) = residency.extents
+    if isinstance(tensor.element_type, Stored):
+        return arena.view(extent, (extent.nbytes,), DType.BYTE)
     return arena.view(extent, tensor.shape, tensor.dtype)
 
 

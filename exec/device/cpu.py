@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.dtype import ElementType
 from einpage.einsum_front.base.libraries import ONLY_TORCH, Libraries
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import TaskId
@@ -234,8 +234,8 @@ class _KernelCalls:
         self._kept = _KeptViews(kernels)
         self._residencies = Residencies.of(memgraph.residencies)
         self._jobs = [task.job for task in memgraph.graph.tasks]
-        numbers: dict[tuple[tuple[int, ...], DType], int] = {}
-        self._shape_and_dtype = [numbers.setdefault((tensor.shape, tensor.dtype), len(numbers)) for tensor in memgraph.graph.tensors]
+        numbers: dict[tuple[tuple[int, ...], ElementType], int] = {}
+        self._shape_and_dtype = [numbers.setdefault((tensor.shape, tensor.element_type), len(numbers)) for tensor in memgraph.graph.tensors]
         """[tensor] a number for its shape and element type"""
         self._views: dict[tuple[int, ...], torch.Tensor] = {}
         self._calls: dict[tuple[object, ...], Callable[[], object]] = {}

@@ -14,10 +14,11 @@ from math import prod
 from time import perf_counter
 from typing import TypeAlias
 
+from einpage.einsum_front.base.dtype import Stored
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.choose.working_set import WorkingSets
 from einpage.einsum_front.graph.packed import packed
-from einpage.einsum_front.graph.program import Program, needed
+from einpage.einsum_front.graph.program import Program, Weight, needed
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import fused, split_for
@@ -142,9 +143,17 @@ def least_host_bytes(program: Program, request: PlanRequest) -> int:
     value_by_output = {output.name: output.value for output in program.outputs}
     wanted = request.outputs or tuple(value_by_output)[:1]
     read = needed(program, [value_by_output[name] for name in wanted if name in value_by_output])
-    weights = sum(prod(weight.shape) * request.dtype.nbytes for weight in program.weights if weight.name in read)
+    weights = sum(_least_weight_bytes(weight, request) for weight in program.weights if weight.name in read)
     inputs = sum(prod(i.shape) * (i.dtype or request.dtype).nbytes for i in program.inputs if i.name in read)
     return weights + inputs
+
+
+def _least_weight_bytes(weight: Weight, request: PlanRequest) -> int:
+    """Of a weight that may be kept as it is stored: the fewer."""
+    as_run = request.dtype.bytes_of(prod(weight.shape))
+    if weight.stored is None or not request.weights_as.keeps(weight, request.dtype):
+        return as_run
+    return min(as_run, Stored(weight.stored.format, weight.stored.dims, request.dtype).bytes_of(prod(weight.shape)))
 
 
 def _plan_loop(

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from einpage.checkpoints.files.checkpoint import Checkpoint
 from einpage.checkpoints.files.random import RandomWeights
 from einpage.checkpoints.match.metadata import check_metadata, spec_settings, tied_weights_warnings
-from einpage.checkpoints.match.resolve import Resolved, open_weights, present_names, resolve
+from einpage.checkpoints.match.resolve import Resolved, open_weights, present_names, resolve, with_stored
 from einpage.checkpoints.text.tokenizer import Tokenizer
 from einpage.einsum_front.algebra.expr import Letter, Name
 from einpage.einsum_front.base.errors import EinpageError, UsageError, listing
@@ -93,7 +93,8 @@ def open_model(
     warnings = (*warnings, *tied_weights_warnings(program, present, checkpoint))
     program = with_tied_weights(program, present)
     size_by_letter = {Letter(entry.name): entry.expr.word for entry in document.axes if isinstance(entry.expr, Name)}
-    return Model(program, resolve(program, checkpoint, size_by_letter), tokens, tokenizer, warnings, vocabulary)
+    resolved = resolve(program, checkpoint, size_by_letter)
+    return Model(with_stored(program, resolved), resolved, tokens, tokenizer, warnings, vocabulary)
 
 
 def spec_for(weights: str) -> str:

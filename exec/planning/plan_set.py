@@ -222,7 +222,9 @@ def graph_of(model: Model, phase: Phase, request: PlanRequest) -> TaskGraph:
     """That of `model` in the pieces of a phase."""
     graph = phase.memgraph.graph
     outputs = [name for name, _ in graph.outputs]
-    return split_as_told(model.program.with_states_as_outputs(), request.dtype, dict(graph.split), outputs, request.no_fuse).graph
+    return split_as_told(
+        model.program.with_states_as_outputs(), request.dtype, dict(graph.split), outputs, request.no_fuse, request.weights_as
+    ).graph
 
 
 @dataclass(frozen=True, eq=False)

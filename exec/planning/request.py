@@ -14,6 +14,7 @@ from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import ALIGNMENT, refuse_outside, shown
+from einpage.einsum_front.graph.program import WeightsAs
 from einpage.memplan.bounds.bounds import Effort
 from einpage.memplan.plan import PlanOptions
 from einpage.memplan.problem.pace import Pace
@@ -40,6 +41,8 @@ class PlanRequest:
     """By name; empty: the first that the spec declares."""
     pieces: Mapping[Letter, int] = field(default_factory=dict)
     """The number of pieces of each letter that is fixed; the budget decides about the others."""
+    weights_as: WeightsAs = WeightsAs.RUN
+    """In which form weights wait and travel."""
     no_fuse: tuple[str, ...] = ()
     """Fusions to leave out."""
     plan_seconds: float = 0.0

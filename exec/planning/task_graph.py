@@ -23,7 +23,7 @@ from einpage.einsum_front.choose.working_set import Choice, Counted, WorkingSets
 from einpage.einsum_front.fuse.fuse import fuse, without_fusions
 from einpage.einsum_front.fuse.show import render, summary
 from einpage.einsum_front.graph.opgraph import MapOp, OpGraph
-from einpage.einsum_front.graph.program import Program
+from einpage.einsum_front.graph.program import Program, WeightsAs
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.einsum_front.spec.document import Document
 from einpage.einsum_front.spec.sizes import Setting
@@ -70,7 +70,7 @@ def fused(program: Program, request: PlanRequest) -> WorkingSets:
     output or fusion, and for a value of numbers that the dtype does not hold."""
     opgraph = fuse(program, request.outputs, without_fusions(request.no_fuse))
     _refuse_beyond(opgraph, request.dtype)
-    return WorkingSets(opgraph, request.dtype)
+    return WorkingSets(opgraph, request.dtype, request.weights_as)
 
 
 def _refuse_beyond(opgraph: OpGraph, dtype: DType) -> None:
@@ -137,10 +137,11 @@ def refuse_by_first_iterations(document: Document, settings: Mapping[str, Settin
 
 @garbage_collection_paused()
 def split_as_told(
-    program: Program, dtype: DType, pieces: Mapping[Letter, int], outputs: Sequence[str] = (), no_fuse: Sequence[str] = ()
-) -> Built:
+    program: Program, dtype: DType, pieces: Mapping[Letter, int], outputs: Sequence[str] = (), no_fuse: Sequence[str] = (),
+    weights_as: WeightsAs = WeightsAs.RUN,
+) -> Built:  # fmt: skip
     """Fuse, and split the letters of `pieces` as they say and no other. Raises UsageError as build_graph."""
-    working_sets = WorkingSets(fuse(program, outputs, without_fusions(no_fuse)), dtype)
+    working_sets = WorkingSets(fuse(program, outputs, without_fusions(no_fuse)), dtype, weights_as)
     working_sets.check(pieces)
     return _built(working_sets, pieces)
 
@@ -153,7 +154,9 @@ def _built(working_sets: WorkingSets, pieces: Mapping[Letter, int]) -> Built:
         raise UsageError(
             f"{tasks:,} tasks in the split {told}, and at most {MOST_TASKS:,} are planned; give a larger --budget, or fewer pieces"
         )
-    return Built(working_sets.opgraph, split(working_sets.opgraph, pieces, working_sets.dtype, working_sets.templates))
+    return Built(
+        working_sets.opgraph, split(working_sets.opgraph, pieces, working_sets.dtype, working_sets.templates, working_sets.weights_as)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +195,7 @@ def _count(working_sets: WorkingSets, choice: Choice) -> Counted:
     whole = all(pattern.is_whole for pattern in working_sets.patterns)
     if counted.exact or whole or working_sets.tasks_at_most(choice.by_letter) > MOST_COUNTED:
         return counted
-    graph = split(working_sets.opgraph, choice.by_letter, working_sets.dtype, working_sets.templates)
+    graph = split(working_sets.opgraph, choice.by_letter, working_sets.dtype, working_sets.templates, working_sets.weights_as)
     task, nbytes = largest_footprint(graph)
     return Counted(nbytes, graph.tasks[task].name, True)
 

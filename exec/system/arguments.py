@@ -74,6 +74,7 @@ _EXPECTED_BY_ARGUMENT: Mapping[str, _Expected] = {
     "dtype": _TEXT,
     "device": _TEXT,
     "dispatch": _TEXT,
+    "weights_as": _TEXT,
     "outputs": _Expected("a list of names", _are_texts),
     "no_fuse": _Expected("a list of names", _are_texts),
     "split": _Expected("numbers of pieces by letter, as {'f': 4}", _by_name(_is_whole)),

@@ -17,7 +17,7 @@ from typing import TypeAlias
 from torch import Tensor
 
 from einpage.einsum_front.algebra.expr import Axis, Letter, Load, Region
-from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.dtype import DType, ElementType
 from einpage.einsum_front.graph.job import Box, View
 from einpage.kernels.layout.affine import Affine, address, ascending, row_major
 
@@ -52,7 +52,7 @@ class StridedTile:
 
     operand: int
     tile: int
-    dtype: DType
+    dtype: ElementType
     stride: Mapping[Letter, int]
     origin: int
     bounds: tuple[tuple[Affine, int, int], ...] = ()
@@ -82,11 +82,11 @@ def strided_tiles(view: View, operand: int, indices: Sequence[Affine]) -> tuple[
     out = []
     for j, box in enumerate(view.boxes):
         if all(a.terms or lo <= a.const < hi for a, lo, hi in zip(indices, box.start, box.end, strict=True)):
-            out.append(strided_tile(box, operand, j, view.dtype, indices))
+            out.append(strided_tile(box, operand, j, view.element_type, indices))
     return tuple(out)
 
 
-def strided_tile(box: Box, operand: int, j: int, dtype: DType, indices: Sequence[Affine]) -> StridedTile:
+def strided_tile(box: Box, operand: int, j: int, dtype: ElementType, indices: Sequence[Affine]) -> StridedTile:
     """Tile `j` of an operand, packed `box`, as a load with these indices sees it."""
     place = address(box, indices)
     return StridedTile(operand, j, dtype, dict(place.terms), place.const, tuple(zip(indices, box.start, box.end, strict=True)))

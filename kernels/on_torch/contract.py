@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Letter, Load, Num, Region, loads
-from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.dtype import DType, Stored
 from einpage.einsum_front.graph.job import ContractJob, View
 from einpage.kernels.instructions.bind import bind
 from einpage.kernels.instructions.compile import compile_epilogue
@@ -32,6 +32,7 @@ from einpage.kernels.on_torch.matrix import (
     needs_no_copy,
 )
 from einpage.kernels.on_torch.products import ONLY_MM, Products
+from einpage.kernels.on_torch.taken_apart import limit_rows
 
 
 def prepare_contract(job: ContractJob, limit: int = SCRATCH_BYTES, products: Products = ONLY_MM) -> TorchKernel:
@@ -50,7 +51,7 @@ def prepare_contract(job: ContractJob, limit: int = SCRATCH_BYTES, products: Pro
         _, has_epilogue = lowering.block(next(blocks(size)), size, scratch)
         return scratch.nbytes + temporaries(size, has_epilogue)
 
-    size = fit(lowering.largest_block(), list(lowering.region), cost, limit)
+    size = lowering.panels(fit(lowering.largest_block(), list(lowering.region), cost, limit))
     scratch = Scratch(len(job.reads) + 1, products)
     steps: list[BoundStep] = []
     temporary_bytes = 0
@@ -140,6 +141,15 @@ class _ContractLowering:
             for letter in letters_one_by_one(roles.batch, self.region, no_copy):
                 size[letter] = 1
         return size
+
+    def panels(self, size: Mapping[Letter, int]) -> dict[Letter, int]:
+        """`size`, or less, so that rows of stored weights that are taken apart at a time stay in a cache, and lie one after the other."""
+        out = dict(size)
+        for factor in (factor for pair in self.pairs for factor in pair):
+            for tile in factor.tiles:
+                if isinstance(tile.dtype, Stored):
+                    limit_rows(out, tile, tile.dtype)
+        return out
 
     def block(self, region: Region, inner: Mapping[Letter, int], scratch: Scratch) -> tuple[list[BoundStep], bool]:
         """Steps for one block of the target, and whether the epilogue's instructions are among them."""

@@ -1,7 +1,8 @@
 """Products of two loads as steps that call torch.mm or bmm, oneDNN, or our own kernels, on strided windows, in fp32.
 
 In: the factors, their roles, where the product goes, a region. Out: steps. A factor that BLAS cannot read where it lies is packed into
-scratch first, once for all steps in a row that read the same of it.
+scratch first, once for all steps in a row that read the same of it. Of a factor that is kept as it is stored, blocks are taken apart in
+registers where our own kernels multiply, else into scratch.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.kernels.layout.blocks import extents, regions
 from einpage.kernels.layout.window import BoundCall, BoundStep, JobBuffers, StridedTile, Window, scratch_tile
 from einpage.kernels.on_llvm.row_products import row_products
-from einpage.kernels.on_torch.matrix import Factor, Letters, Roles, clip, factor_window, matrix_window
+from einpage.kernels.on_torch.matrix import Factor, Letters, Roles, clip, factor_window, matrix_window, stored_window
 from einpage.kernels.on_torch.products import ONLY_MM, FewRows, Products, linear
+from einpage.kernels.on_torch.taken_apart import taken_apart
 
 SCRATCH_ALIGNMENT = 64
 """Elements: buffers that lie one behind the other begin where torch would let them begin."""
@@ -78,21 +80,39 @@ def multiply(
                         if letter in borders and len(a.terms) == 1:
                             borders[letter].add(lo - a.const)
     for part in regions(region, roles.inner, inner_size, borders):
-        x_window, x_steps = _matrix(x, part, roles.of_x, "x", scratch)
-        y_window, y_steps = _matrix(y, part, roles.of_y, "y", scratch)
-        yield from x_steps
-        yield from y_steps
-        yield _product_step(x_window, y_window, out, init, scratch)
+        yield from _product_of_part(x, y, out, roles, part, scratch, init)
         init = out
+
+
+def _product_of_part(
+    x: Factor, y: Factor, out: Window, roles: Roles, part: Region, scratch: Scratch, init: Window | None
+) -> Iterator[BoundStep]:
+    """As `multiply`, of inner letters that are in one part."""
+    for matrix, few in ((y, x), (x, y)):
+        of_matrix, of_few = (roles.of_y, roles.of_x) if matrix is y else (roles.of_x, roles.of_y)
+        window, stored = stored_window(matrix, part, of_matrix)
+        if window is not None and stored is not None and stored_window(few, part, of_few)[1] is None:
+            few_window, steps = _matrix(few, part, of_few, "x" if few is x else "y", scratch)
+            pair = (few_window, window) if matrix is y else (window, few_window)
+            if (product := scratch.products.few_rows(*pair, stored)) is not None:
+                yield from steps
+                yield _few_rows(product, _flat(out), None if init is None else _flat(init))
+                return
+    x_window, x_steps = _matrix(x, part, roles.of_x, "x", scratch)
+    y_window, y_steps = _matrix(y, part, roles.of_y, "y", scratch)
+    yield from x_steps
+    yield from y_steps
+    yield _product_step(x_window, y_window, out, init, scratch)
 
 
 def _matrix(
     factor: Factor, region: Region, roles: tuple[Letters, Letters, Letters], name: str, scratch: Scratch
 ) -> tuple[Window, list[BoundStep]]:
-    """The factor as a matrix, and the steps that pack it where it must be packed."""
+    """The factor as a matrix, and the steps that take it apart and pack it where it must be."""
+    factor, steps = taken_apart(factor, region, scratch)
     window = factor_window(factor, region, roles)
     if window is not None:
-        return window, []
+        return window, steps
     batch, first, second = roles
     inner_first = bool(factor.letters) and factor.letters[-1] in first
     packed = batch + (second + first if inner_first else first + second)
@@ -105,10 +125,10 @@ def _matrix(
         tuple(region[x] for x in packed),
     )
     if scratch.content.get(name) == content:
-        return window, []
+        return window, steps
     scratch.content[name] = content
     copies = [_copy(source.window(packed, part), tile.window(packed, part)) for source, part in _shares(factor, region)]
-    return window, copies
+    return window, [*steps, *copies]
 
 
 def _shares(factor: Factor, region: Region) -> Iterator[tuple[StridedTile, Region]]:
@@ -142,14 +162,18 @@ def _product_step(x: Window, y: Window, out: Window, init: Window | None, scratc
 @lru_cache(maxsize=4096)
 def _few_rows(product: FewRows, out: Window, init: Window | None) -> BoundStep:
     (rows, inner), columns = product.few.size, product.matrix.size[0]
-    kernel = row_products(DType.FP32, rows, init is not None)
+    layout = DType.FP32 if product.stored is None else product.stored.format
+    bytes_of = (product.stored or DType.FP32).bytes_of
+    kernel = row_products(layout, rows, init is not None)
     of_row, of_column = (1, 0) if product.transposed else (0, 1)
 
     def multiply_into(buffers: JobBuffers) -> BoundCall:
-        few, matrix, target = (window.of(buffers) for window in (product.few, product.matrix, out))
+        few, target = product.few.of(buffers), out.of(buffers)
+        matrix = buffers[product.matrix.operand][product.matrix.tile]
         addend = target if init is None or init == out else init.of(buffers)
+        first = matrix.data_ptr() + bytes_of(product.matrix.offset)
         numbers = (
-            *(few.data_ptr(), product.few.stride[0], matrix.data_ptr(), few.element_size() * product.matrix.stride[0]),
+            *(few.data_ptr(), product.few.stride[0], first, bytes_of(product.matrix.stride[0])),
             *(addend.data_ptr(), addend.stride(of_row), addend.stride(of_column)),
             *(target.data_ptr(), target.stride(of_row), target.stride(of_column), columns, inner),
         )

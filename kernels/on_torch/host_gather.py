@@ -19,6 +19,7 @@ from torch import Tensor
 
 from einpage.einsum_front.algebra.expr import Expr, Letter, Load, Region, free_letters, loads
 from einpage.einsum_front.algebra.expr import size as node_count
+from einpage.einsum_front.base.dtype import ElementType, Stored
 from einpage.einsum_front.graph.job import Box, GatherJob, Range, View, range_by_letter
 from einpage.kernels.errors import IndexOutOfRange
 from einpage.kernels.instructions.bind import bind
@@ -28,6 +29,7 @@ from einpage.kernels.layout.affine import Affine, ascending, row_major
 from einpage.kernels.layout.assemble import assemble
 from einpage.kernels.layout.blocks import extents, whole
 from einpage.kernels.layout.window import strided_tile
+from einpage.kernels.on_torch.taken_apart import temporary_bytes, to_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class _TableTile:
     offset: int
     part: tuple[slice, ...]
     """Per rest letter, counted from the job's own start."""
+    type: ElementType
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +73,24 @@ class GatherKernel:
             index, target = index[None], target[None]
         for tile in self._tiles_with(flat):
             table = operands[0][tile.tile]
-            rows = table.as_strided(tile.size, tile.stride, table.storage_offset() + tile.offset)
             if len(self.tiles) == 1:
-                self._fill(rows, flat - tile.start, target)
+                self._fill(*self._rows(table, tile, flat - tile.start), target)
             else:
                 here = ((index >= tile.start) & (index < tile.end)).nonzero(as_tuple=True)
                 within: tuple[EllipsisType | slice, ...] = (..., *tile.part)
-                target[within][here] = rows[index[here] - tile.start].to(result.dtype)
+                rows, numbers = self._rows(table, tile, index[here] - tile.start)
+                target[within][here] = rows[numbers].to(result.dtype)
         return result.nbytes
+
+    def _rows(self, table: Tensor, tile: _TableTile, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """A tensor whose rows are a tile's, and the numbers in it of the rows that have these in the tile: of a table that is kept as it is
+        stored, only rows that are wanted are there."""
+        if not isinstance(tile.type, Stored):
+            return table.as_strided(tile.size, tile.stride, table.storage_offset() + tile.offset), numbers
+        blocks = table.view(tile.size[0], -1)[numbers]
+        found = torch.empty(len(numbers) * tile.stride[0])
+        to_numbers(blocks.view(-1), found, tile.type)()
+        return found.as_strided((len(numbers), *tile.size[1:]), tile.stride, tile.offset), torch.arange(len(numbers))
 
     def _fill(self, rows: Tensor, flat: Tensor, target: Tensor) -> None:
         if target.is_contiguous() and rows.dtype == target.dtype:
@@ -121,8 +134,12 @@ def prepare_gather(job: GatherJob) -> GatherKernel:
     tiles = tuple(tile for j in range(len(table.boxes)) if (tile := _table_tile(table, j, indices, rest, ranges)) is not None)
     elements = prod(ranges[x].extent for x in index_letters)
     result_bytes = job.result.boxes[0].size * job.result.dtype.nbytes
-    straight = len(tiles) == 1 and job.target == (*index_letters, *rest) and table.dtype is job.result.dtype
+    straight = len(tiles) == 1 and job.target == (*index_letters, *rest) and table.element_type is job.result.dtype
     scratch_bytes = 24 * elements * (1 if isinstance(index, Load) else node_count(index)) + (0 if straight else 2 * result_bytes)
+    if isinstance(table.element_type, Stored):
+        assert at == 0, "a table that is kept as it is stored is looked up by its rows"
+        taken = elements * table.element_type.row_elements(table.boxes[0].shape)
+        scratch_bytes += table.element_type.bytes_of(taken) + 4 * taken + temporary_bytes(table.element_type, taken)
     read_index = _index_reader(job, index, index_letters)
     return GatherKernel(job, at, index_letters, rest, tiles, max(b.end[at] for b in table.boxes), read_index, scratch_bytes)
 
@@ -198,4 +215,4 @@ def _table_tile(
             part[letter] = (low - lo, high - lo)
     size = (box.shape[at], *(part[x][1] - part[x][0] for x in rest))
     slices = tuple(slice(*part[x]) for x in rest)
-    return _TableTile(j, box.start[at], box.end[at], size, (step[at], *(stride[x] for x in rest)), offset, slices)
+    return _TableTile(j, box.start[at], box.end[at], size, (step[at], *(stride[x] for x in rest)), offset, slices, table.element_type)

@@ -1,7 +1,8 @@
 """The letters of a product sorted into batch, rows, columns and inner, and factors seen as the matrices that BLAS reads.
 
 In: the tiles of x and y, where the product goes, a region. Out: `Roles`; three-dimensional windows, or None where a factor must be packed
-first: its letters do not lie one stride apart, it is not fp32, or it is spread over several tiles.
+first: its letters do not lie one stride apart, it is not fp32, or it is spread over several tiles. What is kept as it is
+stored lies as the fp32 numbers that its blocks are taken apart into.
 
     q[b,s,k,g] = h[b,s,m] * w[k,g,m]      rows (b,s)  columns (k,g)  inner (m):  [S, M] x [M, N], no copy
 """
@@ -14,7 +15,7 @@ from itertools import product
 from math import prod
 
 from einpage.einsum_front.algebra.expr import Axis, Letter, Load, Num, Region
-from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.dtype import DType, Stored
 from einpage.einsum_front.graph.job import View
 from einpage.kernels.layout.window import StridedTile, Window, affine_indices, strided_tiles
 
@@ -122,7 +123,7 @@ def letters_one_by_one(batch: Letters, region: Region, needs_no_copy: Callable[[
 def needs_no_copy(factor: Factor, region: Region, roles: tuple[Letters, Letters, Letters]) -> bool:
     """True where BLAS can read the factor's first tile where it lies."""
     tile = factor.tiles[0]
-    return tile.dtype is DType.FP32 and matrix_window(tile, clip(tile, region), roles) is not None
+    return is_read_as_fp32(tile) and matrix_window(tile, clip(tile, region), roles) is not None
 
 
 def clip(tile: StridedTile, region: Region) -> dict[Letter, tuple[int, int]]:
@@ -135,12 +136,32 @@ def clip(tile: StridedTile, region: Region) -> dict[Letter, tuple[int, int]]:
     return part
 
 
+def is_read_as_fp32(tile: StridedTile) -> bool:
+    """Whether it is fp32 numbers, or blocks that are taken apart into such."""
+    return tile.dtype is DType.FP32 or isinstance(tile.dtype, Stored)
+
+
 def factor_window(factor: Factor, region: Region, roles: tuple[Letters, Letters, Letters]) -> Window | None:
     """The factor as a [batch, rows, columns] matrix that BLAS can read where it lies, or None."""
     found = factor.at(region)
-    if len(found) != 1 or found[0].dtype is not DType.FP32 or not found[0].contains(region):
+    if len(found) != 1 or not is_read_as_fp32(found[0]) or not found[0].contains(region):
         return None
     return matrix_window(found[0], region, roles)
+
+
+def stored_window(factor: Factor, region: Region, roles: tuple[Letters, Letters, Letters]) -> tuple[Window | None, Stored | None]:
+    """The factor as a matrix of numbers in blocks, and how they are stored; None where they are not, or not as our kernels read them."""
+    found = factor.at(region)
+    stored = found[0].dtype if found else None
+    if not isinstance(stored, Stored):
+        return None, None
+    window = factor_window(factor, region, roles)
+    if window is None or stored.dtype is not DType.FP32:
+        return None, stored
+    (_, rows, columns), (_, of_row, of_column) = window.size, window.stride
+    inner, step = (columns, of_row) if of_column == 1 else (rows, of_column)
+    whole = not any(n % stored.format.elements for n in (window.offset, inner, step))
+    return window if whole else None, stored
 
 
 def matrix_window(tile: StridedTile, region: Region, roles: tuple[Letters, Letters, Letters]) -> Window | None:

@@ -15,7 +15,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from einpage.einsum_front.base.libraries import ONLY_TORCH, Libraries
+from einpage.einsum_front.base.dtype import Stored
+from einpage.einsum_front.base.libraries import ALL_COMPILED_ROWS, ONLY_TORCH, Libraries
 from einpage.kernels.layout.window import Window
 from einpage.kernels.on_llvm.compile import why_not_llvm
 
@@ -33,20 +34,21 @@ class Products:
     threads: int = 1
     """What torch may use for one kernel."""
 
-    def few_rows(self, x: Window, y: Window) -> FewRows | None:
+    def few_rows(self, x: Window, y: Window, stored: Stored | None = None) -> FewRows | None:
         """How our own kernels compute a product of few rows or few columns; None where they are not to.
 
-        Both are [1, rows, columns] windows, as matrix_window gives them.
+        Both are [1, rows, columns] windows, as matrix_window gives them; the larger may be kept as it is `stored`.
         """
         (batch, rows, inner), columns = x.size, y.size[2]
         fewest = min(rows, columns)
-        if batch != 1 or not self.libraries.compiled.are_faster(fewest, max(rows, columns) * inner) or not compiles():
+        chosen = self.libraries.compiled if stored is None else ALL_COMPILED_ROWS
+        if batch != 1 or not chosen.are_faster(fewest, max(rows, columns) * inner) or not compiles():
             return None
         if inner > 1 and not x.stride[2] == y.stride[1] == 1:
             return None
         by_rows = Window(x.operand, x.tile, (rows, inner), (x.stride[1], 1), x.offset)
         by_columns = Window(y.operand, y.tile, (columns, inner), (y.stride[2], 1), y.offset)
-        return FewRows(by_rows, by_columns, False) if rows == fewest else FewRows(by_columns, by_rows, True)
+        return FewRows(by_rows, by_columns, False, stored) if rows == fewest else FewRows(by_columns, by_rows, True, stored)
 
     def windows(self, x: Window, y: Window) -> tuple[Window, Window] | None:
         """x [rows, inner] and y transposed, [columns, inner], as oneDNN reads them; None where torch.mm is to multiply them.
@@ -84,6 +86,8 @@ class FewRows:
     """[n, inner], likewise."""
     transposed: bool
     """Whether `few` are the columns of the product, and not its rows."""
+    stored: Stored | None = None
+    """How the matrix is stored, where that is not as fp32 numbers."""
 
 
 ONLY_MM = Products()

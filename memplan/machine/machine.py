@@ -73,6 +73,11 @@ class Machine:
     outdated: str = ""
     """What its profile says that is no longer used; empty: nothing."""
 
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is a CPU, whose kernels are torch's and our own, and not Triton's."""
+        return self.threads is not None or self.name == "cpu"
+
     def flops_of(self, dtype: DType) -> float:
         """FLOP/s for a run of `dtype`."""
         return dict(self.flops_per_s)[dtype]
