@@ -93,10 +93,10 @@ def plan(
 
     `budget` is bytes, or text as `8GiB`; `machine` a profile's name, a file or a Machine; `dtype` fp32, bf16 or fp16; `weights_as` the form
     in which weights wait and travel: "stored", as the checkpoint has them, or "run", in the run's dtype (None: stored on a CPU, where the
-    checkpoint is quantised); `outputs` names (None: the first that the spec declares); `split` the pieces of letters for which the budget is
-    not to choose; `no_fuse` fusions to leave out; `plan_seconds` for how long a faster plan is searched for at most (0: none), or
-    `plan_steps` in how many steps. The device is empty before the first task, or with `warm` holds weights as far as they fit; with `passes`
-    the plan ends with the tensors resident that it started with, and is run so many times.
+    checkpoint is quantised); `outputs` names (None: the first that the spec declares); `split` the pieces of letters for which the budget
+    is not to choose; `no_fuse` fusions to leave out; `plan_seconds` for how long a faster plan is searched for at most (0: none), or
+    `plan_steps` in how many steps. The device is empty before the first task, or with `warm` holds weights as far as they fit; with
+    `passes` the plan ends with the tensors resident that it started with, and is run so many times.
 
     In the result `memgraph` is the plan, and `report` its figures under the names of `plan --json`: sizes in bytes, times in seconds.
     The same input in as many `report.plan_steps` gives the same plan. Raises DoesNotFit with the task, the bytes and the smallest budget

@@ -5,10 +5,8 @@ from __future__ import annotations
 from functools import cache
 from itertools import product
 
-import gguf
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -19,30 +17,10 @@ from einpage.kernels.on_llvm.compile import why_not_llvm
 from einpage.kernels.on_llvm.ir import LANES
 from einpage.kernels.on_llvm.row_products import MOST_ROWS, row_products
 from einpage.kernels.on_llvm.unpack import unpack_blocks
+from stored_blocks import dequantised, random_blocks
 
 pytestmark = pytest.mark.skipif(why_not_llvm() is not None, reason=str(why_not_llvm()))
-GGUF_WORD = {BlockFormat.FP16: "F16"}
 UNTOUCHED = np.float32(7.25)
-
-
-def dequantised(format: BlockFormat, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """The definition: what `gguf` makes of blocks."""
-    with np.errstate(all="ignore"):
-        found = gguf.dequantize(raw.reshape(1, -1), GGMLQuantizationType[GGUF_WORD.get(format, format.value.upper())])
-    return found.astype(np.float32).reshape(-1)
-
-
-def random_blocks(format: BlockFormat, count: int, seed: int, finite: bool) -> NDArray[np.uint8]:
-    """Blocks of any bytes; with `finite`, of scales that are small numbers."""
-    rng = np.random.default_rng(seed)
-    raw = rng.integers(0, 256, (count, format.nbytes), np.uint8)
-    if finite:
-        offsets = {BlockFormat.Q4_1: (0, 2), BlockFormat.Q4_K: (0, 2), BlockFormat.Q6_K: (208,)}.get(format, (0,))
-        for at in offsets if format is not BlockFormat.BF16 else ():
-            raw[:, at : at + 2] = rng.uniform(-0.02, 0.02, (count, 1)).astype(np.float16).view(np.uint8)
-        if format is BlockFormat.BF16:
-            raw[:] = (rng.uniform(-1, 1, (count, 1)).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
-    return raw.reshape(-1)
 
 
 @given(st.sampled_from(list(BlockFormat)), st.integers(1, 5), st.integers(0, 2**32), st.booleans())
@@ -61,7 +39,7 @@ def weights(layout: NumberLayout, columns: int, inner: int) -> tuple[NDArray[np.
     if not isinstance(layout, BlockFormat):
         w = np.random.default_rng(inner).standard_normal((columns, inner)).astype(np.float32)
         return w.reshape(-1).view(np.uint8), w, 4 * inner
-    raw = random_blocks(layout, columns * inner // layout.elements, inner, finite=True)
+    raw = random_blocks(layout, columns * inner // layout.elements, inner)
     return raw, dequantised(layout, raw).reshape(columns, inner), inner // layout.elements * layout.nbytes
 
 

@@ -46,12 +46,19 @@ def prepare_contract(job: ContractJob, limit: int = SCRATCH_BYTES, products: Pro
     def temporaries(size: Mapping[Letter, int], has_epilogue: bool) -> int:
         return lowering.epilogue.peak_bytes(size, several) if lowering.epilogue is not None and has_epilogue else 0
 
-    def cost(size: Mapping[Letter, int]) -> int:
+    def first_block(size: Mapping[Letter, int]) -> tuple[Scratch, bool]:
         scratch = Scratch(len(job.reads) + 1, products)
         _, has_epilogue = lowering.block(next(blocks(size)), size, scratch)
+        return scratch, has_epilogue
+
+    def cost(size: Mapping[Letter, int]) -> int:
+        scratch, has_epilogue = first_block(size)
         return scratch.nbytes + temporaries(size, has_epilogue)
 
-    size = lowering.panels(fit(lowering.largest_block(), list(lowering.region), cost, limit))
+    size = lowering.largest_block()
+    if first_block(size)[0].takes_apart:
+        size = lowering.panels(size)
+    size = fit(size, list(lowering.region), cost, limit)
     scratch = Scratch(len(job.reads) + 1, products)
     steps: list[BoundStep] = []
     temporary_bytes = 0

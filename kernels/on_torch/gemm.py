@@ -22,7 +22,7 @@ from einpage.kernels.layout.window import BoundCall, BoundStep, JobBuffers, Stri
 from einpage.kernels.on_llvm.row_products import row_products
 from einpage.kernels.on_torch.matrix import Factor, Letters, Roles, clip, factor_window, matrix_window, stored_window
 from einpage.kernels.on_torch.products import ONLY_MM, FewRows, Products, linear
-from einpage.kernels.on_torch.taken_apart import taken_apart
+from einpage.kernels.on_torch.taken_apart import NUMBERS_OF, taken_apart
 
 SCRATCH_ALIGNMENT = 64
 """Elements: buffers that lie one behind the other begin where torch would let them begin."""
@@ -50,6 +50,11 @@ class Scratch:
         """Buffer `name` as a packed tile of `region`, row-major in the order of `letters`; the buffer grows where it is too small."""
         size = prod(region[x][1] - region[x][0] for x in letters)
         return scratch_tile(self.operand, self.buffer(name, size), letters, region)
+
+    @property
+    def takes_apart(self) -> bool:
+        """Whether numbers of stored weights lie in one of the buffers."""
+        return any(name.startswith(NUMBERS_OF) for name in self.elements)
 
     @property
     def nbytes(self) -> int:
@@ -94,7 +99,7 @@ def _product_of_part(
         if window is not None and stored is not None and stored_window(few, part, of_few)[1] is None:
             few_window, steps = _matrix(few, part, of_few, "x" if few is x else "y", scratch)
             pair = (few_window, window) if matrix is y else (window, few_window)
-            if (product := scratch.products.few_rows(*pair, stored)) is not None:
+            if (product := scratch.products.few_rows(*pair, *((None, stored) if matrix is y else (stored, None)))) is not None:
                 yield from steps
                 yield _few_rows(product, _flat(out), None if init is None else _flat(init))
                 return

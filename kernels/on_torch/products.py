@@ -34,13 +34,14 @@ class Products:
     threads: int = 1
     """What torch may use for one kernel."""
 
-    def few_rows(self, x: Window, y: Window, stored: Stored | None = None) -> FewRows | None:
+    def few_rows(self, x: Window, y: Window, stored_x: Stored | None = None, stored_y: Stored | None = None) -> FewRows | None:
         """How our own kernels compute a product of few rows or few columns; None where they are not to.
 
-        Both are [1, rows, columns] windows, as matrix_window gives them; the larger may be kept as it is `stored`.
+        Both are [1, rows, columns] windows, as matrix_window gives them. One may be kept as it is stored: the other is of few then.
         """
         (batch, rows, inner), columns = x.size, y.size[2]
-        fewest = min(rows, columns)
+        stored = stored_x or stored_y
+        fewest = rows if stored_y else columns if stored_x else min(rows, columns)
         chosen = self.libraries.compiled if stored is None else ALL_COMPILED_ROWS
         if batch != 1 or not chosen.are_faster(fewest, max(rows, columns) * inner) or not compiles():
             return None
@@ -48,7 +49,7 @@ class Products:
             return None
         by_rows = Window(x.operand, x.tile, (rows, inner), (x.stride[1], 1), x.offset)
         by_columns = Window(y.operand, y.tile, (columns, inner), (y.stride[2], 1), y.offset)
-        return FewRows(by_rows, by_columns, False, stored) if rows == fewest else FewRows(by_columns, by_rows, True, stored)
+        return FewRows(by_columns, by_rows, True, stored) if stored_x or rows != fewest else FewRows(by_rows, by_columns, False, stored)
 
     def windows(self, x: Window, y: Window) -> tuple[Window, Window] | None:
         """x [rows, inner] and y transposed, [columns, inner], as oneDNN reads them; None where torch.mm is to multiply them.

@@ -26,8 +26,12 @@ from einpage.kernels.on_llvm.compile import why_not_llvm
 from einpage.kernels.on_llvm.unpack import unpack_blocks
 from einpage.kernels.on_torch.matrix import Factor, clip
 
+NUMBERS_OF = "numbers of"
+"""How the names of scratch buffers for this begin."""
 PANEL_BYTES = 512 << 10
 """Of numbers that are taken apart at a time: they are multiplied while they are in the second cache."""
+PANEL_ROWS = 64
+"""Panels have multiples of so many rows where they can: whatever is done to their product is then done in whole vectors."""
 SLOW_BYTES_EACH = 24
 """What `gguf.dequantize` allocates for an element, at most."""
 
@@ -52,7 +56,7 @@ def taken_apart(factor: Factor, region: Region, scratch: ScratchBuffers) -> tupl
     tiles, steps = [], list[BoundStep]()
     for n, tile in enumerate(found):
         assert isinstance(tile.dtype, Stored), "a value is kept in one way"
-        numbers, more = _tile(tile, tile.dtype, clip(tile, region), f"numbers of {tile.operand}, {n}", scratch)
+        numbers, more = _tile(tile, tile.dtype, clip(tile, region), f"{NUMBERS_OF} {tile.operand}, {n}", scratch)
         tiles.append(numbers)
         steps += more
     return Factor(tuple(tiles), factor.letters, factor.name), steps
@@ -89,7 +93,9 @@ def limit_rows(size: dict[Letter, int], tile: StridedTile, stored: Stored) -> No
     letters = [index.terms[0][0] for index, _, _ in tile.bounds[:before] if len(index.terms) == 1]
     for n, letter in enumerate(letters):
         inside = prod(size[other] for other in letters[n + 1 :])
-        size[letter] = min(size[letter], max(1, most // inside))
+        several = max(1, most // inside)
+        whole_vectors = several // PANEL_ROWS * PANEL_ROWS
+        size[letter] = min(size[letter], whole_vectors if inside == 1 and whole_vectors else several)
 
 
 def _runs(rows: list[tuple[int, int]], shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
