@@ -117,9 +117,13 @@ def test_results_are_those_of_dequantised_weights_to_the_bit(
     assert torch.equal(stored.outputs["all_logits"], run.outputs["all_logits"])
     assert model.resolved is not None
     inputs = {"tokens": torch.tensor(tokens(count), dtype=torch.int32)}
-    exact = evaluate(model.program, inputs, read_weights(model.resolved, model.program), torch.float64, ["all_logits"])["all_logits"]
-    error = (stored.outputs["all_logits"].double() - exact).abs().max() / exact.abs().max()
-    assert error < 1e-5
+    weights = read_weights(model.resolved, model.program)
+    exact, single = (
+        evaluate(model.program, inputs, weights, dtype, ["all_logits"])["all_logits"] for dtype in (torch.float64, torch.float32)
+    )
+    scale = exact.abs().max()
+    error, usual = ((found.double() - exact).abs().max() / scale for found in (stored.outputs["all_logits"], single))
+    assert error < max(1e-5, 4 * usual), "further off than fp32 is"
     gathered = 4 * count * model.program.sizes["model"]
     assert stored.report.plan.h2d_bytes <= 1.02 * stored_bytes(llamas[name]) + gathered + 1024 < run.report.plan.h2d_bytes
 
