@@ -16,12 +16,12 @@ from torch import Tensor
 from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob
 from einpage.kernels.instructions.torch_kernel import Operands, TorchKernel
 from einpage.kernels.launch import this_gpu
+from einpage.kernels.multiply.products import ONLY_MM, Products
 from einpage.kernels.on_torch.attention import prepare_attention
 from einpage.kernels.on_torch.contract import prepare_contract
 from einpage.kernels.on_torch.fused_attention import prepare_fused
 from einpage.kernels.on_torch.host_gather import GatherKernel, prepare_gather, split_gather
 from einpage.kernels.on_torch.map import prepare_map
-from einpage.kernels.on_torch.products import ONLY_MM, Products
 from einpage.kernels.on_torch.written_rows import prepare_written_rows
 
 

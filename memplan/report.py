@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from einpage.einsum_front.algebra.expr import Letter
-from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.dtype import DType, Stored, as_run
 from einpage.einsum_front.base.units import aligned, format_bytes, format_rate, format_seconds
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, TaskId, TensorId
 from einpage.memplan.bounds.bounds import Bounds
@@ -107,6 +107,12 @@ class Report:
     dtype: DType
     split: tuple[tuple[Letter, int], ...]
     """Pieces of each letter."""
+    weight_bytes: int
+    """Of all weights that the tasks read, in the form in which they wait and travel."""
+    weight_bytes_as_run: int
+    """As numbers of the run's dtype."""
+    weight_formats: tuple[str, ...]
+    """In which some are kept as their checkpoint stores them; empty where all are numbers of the run's dtype."""
     budget_bytes: int
     peak_bytes: int
     """The smallest arena that these very offsets fit."""
@@ -172,6 +178,8 @@ def _plain(value: object) -> object:
     """As JSON has it."""
     if isinstance(value, Queue):
         return value.name
+    if isinstance(value, tuple):
+        return list(value)
     return value.value if isinstance(value, Enum) else value
 
 
@@ -184,6 +192,7 @@ def report(
     graph = memgraph.graph
     moved = moved_bytes_by_queue(memgraph)
     largest_task, largest_bytes = largest_footprint(graph, memgraph.alignment)
+    weights = [t for t in graph.tensors if t.kind is Kind.WEIGHT]
     return Report(
         spec=spec,
         machine=machine.name,
@@ -193,6 +202,9 @@ def report(
         order=TaskOrder.AS_WRITTEN if in_written_order(memgraph) else TaskOrder.REORDERED,
         dtype=graph.dtype,
         split=graph.split,
+        weight_bytes=sum(t.nbytes for t in weights),
+        weight_bytes_as_run=sum(as_run(t.element_type).bytes_of(t.box.size) for t in weights),
+        weight_formats=tuple(sorted({t.element_type.format.value for t in weights if isinstance(t.element_type, Stored)})),
         budget_bytes=int(memgraph.budget_bytes),
         peak_bytes=int(peak_bytes(memgraph)),
         largest_working_set_bytes=int(largest_bytes),
@@ -280,6 +292,7 @@ def render(r: Report, advice: str | None = None) -> str:
     rows = [
         ("plan", f"{r.spec}, {r.dtype.value}, on {r.machine}: {r.tasks} tasks, {r.nodes} nodes"),
         ("split", " ".join(f"{letter}={pieces}" for letter, pieces in r.split) or "none"),
+        *([("weights", stored_text(r))] if r.weight_formats else []),
         ("budget", f"{format_bytes(r.budget_bytes)}, {format_bytes(r.peak_bytes)} of it used"),
         ("largest task", f"{r.largest_working_set_task}, {format_bytes(r.largest_working_set_bytes)}"),
         *([("at start", f"{format_bytes(r.resident_bytes)} of weights on the device")] if r.resident_bytes else []),
@@ -307,6 +320,12 @@ def render(r: Report, advice: str | None = None) -> str:
     if advice is not None:
         rows.append(("would help", advice))
     return "\n".join(f"{name:<13} {text}" for name, text in rows)
+
+
+def stored_text(r: Report) -> str:
+    """In which form weights are kept: `92.1MiB as stored (q4_1, q8_0), 513.1MiB in fp32`."""
+    formats, as_run_text = ", ".join(r.weight_formats), format_bytes(r.weight_bytes_as_run)
+    return f"{format_bytes(r.weight_bytes)} as stored ({formats}), {as_run_text} in {r.dtype.value}"
 
 
 def _passes(p: PassesReport) -> str:

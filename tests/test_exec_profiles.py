@@ -20,7 +20,7 @@ from einpage.exec.measure import kernels_version, probe_runs, products, profiles
 from einpage.exec.measure.copies import CopySamples
 from einpage.exec.measure.probe_runs import KernelSample, ProbeRuns
 from einpage.kernels.instructions.torch_kernel import Operands
-from einpage.kernels.on_torch.products import Products
+from einpage.kernels.multiply.products import Products
 from einpage.memplan.machine.machine import Machine, Measurement
 from einpage.memplan.machine.places import Queue
 from einpage.memplan.machine.work import KernelKind, Work, work_of

@@ -207,7 +207,9 @@ def test_rows_that_are_looked_up_cross_the_link_as_numbers(llamas: dict[str, Pat
     spec = tmp_path / "m.yaml"
     spec.write_text(
         "einpage: 1\nname: m\nsizes: {n: 3, vocab: 96, i: 64}\naxes: {a: n, v: vocab, j: i}\ninputs:\n  tokens: {axes: a, dtype: int32}\n"
-        "weights:\n  table: {axes: v j, from: token_embd.weight}\nignore: ['*']\nassume: {llama.attention.head_count: 4, llama.attention.layer_norm_rms_epsilon: 1.0e-5, llama.rope.freq_base: 10000}\nbody:\n  - x[a,j] = table[tokens[a], j] * 2\n"
+        "weights:\n  table: {axes: v j, from: token_embd.weight}\nignore: ['*']\n"
+        "assume: {llama.attention.head_count: 4, llama.attention.layer_norm_rms_epsilon: 1.0e-5, llama.rope.freq_base: 10000}\n"
+        "body:\n  - x[a,j] = table[tokens[a], j] * 2\n"
         "outputs:\n  x: {axes: a j}\n",
         encoding="utf-8",
     )

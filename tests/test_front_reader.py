@@ -139,7 +139,7 @@ def test_the_shape_of_a_body(item: str, shown: str, words: str) -> None:
     assert words in str(e)
 
 
-def test_a_statement_that_yaml_takes_apart() -> None:
+def test_a_statement_that_yaml_unpacks() -> None:
     e = failure(spec("y[b,s,m] = 2  : x0[b,s,m]"))
     assert e.line == 13
     assert "repeat" in str(e)

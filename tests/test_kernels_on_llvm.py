@@ -1,4 +1,4 @@
-"""Kernels compiled for the processor at hand: blocks taken apart as their format's own library does, products as numpy's in float64."""
+"""Kernels compiled for the processor at hand: blocks unpacked as their format's own library does, products as numpy's in float64."""
 
 from __future__ import annotations
 

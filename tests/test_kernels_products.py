@@ -15,9 +15,9 @@ from einpage.einsum_front.graph.job import AttentionJob, ContractJob
 from einpage.exec.measure.products import product_job
 from einpage.kernels.instructions.torch_kernel import TorchKernel
 from einpage.kernels.layout.window import Window
+from einpage.kernels.multiply.products import ONLY_MM, FewRows, Products, linear
 from einpage.kernels.on_torch.attention import prepare_attention
 from einpage.kernels.on_torch.contract import prepare_contract
-from einpage.kernels.on_torch.products import ONLY_MM, FewRows, Products, linear
 from einpage.kernels.prepare import prepare
 from kernels_build import ld, op, view
 from kernels_cases import ATTENTIONS, CONTRACTS, contract, unproject
@@ -196,7 +196,7 @@ def test_what_does_not_lie_row_by_row_or_has_more_rows_is_not(x: Window, y: Wind
 
 
 def test_without_a_compiler_there_is_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("einpage.kernels.on_torch.products.why_not_llvm", lambda: "it is not there")
+    monkeypatch.setattr("einpage.kernels.multiply.products.why_not_llvm", lambda: "it is not there")
     assert Products(COMPILED).few_rows(ROW, BY_COLUMNS) is None
 
 

@@ -17,10 +17,10 @@ from einpage.einsum_front.base.dtype import BlockFormat, DType, Stored
 from einpage.einsum_front.base.libraries import ALL_COMPILED_ROWS, ALL_ONEDNN, ONLY_TORCH, Libraries
 from einpage.einsum_front.graph.job import Box, Contraction, ContractJob, GatherJob, View
 from einpage.kernels.instructions.torch_kernel import TorchKernel
-from einpage.kernels.on_torch import taken_apart
+from einpage.kernels.multiply import unpack_steps
+from einpage.kernels.multiply.products import Products
 from einpage.kernels.on_torch.contract import prepare_contract
 from einpage.kernels.on_torch.host_gather import GatherKernel, prepare_gather
-from einpage.kernels.on_torch.products import Products
 from kernels_build import fn, ld, letters, op, ranges, view
 from kernels_cases import contract
 from kernels_naive import Case, assert_right
@@ -97,7 +97,7 @@ def test_few_rows_take_blocks_apart_in_registers_and_more_in_panels() -> None:
     few, many = projection(BlockFormat.Q4_1, 16, 3000, 576), projection(BlockFormat.Q4_1, 17, 3000, 576)
     assert computed(few.job, few.operands(), few.numbers.poisoned(), COMPILED).scratch_bytes == 0
     kernel = computed(many.job, many.operands(), many.numbers.poisoned(), COMPILED)
-    assert 4 * 576 * 64 <= kernel.scratch_bytes <= taken_apart.PANEL_BYTES
+    assert 4 * 576 * 64 <= kernel.scratch_bytes <= unpack_steps.PANEL_BYTES
 
 
 def test_rows_are_taken_apart_once_where_a_block_of_the_product_needs_them_again() -> None:
@@ -106,7 +106,7 @@ def test_rows_are_taken_apart_once_where_a_block_of_the_product_needs_them_again
     out = case.numbers.poisoned()
     kernel(case.operands(), out, None)
     assert_right(case.numbers, out)
-    per_row = [n for n in range(len(kernel.steps)) if "take_apart" in repr(kernel.steps[n])]
+    per_row = [n for n in range(len(kernel.steps)) if "unpack_rows" in repr(kernel.steps[n])]
     assert len(per_row) == 1 < len(kernel.steps)
 
 
@@ -175,7 +175,7 @@ def test_without_a_compiler_the_definition_is_computed(format: BlockFormat, monk
     case = projection(format, 20)
     out, by_definition = case.numbers.poisoned(), case.numbers.poisoned()
     computed(case.job, case.operands(), out, Products(ONLY_TORCH))
-    monkeypatch.setattr(taken_apart, "why_not_llvm", lambda: "it is not there")
+    monkeypatch.setattr(unpack_steps, "why_not_llvm", lambda: "it is not there")
     kernel = computed(case.job, case.operands(), by_definition, Products(ONLY_TORCH))
     assert torch.equal(out, by_definition)
     assert (kernel.temporary_bytes > 0) is format.is_quantised

@@ -25,7 +25,7 @@ WINGS: dict[str, tuple[str, ...]] = {
     "einsum_front": ("base", "algebra", "graph", "spec", "elaborate", "fuse", "tile", "choose"),
     "checkpoints": ("files", "text", "match"),
     "memplan": ("machine", "problem", "graph", "judge", "packing", "bounds", "residency", "horizons", "schedule"),
-    "kernels": ("layout", "on_llvm", "instructions", "on_torch", "tiles", "writer", "on_triton", "launch"),
+    "kernels": ("layout", "on_llvm", "instructions", "multiply", "on_torch", "tiles", "writer", "on_triton", "launch"),
     "exec": ("system", "load", "device", "dispatch", "picture", "planning", "measure", "run", "command"),
 }
 """Each folder's wings from the ground up: a wing imports itself and the wings before it. Its errors lie below all wings, its other files
@@ -50,7 +50,7 @@ FACE: dict[str, tuple[str, ...]] = {
         "bounds.limit",
         *("packing.pack", "packing.csv_file", "residency.loading", "residency.resident_sets", "schedule.static_plans"),
     ),
-    "kernels": (*("errors", "prepare", "layout.torch_dtype", "instructions.torch_kernel", "on_torch.products"),),
+    "kernels": (*("errors", "prepare", "layout.torch_dtype", "instructions.torch_kernel", "multiply.products"),),
     "exec": (),
 }
 """What the other folders may import of each."""

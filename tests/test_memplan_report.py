@@ -23,7 +23,8 @@ SECONDS = a_machine(
     flops_per_s=((DType.FP32, 128.0),), device_bytes_per_s=1e12, h2d_bytes_per_s=256.0, d2h_bytes_per_s=128.0,
     copy_latency_s=0.5, launch_latency_s=2.0, device_bytes=2048,
 )  # fmt: skip
-KEYS = """spec machine policy plan_steps plan_ended order dtype split budget_bytes peak_bytes largest_working_set_bytes
+KEYS = """spec machine policy plan_steps plan_ended order dtype split weight_bytes weight_bytes_as_run weight_formats
+    budget_bytes peak_bytes largest_working_set_bytes
 largest_working_set_task host_bytes
     start resident_bytes tasks nodes edges h2d_bytes d2h_bytes disk_read_bytes bytes_bound_h2d bytes_bound_d2h compute_s h2d_s d2h_s
     makespan_s predicted_s bound_s bound_ratio bound_limit bound_order_s bound_order_ratio bound_order_limit bound_order_by

@@ -1,7 +1,7 @@
 """Guards: the conditions under which a part of an expression counts, and what they say of an index there.
 
 `where(s + k >= 3, p[s + k - 3], 0)` reads `p` only where `s + k - 3` is at least 0. In: an expression, or an index with its guards and
-the range of each letter. Out: each load's guards; the interval of an index where they hold. A guard is taken apart into cases, each of
+the range of each letter. Out: each load's guards; the interval of an index where they hold. A guard is unpacked into cases, each of
 comparisons of whole numbers; what it says otherwise is not used.
 """
 
@@ -37,11 +37,11 @@ from einpage.einsum_front.algebra.rewrite import rename
 from einpage.einsum_front.base.interval import FALSE, TRUE, Interval, truth
 
 MOST_CASES = 64
-"""Alternatives (`or`, `!=`) that guards are taken apart into; a guard that would make more is not used."""
+"""Alternatives (`or`, `!=`) that guards are unpacked into; a guard that would make more is not used."""
 MOST_TRIED = 16
 """Choices of letters that are tried in search of one under which conditions hold."""
 MOST_ALTERNATIVES = 64
-"""Expressions without `min`, `max`, `abs`, `where` that one with them is taken apart into."""
+"""Expressions without `min`, `max`, `abs`, `where` that one with them is unpacked into."""
 
 
 @dataclass(frozen=True, slots=True)

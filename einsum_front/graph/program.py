@@ -62,11 +62,11 @@ class WeightsAs(Enum):
     RUN = "run"
     """As numbers of the run's dtype, made when they are loaded."""
     STORED = "stored"
-    """As the checkpoint stores them, where every use can take them apart."""
+    """As the checkpoint stores them, where every use can unpack them."""
     QUANTISED = "auto"
     """As stored where several numbers share a scale; else as numbers of the run's dtype."""
 
-    def keeps(self, weight: Weight, dtype: DType) -> bool:
+    def wants_stored(self, weight: Weight, dtype: DType) -> bool:
         """Whether `weight` is wanted as it is stored. What is stored in the run's dtype is that anyway."""
         if self is WeightsAs.RUN or weight.stored is None or weight.stored.format.value == dtype.value:
             return False

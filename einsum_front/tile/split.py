@@ -28,9 +28,9 @@ from einpage.einsum_front.graph.program import UnchangedRows, WeightsAs
 from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, TaskGraph, Tensor, TensorId, Value, tile_name
 from einpage.einsum_front.tile.flops import flops, least_elements
 from einpage.einsum_front.tile.grid import Grid, Templates, host_grids, templates_of
-from einpage.einsum_front.tile.kept import kept_as_stored
 from einpage.einsum_front.tile.needed import Ranges, needed_ranges
 from einpage.einsum_front.tile.order import Draft, in_tile_order
+from einpage.einsum_front.tile.stored_weights import stored_weights
 from einpage.einsum_front.tile.task_template import TaskTemplate, task_template
 from einpage.einsum_front.tile.template import Template, result_cuts, tiles
 from einpage.einsum_front.tile.tiling import Cuts, cuts, load_box, most_pieces
@@ -217,7 +217,7 @@ def declared_values(opgraph: OpGraph, dtype: DType, weights_as: WeightsAs = Weig
     program = opgraph.program
     outputs = {value for _, value in opgraph.outputs}
     values = {i.name: Value(i.name, i.name, i.shape, i.dtype or dtype, Kind.INPUT, (), i.default) for i in program.inputs}
-    kept = kept_as_stored(opgraph, dtype, weights_as)
+    kept = stored_weights(opgraph, dtype, weights_as)
     values |= {w.name: Value(w.name, w.base, w.shape, kept.get(w.name, dtype), Kind.WEIGHT, w.sources) for w in program.weights}
     for op in opgraph.ops:
         kind = Kind.OUTPUT if op.value in outputs else Kind.ACTIVATION

@@ -39,6 +39,7 @@ from einpage.exec.run.sampling import Sampling
 from einpage.exec.system.interrupt import INTERRUPTED
 from einpage.memplan.graph.memgraph import PlanSet
 from einpage.memplan.graph.planfile import count_of, load_plan_set, of_recipe
+from einpage.memplan.report import stored_text
 
 DEFAULT_TEMPERATURE = 0.8
 """Where neither --greedy nor --temperature is given."""
@@ -249,6 +250,8 @@ def rendered(figures: GenerationFigures, plans: PlannedSet, plan_s: float, answe
             lines[0] += f", {figures.new_tokens / figures.steps:.2f} tokens a pass"
     lines.append(f"first       after {format_seconds(figures.time_to_first_token_s)}")
     lines.append(f"plans       {len(plans.plan_set.phases)}, each and all together judged right, made or read in {format_seconds(plan_s)}")
+    if (report := plans.first.planned.report).weight_formats:
+        lines.append(f"weights     {stored_text(report)}")
     lines.append(f"memory      arena {format_bytes(budget_bytes)}, host {format_bytes(plans.host_bytes)}")
     return "\n".join(lines)
 

@@ -107,7 +107,7 @@ def search_seconds(a: argparse.Namespace) -> float:
 
 
 def weights_as_of(word: str | None, takes_blocks: bool) -> WeightsAs:
-    """What --weights-as says, or what is right without it, on a device whose kernels take blocks of stored weights apart or do not. Raises
+    """What --weights-as says, or what is right without it, on a device whose kernels unpack blocks of stored weights or do not. Raises
     UsageError for what the device cannot do."""
     if word is None:
         return WeightsAs.QUANTISED if takes_blocks else WeightsAs.RUN

@@ -50,6 +50,7 @@ from einpage.memplan.bounds.limit import limit_name
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import Queue
 from einpage.memplan.machine.profile import checked_threads, load_machine
+from einpage.memplan.report import stored_text
 
 
 def run_command(a: argparse.Namespace) -> int:
@@ -126,7 +127,7 @@ def device_of(a: argparse.Namespace) -> ChosenDevice:
 
 
 def takes_blocks(kind: DeviceKind, kernels: str) -> bool:
-    """Whether the kernels that run there take blocks of stored weights apart."""
+    """Whether the kernels that run there unpack blocks of stored weights."""
     return kernels_for(kernels, kind) == "torch"
 
 
@@ -289,6 +290,7 @@ def rendered(result: RunResult, timeline: str | None) -> str:
     lines += [
         "",
         f"plan        {plan.tasks} tasks, {plan.nodes} nodes, split {split}; judged right; made in {planning}",
+        *([f"weights     {stored_text(plan)}"] if plan.weight_formats else []),
         f"memory      arena {arena}, {beside} {scratch}, host {host}, peak resident {peak}",
         f"moved       {moved_in} to the device, {moved_out} back: the plan's bytes exactly",
         *([f"passes      {plan.passes.passes}; bytes and times are those of one"] if plan.passes is not None else []),

@@ -23,7 +23,7 @@ from einpage.einsum_front.graph.taskgraph import TaskId
 from einpage.exec.device.arena import HostArena, MappedArena, residency_view, used_extents
 from einpage.exec.device.device import DeviceMemory, MovedBytes, Rested, extents_beside, no_op
 from einpage.kernels.instructions.torch_kernel import Operands, TorchKernel
-from einpage.kernels.on_torch.products import Products
+from einpage.kernels.multiply.products import Products
 from einpage.kernels.prepare import Backend, PreparedKernels
 from einpage.memplan.graph.memgraph import Compute, Extent, Free, HostGather, MemGraph, Move, NodeId, Offset, ResidencyId
 from einpage.memplan.graph.packed import Nodes, Residencies

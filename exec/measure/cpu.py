@@ -34,7 +34,7 @@ from einpage.exec.measure.probe_runs import LAYERS_BY_ROWS, ProbeRuns, probe_run
 from einpage.exec.measure.products import measured_libraries, product_job, strided_factor, whole_view
 from einpage.exec.measure.profiles import Say, measured, profile_path
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
-from einpage.kernels.on_torch.products import ONLY_MM, Products
+from einpage.kernels.multiply.products import ONLY_MM, Products
 from einpage.kernels.prepare import prepare
 from einpage.memplan.graph.memgraph import Extent, Offset
 from einpage.memplan.machine.kernel_times import CopyTimes

@@ -21,7 +21,7 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.libraries import ALL_COMPILED_ROWS, ALL_ONEDNN, ONLY_TORCH, CompiledRows, Libraries, OneDnn
 from einpage.einsum_front.graph.job import Box, Contraction, ContractJob, Range, View
 from einpage.kernels.instructions.torch_kernel import TorchKernel
-from einpage.kernels.on_torch.products import Products, compiles, linear
+from einpage.kernels.multiply.products import Products, compiles, linear
 from einpage.kernels.prepare import prepare
 
 ROWS = {"one_row": 1, "few_rows": 5, "many_rows": 64, "most_rows": 256}

@@ -151,7 +151,7 @@ def least_host_bytes(program: Program, request: PlanRequest) -> int:
 def _least_weight_bytes(weight: Weight, request: PlanRequest) -> int:
     """Of a weight that may be kept as it is stored: the fewer."""
     as_run = request.dtype.bytes_of(prod(weight.shape))
-    if weight.stored is None or not request.weights_as.keeps(weight, request.dtype):
+    if weight.stored is None or not request.weights_as.wants_stored(weight, request.dtype):
         return as_run
     return min(as_run, Stored(weight.stored.format, weight.stored.dims, request.dtype).bytes_of(prod(weight.shape)))
 

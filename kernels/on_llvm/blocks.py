@@ -1,4 +1,4 @@
-"""Blocks of numbers as they are stored, taken apart in registers: each format's definition in LLVM's intermediate representation.
+"""Blocks of numbers as they are stored, unpacked in registers: each format's definition in LLVM's intermediate representation.
 
 In: the address of a block. Out: its numbers in order, LANES at a time, in fp32, each rounded as `gguf.dequantize` rounds it (a product and
 a sum are rounded apart). Numbers that are stored one by one come LANES at a time as well. Formats are llama.cpp's:
@@ -20,7 +20,7 @@ NumberLayout: TypeAlias = "BlockFormat | DType"
 
 
 def block_elements(layout: NumberLayout) -> int:
-    """How many numbers are taken apart at a time."""
+    """How many numbers are unpacked at a time."""
     return max(LANES, layout.elements) if isinstance(layout, BlockFormat) else LANES
 
 
@@ -38,7 +38,7 @@ def is_divisible(layout: NumberLayout) -> bool:
 
 def numbers(ir: Ir, layout: NumberLayout, block: str) -> Iterator[str]:
     """The numbers of a block at address `block`: vectors of LANES."""
-    assert layout is DType.FP32 or isinstance(layout, BlockFormat), f"{layout} cannot be taken apart"
+    assert layout is DType.FP32 or isinstance(layout, BlockFormat), f"{layout} cannot be unpacked"
     return _FORMATS[layout](ir, block)
 
 

@@ -1,4 +1,4 @@
-"""Products of a few rows with a matrix that lies row by row, as fp32 or in blocks: each number of the matrix is taken apart once, in
+"""Products of a few rows with a matrix that lies row by row, as fp32 or in blocks: each number of the matrix is unpacked once, in
 registers, and multiplied by all rows. With few rows a product takes as long as its matrix takes to be read.
 
     out[r, n] = (init[r, n] +) sum over m of x[r, m] * w[n, m]

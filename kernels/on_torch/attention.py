@@ -23,9 +23,9 @@ from einpage.kernels.instructions.torch_kernel import TorchKernel
 from einpage.kernels.layout.affine import Affine
 from einpage.kernels.layout.blocks import extents, fit, regions, whole
 from einpage.kernels.layout.window import BoundCall, BoundStep, JobBuffers, StridedTile, in_several_tiles, strided_tile, tile_borders
-from einpage.kernels.on_torch.gemm import Scratch, multiply
-from einpage.kernels.on_torch.matrix import Factor, Letters, assign_roles, factor_of, letters_one_by_one, matrix_window, needs_no_copy
-from einpage.kernels.on_torch.products import ONLY_MM, Products
+from einpage.kernels.multiply.gemm import Scratch, multiply
+from einpage.kernels.multiply.matrix import Factor, Letters, assign_roles, factor_of, letters_one_by_one, matrix_window, needs_no_copy
+from einpage.kernels.multiply.products import ONLY_MM, Products
 
 KEY_STEP = 64
 """How finely the keys that a mask empties are left out."""

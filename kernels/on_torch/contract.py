@@ -20,8 +20,8 @@ from einpage.kernels.instructions.torch_kernel import TorchKernel
 from einpage.kernels.layout.affine import Affine
 from einpage.kernels.layout.blocks import SCRATCH_BYTES, extents, fit, regions, whole
 from einpage.kernels.layout.window import BoundStep, StridedTile, Window, in_several_tiles, strided_tile, tile_borders
-from einpage.kernels.on_torch.gemm import Scratch, multiply
-from einpage.kernels.on_torch.matrix import (
+from einpage.kernels.multiply.gemm import Scratch, multiply
+from einpage.kernels.multiply.matrix import (
     Factor,
     Letters,
     Roles,
@@ -31,8 +31,8 @@ from einpage.kernels.on_torch.matrix import (
     matrix_window,
     needs_no_copy,
 )
-from einpage.kernels.on_torch.products import ONLY_MM, Products
-from einpage.kernels.on_torch.taken_apart import limit_rows
+from einpage.kernels.multiply.products import ONLY_MM, Products
+from einpage.kernels.multiply.unpack_steps import limit_rows
 
 
 def prepare_contract(job: ContractJob, limit: int = SCRATCH_BYTES, products: Products = ONLY_MM) -> TorchKernel:
@@ -56,7 +56,7 @@ def prepare_contract(job: ContractJob, limit: int = SCRATCH_BYTES, products: Pro
         return scratch.nbytes + temporaries(size, has_epilogue)
 
     size = lowering.largest_block()
-    if first_block(size)[0].takes_apart:
+    if first_block(size)[0].unpacks:
         size = lowering.panels(size)
     size = fit(size, list(lowering.region), cost, limit)
     scratch = Scratch(len(job.reads) + 1, products)
@@ -150,7 +150,7 @@ class _ContractLowering:
         return size
 
     def panels(self, size: Mapping[Letter, int]) -> dict[Letter, int]:
-        """`size`, or less, so that rows of stored weights that are taken apart at a time stay in a cache, and lie one after the other."""
+        """`size`, or less, so that rows of stored weights that are unpacked at a time stay in a cache, and lie one after the other."""
         out = dict(size)
         for factor in (factor for pair in self.pairs for factor in pair):
             for tile in factor.tiles:

@@ -30,10 +30,10 @@ from einpage.kernels.instructions.torch_kernel import TorchKernel
 from einpage.kernels.layout.affine import Affine, affine
 from einpage.kernels.layout.blocks import SCRATCH_BYTES, extents, fit, regions, whole
 from einpage.kernels.layout.window import BoundCall, BoundStep, JobBuffers, StridedTile, Window, in_several_tiles
+from einpage.kernels.multiply.gemm import Scratch
+from einpage.kernels.multiply.matrix import Factor, Letters, joined
+from einpage.kernels.multiply.products import ONLY_MM, Products
 from einpage.kernels.on_torch.attention import BLOCK_BYTES, AttentionLowering, Blocks
-from einpage.kernels.on_torch.gemm import Scratch
-from einpage.kernels.on_torch.matrix import Factor, Letters, joined
-from einpage.kernels.on_torch.products import ONLY_MM, Products
 
 FP32 = torch.finfo(torch.float32)
 QUERY_BLOCK, KEY_BLOCK = 256, 512

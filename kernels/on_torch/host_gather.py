@@ -29,7 +29,7 @@ from einpage.kernels.layout.affine import Affine, ascending, row_major
 from einpage.kernels.layout.assemble import assemble
 from einpage.kernels.layout.blocks import extents, whole
 from einpage.kernels.layout.window import strided_tile
-from einpage.kernels.on_torch.taken_apart import temporary_bytes, to_numbers
+from einpage.kernels.multiply.unpack_steps import temporary_bytes, to_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,8 @@ def prepare_gather(job: GatherJob) -> GatherKernel:
     scratch_bytes = 24 * elements * (1 if isinstance(index, Load) else node_count(index)) + (0 if straight else 2 * result_bytes)
     if isinstance(table.element_type, Stored):
         assert at == 0, "a table that is kept as it is stored is looked up by its rows"
-        taken = elements * table.element_type.row_elements(table.boxes[0].shape)
-        scratch_bytes += table.element_type.bytes_of(taken) + 4 * taken + temporary_bytes(table.element_type, taken)
+        unpacked = elements * table.element_type.row_elements(table.boxes[0].shape)
+        scratch_bytes += table.element_type.bytes_of(unpacked) + 4 * unpacked + temporary_bytes(table.element_type, unpacked)
     read_index = _index_reader(job, index, index_letters)
     return GatherKernel(job, at, index_letters, rest, tiles, max(b.end[at] for b in table.boxes), read_index, scratch_bytes)
 

@@ -1,7 +1,7 @@
 """Products of two loads as steps that call torch.mm or bmm, oneDNN, or our own kernels, on strided windows, in fp32.
 
 In: the factors, their roles, where the product goes, a region. Out: steps. A factor that BLAS cannot read where it lies is packed into
-scratch first, once for all steps in a row that read the same of it. Of a factor that is kept as it is stored, blocks are taken apart in
+scratch first, once for all steps in a row that read the same of it. Of a factor that is kept as it is stored, blocks are unpacked in
 registers where our own kernels multiply, else into scratch.
 """
 
@@ -19,10 +19,10 @@ from einpage.einsum_front.algebra.expr import Letter, Region
 from einpage.einsum_front.base.dtype import DType
 from einpage.kernels.layout.blocks import extents, regions
 from einpage.kernels.layout.window import BoundCall, BoundStep, JobBuffers, StridedTile, Window, scratch_tile
+from einpage.kernels.multiply.matrix import Factor, Letters, Roles, clip, factor_window, matrix_window, stored_window
+from einpage.kernels.multiply.products import ONLY_MM, FewRows, Products, linear
+from einpage.kernels.multiply.unpack_steps import NUMBERS_OF, unpacked
 from einpage.kernels.on_llvm.row_products import row_products
-from einpage.kernels.on_torch.matrix import Factor, Letters, Roles, clip, factor_window, matrix_window, stored_window
-from einpage.kernels.on_torch.products import ONLY_MM, FewRows, Products, linear
-from einpage.kernels.on_torch.taken_apart import NUMBERS_OF, taken_apart
 
 SCRATCH_ALIGNMENT = 64
 """Elements: buffers that lie one behind the other begin where torch would let them begin."""
@@ -52,7 +52,7 @@ class Scratch:
         return scratch_tile(self.operand, self.buffer(name, size), letters, region)
 
     @property
-    def takes_apart(self) -> bool:
+    def unpacks(self) -> bool:
         """Whether numbers of stored weights lie in one of the buffers."""
         return any(name.startswith(NUMBERS_OF) for name in self.elements)
 
@@ -113,8 +113,8 @@ def _product_of_part(
 def _matrix(
     factor: Factor, region: Region, roles: tuple[Letters, Letters, Letters], name: str, scratch: Scratch
 ) -> tuple[Window, list[BoundStep]]:
-    """The factor as a matrix, and the steps that take it apart and pack it where it must be."""
-    factor, steps = taken_apart(factor, region, scratch)
+    """The factor as a matrix, and the steps that unpack it and pack it where it must be."""
+    factor, steps = unpacked(factor, region, scratch)
     window = factor_window(factor, region, roles)
     if window is not None:
         return window, steps

@@ -1,7 +1,7 @@
-"""Blocks of a stored weight taken apart into fp32 scratch, by steps of a job: rows of them at a time, the same rows once.
+"""Blocks of a stored weight unpacked into fp32 scratch, by steps of a job: rows of them at a time, the same rows once.
 
 In: a tile that is kept as it is stored, a region of the letters. Out: the tile of scratch in which its numbers lie, and the steps that put
-them there. Whole rows of the tile are taken apart. Quantised blocks are by kernels compiled for the processor; where these cannot be had,
+them there. Whole rows of the tile are unpacked. Quantised blocks are by kernels compiled for the processor; where these cannot be had,
 by `gguf.dequantize`, which is their definition. Numbers stored one by one are converted by torch.
 """
 
@@ -22,14 +22,14 @@ from einpage.einsum_front.graph.job import Box
 from einpage.kernels.layout.affine import row_major
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.kernels.layout.window import BoundCall, BoundStep, JobBuffers, StridedTile, strided_tile
+from einpage.kernels.multiply.matrix import Factor, clip
 from einpage.kernels.on_llvm.compile import why_not_llvm
 from einpage.kernels.on_llvm.unpack import unpack_blocks
-from einpage.kernels.on_torch.matrix import Factor, clip
 
 NUMBERS_OF = "numbers of"
 """How the names of scratch buffers for this begin."""
 PANEL_BYTES = 512 << 10
-"""Of numbers that are taken apart at a time: they are multiplied while they are in the second cache."""
+"""Of numbers that are unpacked at a time: they are multiplied while they are in the second cache."""
 PANEL_ROWS = 64
 """Panels have multiples of so many rows where they can: whatever is done to their product is then done in whole vectors."""
 SLOW_BYTES_EACH = 24
@@ -47,7 +47,7 @@ class ScratchBuffers(Protocol):
         """The number of buffer `name`, at least so large."""
 
 
-def taken_apart(factor: Factor, region: Region, scratch: ScratchBuffers) -> tuple[Factor, list[BoundStep]]:
+def unpacked(factor: Factor, region: Region, scratch: ScratchBuffers) -> tuple[Factor, list[BoundStep]]:
     """`factor` with the tiles that have elements in `region` as numbers in scratch, where they are stored otherwise, and what puts them
     there."""
     found = factor.at(region)
@@ -118,11 +118,11 @@ def _step(
 ) -> BoundStep:
     row_bytes = stored.bytes_of(columns)
 
-    def take_apart(buffers: JobBuffers) -> BoundCall:
+    def unpack_rows(buffers: JobBuffers) -> BoundCall:
         source = buffers[operand][tile][first * row_bytes : (first + rows) * row_bytes]
         return to_numbers(source, buffers[scratch][buffer][offset : offset + rows * columns], stored)
 
-    return take_apart
+    return unpack_rows
 
 
 def to_numbers(source: Tensor, target: Tensor, stored: Stored) -> BoundCall:

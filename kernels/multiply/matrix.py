@@ -2,7 +2,7 @@
 
 In: the tiles of x and y, where the product goes, a region. Out: `Roles`; three-dimensional windows, or None where a factor must be packed
 first: its letters do not lie one stride apart, it is not fp32, or it is spread over several tiles. What is kept as it is
-stored lies as the fp32 numbers that its blocks are taken apart into.
+stored lies as the fp32 numbers that its blocks are unpacked into.
 
     q[b,s,k,g] = h[b,s,m] * w[k,g,m]      rows (b,s)  columns (k,g)  inner (m):  [S, M] x [M, N], no copy
 """
@@ -137,7 +137,7 @@ def clip(tile: StridedTile, region: Region) -> dict[Letter, tuple[int, int]]:
 
 
 def is_read_as_fp32(tile: StridedTile) -> bool:
-    """Whether it is fp32 numbers, or blocks that are taken apart into such."""
+    """Whether it is fp32 numbers, or blocks that are unpacked into such."""
     return tile.dtype is DType.FP32 or isinstance(tile.dtype, Stored)
 
 

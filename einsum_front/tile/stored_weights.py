@@ -1,6 +1,6 @@
-"""Which weights a graph keeps as their checkpoint stores them: those of which every use takes apart what it reads.
+"""Which weights a graph keeps as their checkpoint stores them: those of which every use unpacks what it reads.
 
-In: fused operations, the run's dtype, and what is wanted. Out: an element type by weight. A product takes its factors apart, a gather the
+In: fused operations, the run's dtype, and what is wanted. Out: an element type by weight. A product unpacks its factors, a gather the
 rows that it fetches; whatever else reads a weight (a norm, an epilogue, an attention) wants numbers, and then all uses get them.
 """
 
@@ -14,9 +14,9 @@ from einpage.einsum_front.graph.opgraph import ContractOp, FusedOp, GatherOp, Op
 from einpage.einsum_front.graph.program import WeightsAs
 
 
-def kept_as_stored(opgraph: OpGraph, dtype: DType, weights_as: WeightsAs) -> dict[str, Stored]:
+def stored_weights(opgraph: OpGraph, dtype: DType, weights_as: WeightsAs) -> dict[str, Stored]:
     """By name, the weights that stay stored."""
-    wanted = {w.name: w.stored for w in opgraph.program.weights if w.stored is not None and weights_as.keeps(w, dtype)}
+    wanted = {w.name: w.stored for w in opgraph.program.weights if w.stored is not None and weights_as.wants_stored(w, dtype)}
     if not wanted:
         return {}
     rank = {w.name: len(w.shape) for w in opgraph.program.weights}
