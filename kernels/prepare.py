@@ -11,12 +11,15 @@ from enum import Enum
 from functools import lru_cache
 from typing import Protocol, assert_never
 
+import torch
 from torch import Tensor
 
+from einpage.einsum_front.base.dtype import Stored
 from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob
 from einpage.kernels.instructions.torch_kernel import Operands, TorchKernel
 from einpage.kernels.launch import this_gpu
 from einpage.kernels.multiply.products import ONLY_MM, Products
+from einpage.kernels.multiply.unpack_steps import to_numbers
 from einpage.kernels.on_torch.attention import prepare_attention
 from einpage.kernels.on_torch.contract import prepare_contract
 from einpage.kernels.on_torch.fused_attention import prepare_fused
@@ -115,6 +118,13 @@ def prepare_gathers(job: GatherJob, nbytes: int) -> Iterator[tuple[GatherJob, Ke
     """`job` as gathers of at most `nbytes` of its result each (one element at least), which lie one after the other in it."""
     for part in split_gather(job, nbytes):
         yield part, prepare(part)
+
+
+def numbers_of(blocks: Tensor, stored: Stored, shape: tuple[int, ...]) -> Tensor:
+    """The numbers of a tile that is kept as it is stored, bytes [nbytes], as kernels use them: fp32, of `shape`."""
+    out = torch.empty(shape)
+    to_numbers(blocks, out.view(-1), stored)()
+    return out
 
 
 def why_not_triton() -> str | None:

@@ -31,7 +31,7 @@ def kernel_times(draw: st.DrawFn) -> KernelTimes:
     return KernelTimes(
         start_s=draw(seconds),
         wakeup_s=draw(seconds),
-        products=ProductTimes(draw(seconds), draw(tables()), epilogue_s=draw(seconds)),
+        products=ProductTimes(draw(seconds), draw(tables()), epilogue_s=draw(seconds), unpack_s=draw(seconds)),
         attention=ProductTimes(draw(seconds), draw(tables()), draw(seconds)),
         maps=MapTimes(*(draw(seconds) for _ in range(5)), draw(factors), draw(factors)),
         copies=CopyTimes(host_links(draw(rates), draw(rates), draw(seconds)), draw(seconds), draw(factors)),

@@ -154,18 +154,21 @@ def test_what_is_quantised_is_kept_unasked_and_halves_are_not(llamas: dict[str, 
 
 
 def test_a_weight_that_something_else_reads_too_is_numbers(tmp_path: Path) -> None:
-    """`w` is multiplied and added: both read numbers. `v` is multiplied by itself alone, `u` has rows that are not its last dimension."""
+    """`w` is multiplied and added: both read numbers. `v` is only multiplied; `u` has rows that are not its last dimension, `p` is stored
+    less 1, `t` is added to a product."""
     spec = tmp_path / "m.yaml"
     spec.write_text(
-        "einpage: 1\nname: m\nsizes: {n: 4, i: 64}\naxes: {a: n, j: i, k: i}\ninputs:\n  x: {axes: a j}\nweights:\n"
+        "einpage: 1\nname: m\nsizes: {n: 4, i: 64}\naxes: {a: n, j: i, k: i, d: i}\ninputs:\n  x: {axes: a j}\nweights:\n"
         "  w: {axes: k j, from: w}\n  v: {axes: k j, from: v}\n  u: {axes: k j, from: {name: u, axes: j k}}\n"
-        "body:\n  - y[a,k] = x[a,j] * w[k,j]\n  - z[a,k] = sum[j](y[a,j] * v[k,j])\n  - p[a,k] = sum[j](z[a,j] * u[k,j])\n"
-        "  - q[k,j] = w[k,j] + 1\noutputs:\n  p: {axes: a k}\n  q: {axes: k j}\n",
+        "  p: {axes: k j, from: {name: p, axes: k j, plus: 1}}\n  t: {axes: k j, from: t}\n"
+        "body:\n  - y[a,k] = x[a,j] * w[k,j]\n  - z[a,k] = sum[j](y[a,j] * v[k,j])\n  - o[a,k] = sum[j](z[a,j] * u[k,j])"
+        " + sum[j](z[a,j] * p[k,j])\n  - q[k,j] = w[k,j] + 1\n  - r[k,d] = sum[j](v[k,j] * v[d,j]) + t[k,d]\n"
+        "outputs:\n  o: {axes: a k}\n  r: {axes: k d}\n  q: {axes: k j}\n",
         encoding="utf-8",
     )
-    save_file({name: torch.randn(64, 64).to(torch.bfloat16) for name in "wvu"}, tmp_path / "m.safetensors")
+    save_file({name: torch.randn(64, 64).to(torch.bfloat16) for name in "wvupt"}, tmp_path / "m.safetensors")
     model = einpage.load_spec(spec, weights=tmp_path / "m.safetensors")
-    planned = einpage.plan(model, budget="1MiB", weights_as="stored", outputs=["p", "q"])
+    planned = einpage.plan(model, budget="1MiB", weights_as="stored", outputs=["o", "q", "r"])
     assert {v.name for v in planned.graph.values if isinstance(v.element_type, Stored)} == {"v"}
 
 
@@ -173,6 +176,11 @@ def test_a_scale_that_is_no_number_is_told(tmp_path: Path, machine: Machine) -> 
     path = written_llama(tmp_path / "m.gguf", MIXES["q4"], spoiled="blk.1.ffn_up")
     result = einpage.run(einpage.load_spec("llama", weights=path, tokens=tokens(3)), budget="1MiB", machine=machine, device="cpu")
     assert any("blk.1.ffn_up.weight" in warning and "NaN" in warning for warning in result.report.warnings)
+    model = einpage.load_spec("llama", weights=path, tokens=tokens(3))
+    found = einpage.run(model, budget="1MiB", machine=machine, device="cpu", find_nan=True).report.find_nan
+    assert found is not None and found.first is not None
+    read = dict(found.first.operands)
+    assert {name for name, held in read.items() if "NaN" in held} == {"w3@1"}, read
 
 
 def test_plans_are_saved_and_verified_with_the_checkpoint(

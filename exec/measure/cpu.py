@@ -31,7 +31,7 @@ from einpage.exec.measure.copies import CopySamples, measured_copies
 from einpage.exec.measure.fit import fitted, spread
 from einpage.exec.measure.kernels_version import blas, kernels_version
 from einpage.exec.measure.probe_runs import LAYERS_BY_ROWS, ProbeRuns, probe_runs
-from einpage.exec.measure.products import measured_libraries, product_job, strided_factor, whole_view
+from einpage.exec.measure.products import measured_libraries, product_job, strided_factor, unpack_seconds, whole_view
 from einpage.exec.measure.profiles import Say, measured, profile_path
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.kernels.multiply.products import ONLY_MM, Products
@@ -120,9 +120,10 @@ def _with_runs(machine: Machine, runs: Sequence[ProbeRuns], copies: CopySamples,
     usual = host_links(copy_bytes_per_s, copy_bytes_per_s, _rounded(copies.least_s + handover_s))
     gathers_s = [max(0.0, seconds - usual[0].seconds(nbytes)) for run in runs for nbytes, seconds in run.gathers]
     times = CopyTimes(usual, _rounded(median(gathers_s or [0.0])), _rounded(max(1.0, copies.together)))
+    strided_by_rows = {run.rows: strided_factor(machine.libraries, run.rows) for run in runs}
     return replace(
         best,
-        kernel_times=fitted(runs, times, wakeup_s, {run.rows: strided_factor(machine.libraries, run.rows) for run in runs}),
+        kernel_times=fitted(runs, times, wakeup_s, strided_by_rows, unpack_seconds(machine.libraries)),
         measured=Measurement(spread(runs), round(load, 2), cores()),
     )
 

@@ -21,8 +21,11 @@ LEAST_SHARE = 0.05
 """Of a sample, what is left to arithmetic whatever launches seem to take."""
 
 
-def fitted(runs: Sequence[ProbeRuns], copies: CopyTimes, wakeup_s: float, strided_by_rows: Mapping[int, float]) -> KernelTimes:
-    """What explains the samples best. `strided_by_rows`: how many times longer products of strided operands take."""
+def fitted(
+    runs: Sequence[ProbeRuns], copies: CopyTimes, wakeup_s: float, strided_by_rows: Mapping[int, float], unpack_s: float = 0.0
+) -> KernelTimes:
+    """What explains the samples best. `strided_by_rows`: how many times longer products of strided operands take; `unpack_s`: a number of
+    a stored weight."""
     samples = [sample for run in runs for sample in run.kernels]
     alone_s = CopyingThread.BLOCK / copies.links[0].bytes_per_s
     slows = {run.rows: _factor([run.block_s / alone_s]) for run in runs}
@@ -34,7 +37,7 @@ def fitted(runs: Sequence[ProbeRuns], copies: CopyTimes, wakeup_s: float, stride
         replace(times, at_rows=tuple(replace(at, slows_copies=slows[at.rows]) for at in times.at_rows)) for times in (products, attention)
     )
     maps = replace(maps, slows_copies=_factor([*slows.values()]))
-    return KernelTimes(_rounded(start_s), _rounded(wakeup_s), products, attention, maps, copies)
+    return KernelTimes(_rounded(start_s), _rounded(wakeup_s), replace(products, unpack_s=_rounded(unpack_s)), attention, maps, copies)
 
 
 def spread(runs: Sequence[ProbeRuns]) -> float:

@@ -8,7 +8,7 @@ torch.mm, and the median of the turns' ratios counts: whoever else uses the mach
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from math import log, prod
 from statistics import median
@@ -17,7 +17,7 @@ from time import perf_counter
 import torch
 
 from einpage.einsum_front.algebra.expr import Acc, Axis, Letter, Load
-from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.dtype import BlockFormat, DType, Stored
 from einpage.einsum_front.base.libraries import ALL_COMPILED_ROWS, ALL_ONEDNN, ONLY_TORCH, CompiledRows, Libraries, OneDnn
 from einpage.einsum_front.graph.job import Box, Contraction, ContractJob, Range, View
 from einpage.kernels.instructions.torch_kernel import TorchKernel
@@ -38,6 +38,7 @@ LEAST_TURNS = 3
 MOST_S = 0.1
 CALLS_S = 5e-4
 """How long one library is called without the other, at least."""
+UNPACK_TURNS = 5
 CLEARLY = 0.97
 """Of torch.mm's time: what a library must stay under at a size to speak for itself, so that profiles do not differ by noise."""
 BY_ONEDNN, BY_COMPILED = Libraries(ALL_ONEDNN), Libraries(compiled=ALL_COMPILED_ROWS)
@@ -64,6 +65,30 @@ def strided_factor(libraries: Libraries, rows: int) -> float:
         by_columns = _TimedProduct(product_job(rows, INNER, COLUMNS[-1], DType.FP32, by_columns=True), ONLY_TORCH)
         return 1 / _share(_TimedProduct(product_job(rows, INNER, COLUMNS[-1], DType.FP32), BY_COMPILED), by_columns, memory)
     return 1 / _by_library(BY_ONEDNN, rows, COLUMNS[-1], memory) if libraries.onednn.is_faster(rows, elements) else 1.0
+
+
+def unpack_seconds(libraries: Libraries) -> float:
+    """What it takes to unpack a number of a stored weight before it is multiplied: by how much a product of so many rows that blocks are
+    unpacked first takes longer than one of fp32 numbers, for each number of the matrix."""
+    rows, columns = ROWS["many_rows"], COLUMNS[-1]
+    job = product_job(rows, INNER, columns, DType.FP32)
+    x, w = job.reads
+    type = Stored(BlockFormat.Q4_1, 1, DType.FP32)
+    stored = replace(job, reads=(x, replace(w, element_type=type)))
+    out, seconds = torch.empty(rows, columns), list[float]()
+    for of, matrix in ((job, torch.ones(columns, INNER)), (stored, torch.zeros(type.bytes_of(columns * INNER), dtype=torch.uint8))):
+        kernel = prepare(of, products=Products(libraries, torch.get_num_threads()))
+        assert isinstance(kernel, TorchKernel)
+        call = kernel.bind(((torch.ones(rows, INNER),), (matrix,)), out, torch.empty(sum(kernel.scratch)))
+        call()
+        seconds.append(min(_timed(call) for _ in range(UNPACK_TURNS)))
+    return max(0.0, seconds[1] - seconds[0]) / (columns * INNER)
+
+
+def _timed(call: Callable[[], object]) -> float:
+    began = perf_counter()
+    call()
+    return perf_counter() - began
 
 
 @dataclass(frozen=True, slots=True)

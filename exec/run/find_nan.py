@@ -15,14 +15,16 @@ from pathlib import Path
 
 import torch
 
+from einpage.einsum_front.base.dtype import Stored
 from einpage.einsum_front.base.errors import EinpageError
 from einpage.einsum_front.base.files import read_text
 from einpage.einsum_front.graph.program import Program
-from einpage.einsum_front.graph.taskgraph import Task, TaskGraph, TaskId, TensorId
+from einpage.einsum_front.graph.taskgraph import Task, TaskGraph, TaskId, Tensor, TensorId
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.device.device import Rested
 from einpage.exec.device.streams import StreamDevice
 from einpage.exec.system.finite import NumberCounts, merged, number_counts
+from einpage.kernels.prepare import numbers_of
 from einpage.memplan.graph.memgraph import Compute, HostGather, MemGraph, NodeId
 from einpage.memplan.machine.places import Queue
 
@@ -162,8 +164,9 @@ def _described(
     writer = {t.result: t.id for t in graph.tasks}
     parts_by_value: dict[str, list[tuple[NumberCounts, tuple[int, ...]]]] = {}
     for read in task.reads():
-        counts = counts_by_task[writer[read]] if read in writer else number_counts(host[read])
-        parts_by_value.setdefault(graph.tensors[read].value, []).append((counts, graph.tensors[read].box.start))
+        tensor = graph.tensors[read]
+        counts = counts_by_task[writer[read]] if read in writer else number_counts(_numbers(tensor, host[read]))
+        parts_by_value.setdefault(tensor.value, []).append((counts, tensor.box.start))
     return FirstTask(
         task=task.id,
         tile=result.name,
@@ -174,6 +177,11 @@ def _described(
         result=merged([(counts_by_task[task.id], result.box.start)]).text(),
         operands=tuple((value, merged(parts).text()) for value, parts in parts_by_value.items()),
     )
+
+
+def _numbers(tensor: Tensor, tile: torch.Tensor) -> torch.Tensor:
+    """A tile on the host as numbers, also where it is kept as it is stored."""
+    return numbers_of(tile, tensor.element_type, tensor.shape) if isinstance(tensor.element_type, Stored) else tile
 
 
 def _line(path: str, line: int) -> str:

@@ -2,7 +2,7 @@
 
 In: the Work of a task. Out: seconds, and how many times longer while copies are in flight.
 
-    product     launch + flops / rate(rows) + epilogue                 attention    launch + heads + flops / rate(rows)
+    product     launch + flops / rate(rows) + epilogue + unpacked                 attention    launch + heads + flops / rate(rows)
     map         launch + operations + elements                         copy         latency + bytes / rate
 
 Rates are interpolated over the logarithm of rows, and are those of the nearest rows measured beyond them. Times are of fp32: in
@@ -44,6 +44,8 @@ class ProductTimes:
     """Rows ascending, at least one entry."""
     head_s: float = 0.0
     """Of each product of its own that an attention consists of."""
+    unpack_s: float = 0.0
+    """For each number of a stored weight that is unpacked before it is multiplied."""
     epilogue_s: float = 0.0
     """For each element that an operation of the epilogue computes."""
 
@@ -118,7 +120,8 @@ class KernelTimes:
                 at = self.products.interpolated(work.rows)
                 epilogue_s = work.elements * self.products.epilogue_s + work.functions * self.maps.function_s
                 times_longer = fp32_ratio * (at.strided if work.strided else 1.0)
-                return self.products.launch_s + times_longer * work.flops / at.flops_per_s + epilogue_s
+                unpack_s = work.unpacked * self.products.unpack_s
+                return self.products.launch_s + times_longer * work.flops / at.flops_per_s + unpack_s + epilogue_s
             case KernelKind.ATTENTION:
                 rate = self.attention.interpolated(work.rows).flops_per_s
                 return self.attention.launch_s + work.heads * self.attention.head_s + fp32_ratio * work.flops / rate

@@ -26,7 +26,7 @@ ROWS_EXAMPLE = "{rows: 64, flops_per_s: 8e10, beside_copies: 1.1, strided: 1.0, 
 def kernel_times_of(field: ProfileField) -> KernelTimes:
     """What the field says. Raises UsageError."""
     at = _mapping(field, ("start_s", "wakeup_s", "products", "attention", "maps", "copies"))
-    products = _mapping(at["products"], ("launch_s", "epilogue_s", "at_rows"))
+    products = _mapping(at["products"], ("launch_s", "epilogue_s", "unpack_s", "at_rows"))
     attention = _mapping(at["attention"], ("launch_s", "head_s", "at_rows"))
     maps = _mapping(at["maps"], ("launch_s", "operation_s", "element_s", "function_s", "look_up_s", "beside_copies", "slows_copies"))
     copies = _mapping(at["copies"], ("h2d_bytes_per_s", "d2h_bytes_per_s", "latency_s", "gather_s", "together"))
@@ -36,7 +36,8 @@ def kernel_times_of(field: ProfileField) -> KernelTimes:
         start_s=_seconds(at["start_s"]),
         wakeup_s=_seconds(at["wakeup_s"]),
         products=ProductTimes(
-            _seconds(products["launch_s"]), tuple(_at_rows(products["at_rows"])), epilogue_s=_seconds(products["epilogue_s"])
+            _seconds(products["launch_s"]), tuple(_at_rows(products["at_rows"])),
+            epilogue_s=_seconds(products["epilogue_s"]), unpack_s=_seconds(products["unpack_s"]),
         ),
         attention=ProductTimes(
             _seconds(attention["launch_s"]), tuple(_at_rows(attention["at_rows"])), _seconds(attention["head_s"])
@@ -68,6 +69,7 @@ def kernel_times_values(times: KernelTimes) -> dict[str, Any]:
         "products": {
             "launch_s": times.products.launch_s,
             "epilogue_s": times.products.epilogue_s,
+            "unpack_s": times.products.unpack_s,
             "at_rows": _rows_out(times.products),
         },
         "attention": {

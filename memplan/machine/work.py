@@ -16,6 +16,7 @@ from typing import assert_never
 
 from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Call, Expr, Letter, Reduce, Unary, free_letters, loads, walk
 from einpage.einsum_front.algebra.functions import FUNCTIONS
+from einpage.einsum_front.base.dtype import Stored
 from einpage.einsum_front.base.libraries import MOST_COMPILED_ROWS
 from einpage.einsum_front.graph.job import AttentionJob, Contraction, ContractJob, GatherJob, Job, MapJob, range_by_letter
 from einpage.einsum_front.graph.taskgraph import Task
@@ -47,6 +48,8 @@ class Work:
     """Likewise by costly functions, as cos and gelu."""
     looks_up: bool = False
     """Whether an index is data."""
+    unpacked: int = 0
+    """Of a product with more rows than our own kernels have sums of: the numbers of stored weights, which are unpacked first."""
     strided: bool = False
     """Whether an operand of a product is a part of wider rows; with few rows, whether the matrix lies column by column."""
 
@@ -85,7 +88,9 @@ def _work(of: _Same) -> Work | None:
             rows = min(_rows(c, extents) for c in job.contractions)
             flops = sum(2 * prod(extents[x] for x in free_letters(c.x) | free_letters(c.y)) for c in job.contractions)
             pointwise = _pointwise([job.epilogue], extents, job.target) if job.last else (0, 0, 0)
-            return Work(KernelKind.PRODUCT, rows, flops, 0, *pointwise, strided=any(_strided(job, c) for c in job.contractions))
+            unpacked = sum(_unpacked(job, c, extents) for c in job.contractions) if rows > MOST_COMPILED_ROWS else 0
+            strided = any(_strided(job, c) for c in job.contractions)
+            return Work(KernelKind.PRODUCT, rows, flops, 0, *pointwise, unpacked=unpacked, strided=strided)
         case AttentionJob():
             shared = (free_letters(job.q) & free_letters(job.k)).difference(job.score_letters)
             return Work(KernelKind.ATTENTION, extents[job.row], of.flops, prod(extents[x] for x in shared))
@@ -97,6 +102,12 @@ def _work(of: _Same) -> Work | None:
 def _rows(c: Contraction, extents: Mapping[Letter, int]) -> int:
     of_x, of_y = free_letters(c.x), free_letters(c.y)
     return min(prod(extents[x] for x in of_x - of_y), prod(extents[x] for x in of_y - of_x))
+
+
+def _unpacked(job: ContractJob, c: Contraction, extents: Mapping[Letter, int]) -> int:
+    """The numbers that a contraction reads of operands that are kept as they are stored."""
+    stored = {view.name for view in job.reads if isinstance(view.element_type, Stored)}
+    return sum(prod(extents[x] for x in free_letters(load)) for load in (c.x, c.y) if load.name in stored)
 
 
 def _strided(job: ContractJob, c: Contraction) -> bool:
