@@ -25,6 +25,7 @@ from bench.gpu.rivals import transformer
 from bench.results import ROOT
 from einpage.einsum_front.base.libraries import ONLY_TORCH
 from einpage.einsum_front.base.units import format_bytes, parse_bytes
+from einpage.einsum_front.graph.program import WeightsAs
 from einpage.exec.load.fill import read_weights
 from einpage.exec.load.inputs import TokenLists
 from einpage.exec.measure.cpu import cores, measured_cpu
@@ -48,6 +49,8 @@ NAMES = {
     **{w: f"{LAYER}mlp.{part}_proj.weight" for w, part in (("w1", "gate"), ("w2", "down"), ("w3", "up"))},
 }
 """What transformers calls the weights of the spec."""
+FORMS = {WeightsAs.RUN: "", WeightsAs.STORED: ", stored"}
+"""Weights as fp32 numbers, as transformers has them, and as the file has them."""
 TOLERANCE = 1e-4
 """Of the largest difference of logits to the largest logit."""
 
@@ -87,10 +90,10 @@ def peer(path: Path) -> Any:
     return transformer(model.program.sizes, weights, torch.float32, scalars["eps"], scalars["theta"])
 
 
-def ours(path: Path, tokens: tuple[int, ...], budget: str, machine: Machine, plan_steps: int | None) -> Prepared:
+def ours(path: Path, tokens: tuple[int, ...], budget: str, machine: Machine, plan_steps: int | None, weights_as: WeightsAs) -> Prepared:
     """The model planned for passes that each end as they began, its weights loaded."""
     model = open_model(ROOT / "specs/llama.yaml", {}, str(path), TokenLists((tokens,), "the benchmark's tokens"))
-    request = PlanRequest(parse_bytes(budget), outputs=("logits",), passes=ROUNDS, plan_steps=plan_steps)
+    request = PlanRequest(parse_bytes(budget), outputs=("logits",), passes=ROUNDS, plan_steps=plan_steps, weights_as=weights_as)
     return prepare_run(model, machine, RunOptions(request))
 
 
@@ -114,8 +117,11 @@ def rows(path: Path, count: int, budgets: tuple[str, ...], machine: Machine, a: 
     dispatch = Dispatch(a.dispatch)
     machines = {"": machine, **({", torch.mm": replace(machine, libraries=ONLY_TORCH)} if a.libraries else {})}
     contestants = [
-        Contestant(f"einpage {budget}{which}", threads, one_pass(ours(path, tokens, budget, made_for, a.plan_steps), dispatch))
+        Contestant(
+            f"einpage {budget}{which}{FORMS[form]}", threads, one_pass(ours(path, tokens, budget, made_for, a.plan_steps, form), dispatch)
+        )
         for budget in budgets
+        for form in FORMS
         for which, made_for in machines.items()
     ]
 

@@ -1,7 +1,7 @@
 """How fast is generation on the CPU device beside transformers' `generate`? SmolLM2, greedy, fp32, the same weights and threads.
 
 A call is a prompt read and so many tokens after it, everything loaded and planned before. Calls take turns in one process: ours in each
-budget, then transformers with its cache. Prints the medians and the least of the rounds, tokens a second after the first, bytes moved a
+budget, with weights as fp32 numbers and as the file stores them, then transformers with its cache. Prints the medians and the least of the rounds, tokens a second after the first, bytes moved a
 token, and two floors of ours: the pass with everything resident, and the bytes at the profile's copy rate. Gate: the tokens are
 transformers', but where its two best logits are within CLOSE. Needs transformers and a quiet machine; three minutes.
 """
@@ -67,7 +67,11 @@ def main() -> None:
         return [int(token) for token in made[0, a.prompt :]]
 
     opened = {
-        budget: api.open("llama", str(a.model), budget=budget, machine=machine, device="cpu", dispatch=a.dispatch) for budget in a.budgets
+        f"{budget}{', stored' if form == 'stored' else ''}": api.open(
+            "llama", str(a.model), budget=budget, machine=machine, device="cpu", dispatch=a.dispatch, weights_as=form
+        )
+        for form in ("run", "stored")
+        for budget in a.budgets
     }
 
     def ours(model: OpenModel) -> list[int]:
@@ -106,11 +110,12 @@ def _row(
     """The figures of one contestant, printed."""
     ratio = median(seconds["transformers"]) / median(seconds[name])
     row: dict[str, object] = {"what": name, "median_s": median(seconds[name]), "least_s": min(seconds[name]), "x_transformers": ratio}
-    told = f"{name:<14}{median(seconds[name]):8.2f} s {min(seconds[name]):8.2f} least   {ratio:6.3f} x transformers' speed"
+    told = f"{name:<16}{median(seconds[name]):8.2f} s {min(seconds[name]):8.2f} least   {ratio:6.3f} x transformers' speed"
     figures = opened[name].figures if name in opened else None
     if figures is not None:
         each, nbytes = median(passes[name]), figures.moved_bytes // figures.steps
-        floor = max(median(passes[a.budgets[-1]]), nbytes / machine.link(Queue.H2D).bytes_per_s)
+        largest = f"{a.budgets[-1]}, stored" if name.endswith("stored") else a.budgets[-1]
+        floor = max(median(passes[largest]), nbytes / machine.link(Queue.H2D).bytes_per_s)
         row |= {"token_s": each, "bytes_per_token": nbytes, "floor_s": floor, "of_floor": floor / each}
         row["predicted_token_s"] = figures.predicted_s / figures.steps
         told += f"   {1e3 * each:6.1f} ms a token, floor {1e3 * floor:6.1f} ({floor / each:.2f}), {nbytes / 2**20:6.1f} MiB moved"
