@@ -1,9 +1,10 @@
 """How fast is generation on the CPU device beside transformers' `generate`? SmolLM2, greedy, fp32, the same weights and threads.
 
 A call is a prompt read and so many tokens after it, everything loaded and planned before. Calls take turns in one process: ours in each
-budget, with weights as fp32 numbers and as the file stores them, then transformers with its cache. Prints the medians and the least of the rounds, tokens a second after the first, bytes moved a
-token, and two floors of ours: the pass with everything resident, and the bytes at the profile's copy rate. Gate: the tokens are
-transformers', but where its two best logits are within CLOSE. Needs transformers and a quiet machine; three minutes.
+budget, with weights as fp32 numbers and as the file stores them, then transformers with its cache. Prints the medians and the least of the
+rounds, tokens a second after the first, bytes moved a token, and two floors of ours: the pass with everything resident, and the bytes at
+the profile's copy rate. Gate: the tokens are transformers', but where its two best logits are within CLOSE. Needs transformers and a quiet
+machine; six minutes.
 """
 
 from __future__ import annotations
