@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from einpage.checkpoints.files.checkpoint import Checkpoint, WeightRows, rows_and_columns
+from einpage.checkpoints.files.checkpoint import Checkpoint, StoredBytes, WeightRows, rows_and_columns
 from einpage.checkpoints.match.resolve import Resolved
+from einpage.einsum_front.base.dtype import BlockFormat
 from einpage.exec.measure.cpu import cores
 from einpage.exec.planning.model import Model
 
@@ -36,6 +37,12 @@ class HostWeights:
 
     def fault(self, name: str) -> str | None:
         return None
+
+    def block_format(self, name: str) -> BlockFormat | None:
+        return None
+
+    def read_stored(self, name: str, start: int, end: int) -> StoredBytes:
+        raise AssertionError(f"{name} is numbers")
 
     def give_to(self, model: Model) -> Model:
         """`model`, of the same sizes, over these weights."""
