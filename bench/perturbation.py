@@ -85,8 +85,10 @@ def factors(memgraph: MemGraph, noise: Noise) -> Factors:
             case HostGather():
                 found[n] = noise.load[residencies[node.creates].tensor]
             case Move():
-                source = residencies[node.source]
-                found[n] = (noise.load if source.place.kind is PlaceKind.HOST else noise.store)[source.tensor]
+                sources = [residencies[source] for source, _ in node.copies]
+                nbytes = [source.extents[0].nbytes for source in sources]
+                off = [(noise.load if s.place.kind is PlaceKind.HOST else noise.store)[s.tensor] for s in sources]
+                found[n] = np.average(off, weights=nbytes)
             case Free():
                 pass
     return found

@@ -83,10 +83,11 @@ def clean_bytes(memgraph: MemGraph) -> int:
     there = {t.id for t in tensors if t.kind in HOST_AT_START}
     clean = 0
     for node in memgraph.nodes:
-        if isinstance(node, Move) and residencies[node.target].place.kind is PlaceKind.HOST:
-            tensor = residencies[node.target].tensor
-            clean += tensors[tensor].nbytes if tensor in there else 0
-            there.add(tensor)
+        for _, target in node.copies if isinstance(node, Move) else ():
+            if residencies[target].place.kind is PlaceKind.HOST:
+                tensor = residencies[target].tensor
+                clean += tensors[tensor].nbytes if tensor in there else 0
+                there.add(tensor)
     return clean
 
 

@@ -33,6 +33,7 @@ from einpage.memplan.problem.order import FREE_ORDERS, ORDER_BY_POLICY, OrderPol
 from einpage.memplan.problem.pace import Ended, Pace
 from einpage.memplan.problem.problem import Problem
 from einpage.memplan.problem.slots import slots_of
+from einpage.memplan.residency.joined_loads import with_joined_loads
 from einpage.memplan.residency.loop import with_residents, without
 from einpage.memplan.residency.resident_sets import NO_RESIDENTS, LoopSets, Others, Residents, Start, warm_sets
 from einpage.memplan.schedule.search import Begun, Bound, better_plan, better_plans
@@ -222,7 +223,7 @@ class _Tries:
         self._load_s: Mapping[TensorId, float] = {}
         if self._is_loop:
             self._steady_s = steady_bounds(problem.graph, problem.machine, problem.budget_bytes).bound_order_s
-            self._load_s = EngineBounds(problem.graph, problem.machine, ()).load_s
+            self._load_s = EngineBounds(problem.graph, problem.machine.without_latency(), ()).load_s
         self._all_loads_s = sum(self._load_s.values())
         self.plans: list[_Tried] = []
 
@@ -240,9 +241,10 @@ def _try(problem: Problem, options: PlanOptions, residents: Residents, steady_s:
     """Plan from `residents`; a loop, whose bound is `steady_s` whatever they are, is planned without them, in the arena below."""
     if residents.for_good:
         memgraph = with_residents(plan_by_horizons(without(problem, residents), options), problem, residents)
+        memgraph, seconds = with_joined_loads(memgraph, problem.machine)
     else:
         memgraph = plan_by_horizons(problem, options, residents)
-    seconds = _makespan_s(memgraph, problem)
+        seconds = _makespan_s(memgraph, problem)
     if steady_s is None:
         steady_s = bounds(problem.graph, problem.machine, None, problem.order, resident=memgraph.resident).bound_order_s
     return _Tried(residents, memgraph, seconds, seconds <= NEAR * steady_s)
@@ -264,7 +266,7 @@ def _searched(problem: Problem, options: PlanOptions, tried: list[_Tried], pace:
         return []
     found = better_plans([it for _, it in begun], pace)
     memgraphs = [(residents, with_residents(it.memgraph, problem, residents)) for (residents, _), it in zip(begun, found, strict=True)]
-    return [_Tried(residents, memgraph, _makespan_s(memgraph, problem), False) for residents, memgraph in memgraphs]
+    return [_Tried(residents, *with_joined_loads(memgraph, problem.machine), False) for residents, memgraph in memgraphs]
 
 
 def _makespan_s(memgraph: MemGraph, problem: Problem) -> float:

@@ -19,7 +19,7 @@ from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, TaskId, Te
 from einpage.memplan.bounds.bounds import Bounds
 from einpage.memplan.bounds.limit import Cause, Limit, Method, limit_name
 from einpage.memplan.graph.memgraph import MemGraph
-from einpage.memplan.graph.packed import COMPUTE, GATHER, MOVE, Nodes, Residencies
+from einpage.memplan.graph.packed import COMPUTE, GATHER, Nodes, Residencies
 from einpage.memplan.graph.simulate import Timeline, moved_bytes_by_queue
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import DEVICE, ENGINES, Queue
@@ -57,7 +57,7 @@ def peak_bytes(memgraph: MemGraph) -> int:
 def once_bytes(memgraph: MemGraph) -> int:
     """Bytes this plan would move if every tensor it loads were loaded once, gathered rows too, and only outputs were copied back."""
     nodes, tensor = Nodes.of(memgraph.nodes), Residencies.of(memgraph.residencies).tensor
-    loaded: set[TensorId] = set(tensor[nodes.subject[nodes.kind == MOVE]].tolist())
+    loaded: set[TensorId] = set(tensor[nodes.copies().source].tolist())
     gathered: set[TensorId] = set(tensor[nodes.result[nodes.kind == GATHER]].tolist())
     tensors = memgraph.graph.tensors
     once = {t for t in loaded if tensors[t].kind in HOST_AT_START or tensors[t].kind is Kind.OUTPUT}

@@ -91,11 +91,11 @@ def moved(memgraph: MemGraph) -> tuple[int, int]:
     to_device = to_host = 0
     for node in memgraph.nodes:
         if isinstance(node, Move):
-            target = memgraph.residencies[node.target]
-            if target.place == DEVICE:
-                to_device += tensors[target.tensor].nbytes
-            else:
-                to_host += tensors[target.tensor].nbytes
+            for target in (memgraph.residencies[target] for _, target in node.copies):
+                if target.place == DEVICE:
+                    to_device += tensors[target.tensor].nbytes
+                else:
+                    to_host += tensors[target.tensor].nbytes
         elif isinstance(node, HostGather):
             to_device += tensors[memgraph.residencies[node.creates].tensor].nbytes
     return to_device, to_host

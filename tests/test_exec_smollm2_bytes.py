@@ -49,7 +49,7 @@ def test_a_table_that_is_only_gathered_from_stays_on_the_host(tmp_path: Path) ->
 
 def weights_loaded(memgraph: MemGraph) -> Counter[TensorId]:
     """How often each weight is copied to the device."""
-    moves = (memgraph.residencies[node.target] for node in memgraph.nodes if isinstance(node, Move))
+    moves = (memgraph.residencies[target] for node in memgraph.nodes if isinstance(node, Move) for _, target in node.copies)
     return Counter(r.tensor for r in moves if r.place == DEVICE and memgraph.graph.tensors[r.tensor].kind is Kind.WEIGHT)
 
 
@@ -59,7 +59,7 @@ def test_ten_steady_passes_of_smollm2_move_the_planned_bytes() -> None:
     cold, memgraph = (plan_graph(graph, MACHINE, 64 * MIB, PlanOptions(start=start)).memgraph for start in (Start.COLD, Start.LOOP))
     _, expected = arena().run(cold, arena().device(model, cold))
     kept = sum(memgraph.graph.tensors[t].nbytes for t in memgraph.resident)
-    assert kept > 32 * MIB
+    assert kept > 28 * MIB
     assert weights_loaded(memgraph) == weights_loaded(cold) - Counter(memgraph.resident), "each once a pass, but for what is resident"
     device = arena().device(model, memgraph)
     device.preload()

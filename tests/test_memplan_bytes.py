@@ -56,8 +56,9 @@ def run_in(order: list[NodeId], plan: MemGraph, given_data: dict[str, NDArray[An
                 if isinstance(node, Compute) and node.workspace is not None:
                     arenas[PlaceKind.DEVICE][node.workspace.offset : node.workspace.end] = NAN_BYTE
                 tile(node.creates)[...] = result
-            case Move(source, target):
-                raw(target)[...] = raw(source)
+            case Move() as move:
+                for source, target in move.copies:
+                    raw(target)[...] = raw(source)
             case Free(r):
                 raw(r)[...] = NAN_BYTE
     ends = {plan.residencies[r].tensor: r for r in plan.end if plan.residencies[r].place.kind is PlaceKind.HOST}

@@ -64,19 +64,23 @@ def test_what_is_wanted_sooner_is_loaded_sooner(drawn: st.DataObject, graph: Tas
     wanted = first_readers(first)
     residents = {r for r in loop.start if loop.residencies[r].place == DEVICE}
     loaded = [made(node) for n, node in enumerate(first.nodes) if first.queue(NodeId(n)) == Queue.H2D]
-    assert [r for r in loaded if r not in residents] == [
+    assert [rs for rs in loaded if not residents & {*rs}] == [
         made(node) for n, node in enumerate(loop.nodes) if loop.queue(NodeId(n)) == Queue.H2D
     ]
-    for at, r in enumerate(loaded):
-        if r in residents:
-            assert all(wanted[sooner] <= wanted[r] for sooner in loaded[:at] if sooner in residents)
-        elif wanted[r] < inf:
-            assert all(wanted[later] > wanted[r] for later in loaded[at:] if later in residents)
+
+    def wanted_at(rs: tuple[ResidencyId, ...]) -> float:
+        return min(wanted[r] for r in rs)
+
+    for at, rs in enumerate(loaded):
+        if residents & {*rs}:
+            assert all(wanted_at(sooner) <= wanted_at(rs) for sooner in loaded[:at] if residents & {*sooner})
+        elif wanted_at(rs) < inf:
+            assert all(wanted_at(later) > wanted_at(rs) for later in loaded[at:] if residents & {*later})
     following: int | None = None
     for n in reversed(range(len(first.nodes))):
         is_h2d = first.queue(NodeId(n)) == Queue.H2D
-        if is_h2d and (r := made(first.nodes[n])) in residents:
-            assert following is None or following == wanted[r] or wanted[made(first.nodes[following])] >= wanted[r], (
+        if is_h2d and residents & {*(rs := made(first.nodes[n]))}:
+            assert following is None or following == wanted_at(rs) or wanted_at(made(first.nodes[following])) >= wanted_at(rs), (
                 "no sooner than it must"
             )
         else:
@@ -87,15 +91,16 @@ def first_readers(memgraph: MemGraph) -> dict[ResidencyId, float]:
     """By residency, the first node that reads it."""
     found = {r.id: inf for r in memgraph.residencies}
     for n, node in enumerate(memgraph.nodes):
-        operands = ((node.source,),) if isinstance(node, Move) else () if isinstance(node, Free) else node.operands
-        for r in (r for operand in operands for r in operand):
+        copies = node.copies if isinstance(node, Move) else ()
+        operands = () if isinstance(node, Move | Free) else node.operands
+        for r in (*(source for source, _ in copies), *(r for operand in operands for r in operand)):
             found[r] = min(found[r], n)
     return found
 
 
-def made(node: Node) -> ResidencyId:
+def made(node: Node) -> tuple[ResidencyId, ...]:
     assert isinstance(node, Move | HostGather)
-    return node.target if isinstance(node, Move) else node.creates
+    return tuple(target for _, target in node.copies) if isinstance(node, Move) else (node.creates,)
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -16,6 +16,7 @@ from einpage.einsum_front.fuse.fuse import fuse
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph
 from einpage.einsum_front.tile.split import split
 from einpage.exec.planning.judged_plan import plan_graph
+from einpage.memplan import plan as planner
 from einpage.memplan.bounds.limit import Method
 from einpage.memplan.bounds.steady import steady_bounds
 from einpage.memplan.graph.dump import memgraph_text
@@ -82,16 +83,26 @@ def test_no_loop_moves_less_than_its_bound_whatever_the_arena_holds(name: str) -
     assert moved[-1] < moved[0]
 
 
-def test_small_weights_stay_where_a_copy_has_its_latency() -> None:
-    """Of as many bytes they are the most copies: where these alone take time, nearly as many weights stay as the arena can hold."""
+def alone(memgraph: MemGraph, machine: Machine) -> tuple[MemGraph, float]:
+    """Instead of joined_loads.with_joined_loads."""
+    return memgraph, simulate(memgraph, machine).makespan_s
+
+
+def test_small_weights_stay_where_a_copy_has_its_latency(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of as many bytes they are the most copies: where these alone take time, nearly as many weights stay as the arena can hold, if each is
+    loaded by itself; and no more loads are needed where they go together."""
     graph = split(fuse(small_program("llama", {"seq": 1, "batch": 1, "layers": 4})), {}, DType.FP32)
     machine = a_machine(h2d_bytes_per_s=1e12, d2h_bytes_per_s=1e12, copy_latency_s=1.0)
     weights = sorted(aligned(t.nbytes) for t in graph.tensors if t.kind is Kind.WEIGHT)
     least = largest_footprint(graph)[1]
     for share in (0.3, 0.5, 0.7):
-        found = plan(graph, machine, least + int(share * sum(weights)), LOOP)
+        together = plan(graph, machine, least + int(share * sum(weights)), LOOP)
+        with monkeypatch.context() as patched:
+            patched.setattr(planner, "with_joined_loads", alone)
+            found = plan(graph, machine, least + int(share * sum(weights)), LOOP)
         most = bisect_right([*accumulate(weights)], share * sum(weights))
         assert len(on_device(found, found.start)) >= 0.9 * most, share
+        assert simulate(together, machine).makespan_s <= simulate(found, machine).makespan_s
 
 
 @settings(max_examples=60, deadline=None)
@@ -130,19 +141,18 @@ def chained(plan: MemGraph) -> MemGraph:
     for n, node in enumerate(plan.nodes):
         edges.memory(n - 1, n)
         reads: list[int] = []
-        made: int | None = None
+        made: list[int] = []
         if isinstance(node, Free):
             for user in (*readers.get(node.residency, []), creator.get(node.residency, -1)):
                 edges.data(user, n)
         elif isinstance(node, Move):
-            reads, made = [node.source], node.target
+            reads, made = [source for source, _ in node.copies], [target for _, target in node.copies]
         else:
-            reads, made = [r for operand in node.operands for r in operand], node.creates
+            reads, made = [r for operand in node.operands for r in operand], [node.creates]
         for r in reads:
             edges.data(creator.get(r, -1), n)
             readers.setdefault(r, []).append(n)
-        if made is not None:
-            creator[made] = n
+        creator |= dict.fromkeys(made, n)
     return replace(plan, edges=edges.finish())
 
 

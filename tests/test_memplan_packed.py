@@ -37,6 +37,9 @@ NODES = (
     HostGather(TaskId(4), ((R(0),), (R(0),)), R(4)),
     Compute(TaskId(5), (), R(-1), None),
     Free(R(3)),
+    Move(R(3), R(4), ((R(5), R(6)), (R(-7), R(8)))),
+    Move(R(3), R(4)),
+    Move(R(1), R(2), ((R(9), R(0)),)),
 )
 
 

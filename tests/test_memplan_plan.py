@@ -69,15 +69,15 @@ def moves(memgraph: MemGraph, queue: Queue) -> list[str]:
     out = []
     for n, node in enumerate(memgraph.nodes):
         if isinstance(node, Move) and memgraph.queue(NodeId(n)) == queue:
-            out.append(memgraph.graph.tensors[memgraph.residencies[node.source].tensor].name)
+            out += [memgraph.graph.tensors[memgraph.residencies[source].tensor].name for source, _ in node.copies]
     return out
 
 
 def position(memgraph: MemGraph, what: str) -> int:
     """The node that first creates the device's copy of a tensor."""
     for n, node in enumerate(memgraph.nodes):
-        created = node.target if isinstance(node, Move) else node.creates if isinstance(node, Compute) else None
-        if created is not None and memgraph.graph.tensors[memgraph.residencies[created].tensor].name == what:
+        created = [target for _, target in node.copies] if isinstance(node, Move) else [node.creates] if isinstance(node, Compute) else []
+        if what in [memgraph.graph.tensors[memgraph.residencies[r].tensor].name for r in created]:
             return n
     raise AssertionError(f"{what} is never created")
 

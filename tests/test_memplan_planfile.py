@@ -109,8 +109,8 @@ def test_truncated(tmp_path: Path, share: float) -> None:
         (b"[" * 100_000, "truncated or not a plan file"),
         (b"[]", "not a plan file"),
         (b'{"format": "einpage-trace"}', "not a plan file"),
-        (b'{"format": "einpage-plan", "version": 99}', "version 99; this einpage reads version 4"),
-        (b'{"format": "einpage-plan", "version": 4}', "damaged plan file .graph.: KeyError"),
+        (b'{"format": "einpage-plan", "version": 99}', "version 99; this einpage reads version 5"),
+        (b'{"format": "einpage-plan", "version": 5}', "damaged plan file .graph.: KeyError"),
     ],
 )
 def test_something_else(tmp_path: Path, content: bytes, told: str) -> None:

@@ -104,10 +104,24 @@ def loaded_for_nobody(plan: MemGraph) -> MemGraph:
     return replace(plan, residencies=(*plan.residencies, again), nodes=nodes, edges=edges_of((*EDGES, (4, 14), (11, 14)), MEMORY))
 
 
+def with_other_copy(plan: MemGraph, tensor: int, source: int, place: Place, offset: int) -> MemGraph:
+    """The move of e to the host copies another residency too, to a new one of `tensor`."""
+    extent = Extent(Offset(offset), plan.graph.tensors[tensor].nbytes)
+    other = Residency(R(12), TensorId(tensor), place, (extent,))
+    plan = with_node(plan, 3, Move(R(3), R(6), ((R(source), R(12)),)))
+    return replace(plan.with_arena(HOST, 4096), residencies=(*plan.residencies, other), end=(*plan.end, R(12)))
+
+
 def compute(plan: MemGraph, at: int) -> Compute:
     node = plan.nodes[at]
     assert isinstance(node, Compute)
     return node
+
+
+def clean_beside_dirty(plan: MemGraph) -> MemGraph:
+    """w goes to the host, which has it, in the move of e; all else is in order."""
+    plan = with_other_copy(plan, 2, 4, HOST, 2560)
+    return replace(plan, edges=edges_of((*EDGES, (1, 3), (3, 6)), MEMORY))
 
 
 MUTANTS: list[tuple[Reason, tuple[int | None, int | None], Mutant]] = [
@@ -117,6 +131,8 @@ MUTANTS: list[tuple[Reason, tuple[int | None, int | None], Mutant]] = [
     (Reason.EDGES_UNSORTED, (0, 2), swapped_edges),
     (Reason.EDGES_UNSORTED, (0, 2), doubled_edge),
     (Reason.BAD_REFERENCE, (12, 12), lambda p: with_node(p, 12, Free(R(99)))),
+    (Reason.BAD_REFERENCE, (3, 3), lambda p: with_node(p, 3, Move(R(3), R(6), ((R(3), R(99)),)))),
+    (Reason.BAD_REFERENCE, (3, 3), lambda p: with_node(p, 3, Move(R(3), R(6), ((R(-1), R(8)),)))),
     (Reason.BAD_REFERENCE, (10, 10), lambda p: with_node(p, 10, replace(compute(p, 10), task=TaskId(4)))),
     (Reason.BAD_REFERENCE, (None, None), lambda p: replace(p, end=(*p.end, R(-1)))),
     (Reason.UNKNOWN_PLACE, (0, 0), lambda p: with_residency(p, 3, replace(p.residencies[3], place=Place(PlaceKind.DISK)))),
@@ -140,8 +156,12 @@ MUTANTS: list[tuple[Reason, tuple[int | None, int | None], Mutant]] = [
     (Reason.WRONG_PLACE, (2, 2), lambda p: with_node(p, 2, replace(compute(p, 2), operands=((R(3),), (R(2),))))),
     (Reason.WRONG_MOVE, (3, 3), lambda p: with_node(p, 3, Move(R(3), R(9)))),
     (Reason.WRONG_MOVE, (3, 3), lambda p: with_node(p, 3, Move(R(3), R(8)))),
+    (Reason.WRONG_MOVE, (3, 3), lambda p: with_other_copy(p, 2, 3, HOST, 2560)),  # e becomes w
+    (Reason.MOVED_APART, (3, 3), lambda p: with_other_copy(p, 2, 2, DEVICE, 1536)),  # to the host, and from it
+    (Reason.MOVED_APART, (3, 3), lambda p: with_other_copy(p, 2, 4, Place(PlaceKind.HOST, 1), 0).with_arena(Place(PlaceKind.HOST, 1), 256)),
     (Reason.CREATED_TWICE, (None, 1), lambda p: replace(p, start=(*p.start, R(4)))),
     (Reason.CREATED_TWICE, (None, None), lambda p: replace(p, start=(*p.start, R(2)))),
+    (Reason.CREATED_TWICE, (3, 3), lambda p: with_node(p, 3, Move(R(3), R(6), ((R(3), R(6)),)))),
     (Reason.CREATED_TWICE, (3, 12), lambda p: with_node(p, 12, Move(R(9), R(6)))),
     (Reason.NEVER_CREATED, (None, 0), lambda p: replace(p, start=(R(0), R(2)))),
     (Reason.FREED_TWICE, (9, 12), lambda p: with_node(p, 12, Free(R(6)))),
@@ -162,11 +182,14 @@ MUTANTS: list[tuple[Reason, tuple[int | None, int | None], Mutant]] = [
     (Reason.OVERLAP, (0, 2), lambda p: with_node(p, 2, replace(compute(p, 2), workspace=Extent(Offset(256), Nbytes(100))))),
     (Reason.OVERLAP, (2, 2), lambda p: with_node(p, 2, replace(compute(p, 2), workspace=Extent(Offset(768), Nbytes(100))))),
     (Reason.OVERLAP, (None, None), lambda p: moved(p, 2, 768)),
+    (Reason.OVERLAP, (3, 3), lambda p: with_other_copy(p, 3, 3, HOST, 1792)),  # the two that one move makes
+    (Reason.SOURCE_MISSING, (2, 3), lambda p: with_other_copy(p, 4, 5, HOST, 2560)),  # a, which task 2 may still be making
     (Reason.OVERLAP, (None, 3), lambda p: moved(p, 6, 1280)),
     (Reason.RACE, (2, 8), lambda p: without(p, (2, 8))),
     (Reason.RACE, (9, 11), lambda p: without(p, (9, 11))),
     (Reason.RACE, (4, 8), lambda p: moved(p, 9, 0)),
     (Reason.CLEAN_OFFLOAD, (11, 13), offloaded_again),
+    (Reason.CLEAN_OFFLOAD, (None, 3), clean_beside_dirty),
     (Reason.OUTPUT_MISSING, (None, None), lambda p: with_kind(p, 4, Kind.OUTPUT)),
     (Reason.LOOP_OPEN, (None, None), lambda p: replace(left_on_the_device(p), loops=True)),
     (Reason.EDGE_KIND, (1, 2), lambda p: with_memory(p, *MEMORY, (1, 2))),  # creation to read
@@ -245,8 +268,9 @@ def accesses(plan: MemGraph) -> list[tuple[int, bool, int, int, bool]]:
                 if isinstance(node, Compute) and node.workspace:
                     out.append((n, True, int(node.workspace.offset), node.workspace.end, True))
             case Move():
-                add(n, node.source, False)
-                add(n, node.target, True)
+                for source, target in node.copies:
+                    add(n, source, False)
+                    add(n, target, True)
             case Free():
                 add(n, node.residency, True)
     return out

@@ -25,8 +25,8 @@ from einpage.exec.device.device import DeviceMemory, MovedBytes, Rested, extents
 from einpage.kernels.instructions.torch_kernel import Operands, TorchKernel
 from einpage.kernels.multiply.products import Products
 from einpage.kernels.prepare import Backend, PreparedKernels
-from einpage.memplan.graph.memgraph import Compute, Extent, Free, HostGather, MemGraph, Move, NodeId, Offset, ResidencyId
-from einpage.memplan.graph.packed import Nodes, Residencies
+from einpage.memplan.graph.memgraph import Compute, Copy, Extent, Free, HostGather, MemGraph, Move, NodeId, Offset, ResidencyId
+from einpage.memplan.graph.packed import Residencies
 from einpage.memplan.machine.places import DEVICE, Place, PlaceKind, Queue
 
 MOST_KEPT_STEPS = 8192
@@ -80,11 +80,12 @@ class CpuDevice:
         memory.back(memgraph)
         if memory.ran is None:
             self._poison_beside(frozenset())
-        self._nodes, self._residencies = Nodes.of(memgraph.nodes), Residencies.of(memgraph.residencies)
+        self._residencies = Residencies.of(memgraph.residencies)
         self._arenas = [self._arena(place) for place in self._residencies.places]
         """[place] as the residencies number them"""
         self._counted = MovedBytes(memgraph)
         self._gathered: dict[NodeId, int] = {}
+        self._copies: dict[NodeId, tuple[Copy, ...]] = {}
         self.arena_bytes: int = memgraph.budget_bytes
         calls = _KernelCalls(memgraph, self._arena, PreparedKernels(self._backend, Products(libraries, self._threads)))
         self._calls = [self._prepare(calls, NodeId(i), node) for i, node in enumerate(memgraph.nodes)]
@@ -133,10 +134,10 @@ class CpuDevice:
                 self._device.poison(ran.workspace)
 
     def copy(self, node: NodeId) -> None:
-        source, target = self._nodes.subject[node], self._nodes.result[node]
-        copied = self._bytes(target)
-        np.copyto(copied, self._bytes(source))
-        self._counted.add(node, copied.nbytes)
+        for source, target in self._copies[node]:
+            copied = self._bytes(target)
+            np.copyto(copied, self._bytes(source))
+            self._counted.add(node, copied.nbytes)
 
     def gather(self, node: NodeId) -> None:
         self._calls[node]()
@@ -162,7 +163,10 @@ class CpuDevice:
             case HostGather(task, operands, creates):
                 self._gathered[i] = calls.view(creates).nbytes
                 return calls.call(task, operands, creates, None)
-            case Move() | Free():
+            case Move() as move:
+                self._copies[i] = move.copies
+                return no_op
+            case Free():
                 return no_op
 
     def _poison_beside(self, there: Collection[ResidencyId]) -> None:

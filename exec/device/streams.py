@@ -239,8 +239,8 @@ class StreamDevice:
             case Compute():
                 self._calls[i] = self._call(i, node)
                 return (partial(self.driver.launch, COMPUTE, self._calls[i]),)
-            case Move(source, target):
-                return tuple(self._copies(i, source, target))
+            case Move() as move:
+                return tuple(action for source, target in move.copies for action in self._copies(i, source, target))
             case HostGather(task, operands, creates):
                 return tuple(self._gathers(i, task, operands, creates))
             case Free():

@@ -13,8 +13,8 @@ import numpy as np
 from einpage.einsum_front.base.columns import Floats
 from einpage.exec.dispatch.engine import Measured
 from einpage.memplan.graph.memgraph import MemGraph
-from einpage.memplan.graph.packed import COMPUTE, MOVE, Nodes, Residencies
-from einpage.memplan.graph.simulate import queue_numbers, queues_of
+from einpage.memplan.graph.packed import COMPUTE, MOVE, Nodes
+from einpage.memplan.graph.simulate import copied_bytes, queue_numbers, queues_of
 from einpage.memplan.machine.machine import Machine
 
 ROUNDING = 1.001
@@ -23,7 +23,7 @@ ROUNDING = 1.001
 
 def bettered(machine: Machine, memgraph: MemGraph, passes: Sequence[Measured]) -> Machine:
     """`machine` with each rate, and the launch, that some node of the passes beat set to what that node reached."""
-    nodes, residencies, graph = Nodes.of(memgraph.nodes), Residencies.of(memgraph.residencies), memgraph.graph
+    nodes, graph = Nodes.of(memgraph.nodes), memgraph.graph
     took: Floats = np.min([m.finish_s - m.start_s for m in passes], axis=0)
     computes = np.flatnonzero((nodes.kind == COMPUTE) & (took > 0))
     tasks = [graph.tasks[t] for t in nodes.subject[computes].tolist()]
@@ -41,7 +41,7 @@ def bettered(machine: Machine, memgraph: MemGraph, passes: Sequence[Measured]) -
     for link in machine.links:
         if link.queue in queues:
             copies = np.flatnonzero((nodes.kind == MOVE) & (numbers == queues.index(link.queue)) & (took > 0))
-            nbytes = [graph.tensors[t].nbytes for t in residencies.tensor[nodes.result[copies]].tolist()]
+            nbytes = copied_bytes(memgraph)[copies].tolist()
             least_s = min(link.latency_s, float(took[copies].min(initial=np.inf)))
             links.append(replace(link, bytes_per_s=_better(link.bytes_per_s, _fastest(nbytes, took[copies])), latency_s=least_s))
     by_queue = {link.queue: link for link in links}

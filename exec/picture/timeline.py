@@ -207,9 +207,10 @@ def _live_ranges(memgraph: MemGraph) -> tuple[dict[ResidencyId, int], dict[Resid
         match node:
             case Free(residency):
                 end[residency] = n
-            case Move(source, target):
-                start[target] = n
-                reads.setdefault(source, []).append(n)
+            case Move() as move:
+                for source, target in move.copies:
+                    start[target] = n
+                    reads.setdefault(source, []).append(n)
             case Compute(_, operands, creates) | HostGather(_, operands, creates):
                 start[creates] = n
                 for r in dict.fromkeys(r for operand in operands for r in operand):
@@ -240,7 +241,8 @@ def _bars(memgraph: MemGraph) -> tuple[Bar, ...]:
             case HostGather(task, _, _):
                 what, name = "gather", tasks[task].name
             case Move():
-                what, name = MOVE_WORDS.get(queues[numbers[i]], "copy"), tensor.name
+                more = f" and {len(node.others)} more" if node.others else ""
+                what, name = MOVE_WORDS.get(queues[numbers[i]], "copy"), tensor.name + more
             case _:
                 assert_never(node)
         bars.append(Bar(NodeId(i), numbers[i], what, name, tensor.kind.value, memgraph.moved_bytes(NodeId(i))))

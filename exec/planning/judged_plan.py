@@ -26,7 +26,7 @@ from einpage.memplan.bounds.bounds import GOOD_ENOUGH, Bounds, Effort, Reached, 
 from einpage.memplan.bounds.steady import steady_bounds
 from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.graph.memgraph import MemGraph
-from einpage.memplan.graph.simulate import Timeline, moved_bytes, simulate
+from einpage.memplan.graph.simulate import Timeline, moved_bytes, moves_several, simulate
 from einpage.memplan.judge.reason import Violation
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.machine.machine import Machine
@@ -239,7 +239,8 @@ def judged(
     if memgraph.loops:
         limits = steady_bounds(graph, machine.at_best(), budget_bytes)
     else:
-        limits = bounds(graph, machine.at_best(), budget_bytes, tasks_in_order(memgraph), bound_effort, reached, memgraph.resident)
+        best = machine.without_latency() if moves_several(memgraph) else machine.at_best()
+        limits = bounds(graph, best, budget_bytes, tasks_in_order(memgraph), bound_effort, reached, memgraph.resident)
     found = report(
         memgraph, machine, timeline, limits,
         plan_s=plan_s, verified=True, spec=graph.name, policy=policy, pace=pace,

@@ -6,6 +6,7 @@ In: a TaskGraph and a Machine (and, for the window bound, a budget and the order
 `bound_order_s` holds for these tasks (and, where an order is given, for it): launches and latencies count, nothing overlaps with what it
 depends on, and whatever a stretch of tasks touches beyond the budget has to be loaded within that stretch (the window bound). Where it
 can be afforded, two linear programmes say more, as if tensors could be cut anywhere: the slot LP of time, the interval LP of bytes.
+It counts a latency a tensor: for a plan whose moves copy several, ask with a machine whose copies have none.
 """
 
 from __future__ import annotations

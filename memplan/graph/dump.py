@@ -82,8 +82,9 @@ def _node(plan: MemGraph, node: Node) -> str:
             return f"gather k{node.task} {_operands(node.operands)} -> r{node.creates}"
         case Move():
             from_, to = plan.residencies[node.source].place, plan.residencies[node.target].place
-            name = plan.graph.tensors[plan.residencies[node.target].tensor].name
-            return f"move {from_.kind.value}->{to.kind.value} r{node.source} -> r{node.target} {name}"
+            names = [plan.graph.tensors[plan.residencies[target].tensor].name for _, target in node.copies]
+            copies = [f"r{source} -> r{target} {name}" for (source, target), name in zip(node.copies, names, strict=True)]
+            return f"move {from_.kind.value}->{to.kind.value} {', '.join(copies)}"
         case Free():
             return f"free r{node.residency}"
     assert_never(node)
@@ -114,8 +115,8 @@ def describe(memgraph: MemGraph, node: NodeId) -> str:
             return f"compute {graph.tasks[task].name}"
         case HostGather(task, _, _):
             return f"gather {graph.tasks[task].name}"
-        case Move(source, target):
-            name = graph.tensors[residencies[source].tensor].name
+        case Move(source, target, others):
+            name = graph.tensors[residencies[source].tensor].name + (f" and {len(others)} more" if others else "")
             match Queue(residencies[source].place, residencies[target].place):
                 case Queue.H2D:
                     return f"reload {name}"

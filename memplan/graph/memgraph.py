@@ -33,6 +33,10 @@ Offset = NewType("Offset", int)
 """Bytes from the start of an arena."""
 
 
+Copy: TypeAlias = "tuple[ResidencyId, ResidencyId]"
+"""Of a tensor: where it is read, and where it is written."""
+
+
 @dataclass(frozen=True, slots=True)
 class Extent:
     offset: Offset
@@ -68,10 +72,19 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Copy a tensor from one place to another, which name its queue: host → device is a reload, device → host an offload."""
+    """Copy tensors from one place to another, which name its queue: host → device is a reload, device → host an offload.
+
+    Several go together for one latency: none begins before what any of them waits for, and who reads one waits for all."""
 
     source: ResidencyId
     target: ResidencyId
+    others: tuple[Copy, ...] = ()
+    """Tensors that go with the first, between the same two places."""
+
+    @property
+    def copies(self) -> tuple[Copy, ...]:
+        """All, the first included."""
+        return ((self.source, self.target), *self.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +175,7 @@ class MemGraph:
                 return Queue.COMPUTE
             case HostGather():
                 return Queue.H2D
-            case Move(source, target):
+            case Move(source=source, target=target):
                 return Queue(self.residencies[source].place, self.residencies[target].place)
             case Free():
                 return None
@@ -170,10 +183,15 @@ class MemGraph:
     def moved_bytes(self, node: NodeId) -> Nbytes:
         """Bytes `node` sends over a link; 0 for computes and frees."""
         match self.nodes[node]:
-            case Move(_, target) | HostGather(_, _, target):
-                return self.graph.tensors[self.residencies[target].tensor].nbytes
+            case Move() as move:
+                return Nbytes(sum(self._nbytes(target) for _, target in move.copies))
+            case HostGather(_, _, target):
+                return self._nbytes(target)
             case _:
                 return Nbytes(0)
+
+    def _nbytes(self, residency: ResidencyId) -> Nbytes:
+        return self.graph.tensors[self.residencies[residency].tensor].nbytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,6 +9,7 @@ it was written, for the judge to find.
     result       target   target   creates        -1
     operand_row  0        0        0              2      2        operands of node n: operand_row[n] to operand_row[n + 1]
     tile_row     0        1        3                              residencies of operand o: reads[tile_row[o]:tile_row[o + 1]]
+    other_node   1                                                node 1 copies other_source[0] to other_target[0] too
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 
 from einpage.einsum_front.base.columns import Bools, Columns, Int32s, Int64s, UInt8s, frozen, ragged
 from einpage.einsum_front.graph.taskgraph import TaskId
-from einpage.memplan.graph.memgraph import Compute, Extent, Free, HostGather, Move, Node, Residency, ResidencyId
+from einpage.memplan.graph.memgraph import Compute, Copy, Extent, Free, HostGather, Move, Node, Residency, ResidencyId
 from einpage.memplan.machine.places import DEVICE, HOST, Place
 
 COMPUTE, GATHER, MOVE, FREE = range(4)
@@ -147,6 +148,12 @@ class Nodes(Columns[Node]):
     """[workspace]"""
     scratch_nbytes: Int64s
     """[workspace]"""
+    other_node: Int32s
+    """[copy beside the first of its move] the node that makes it, ascending"""
+    other_source: Int32s
+    """[copy beside the first of its move]"""
+    other_target: Int32s
+    """[copy beside the first of its move]"""
 
     @staticmethod
     def of(found: Sequence[Node]) -> Nodes:
@@ -160,8 +167,8 @@ class Nodes(Columns[Node]):
                     grown.compute(task, operands, creates, None if workspace is None else (workspace.offset, workspace.nbytes))
                 case HostGather(task, operands, creates):
                     grown.gather(task, operands, creates)
-                case Move(source, target):
-                    grown.move(source, target)
+                case Move(source, target, others):
+                    grown.move(source, target, others)
                 case Free(residency):
                     grown.free(residency)
         return grown.finish()
@@ -173,8 +180,6 @@ class Nodes(Columns[Node]):
         """Node i, where 0 ≤ i < len(self)."""
         if self.kind[i] == FREE:
             return Free(self.subject[i].item())
-        if self.kind[i] == MOVE:
-            return Move(self.subject[i].item(), self.result[i].item())
         return next(self.entries(i, i + 1))
 
     def entries(self, start: int, end: int) -> Iterator[Node]:
@@ -185,26 +190,65 @@ class Nodes(Columns[Node]):
         low, high = np.searchsorted(self.scratch_node, (start, end))
         scratch = map(Extent, self.scratch_offset[low:high].tolist(), self.scratch_nbytes[low:high].tolist())
         workspace_by_node = dict(zip(self.scratch_node[low:high].tolist(), scratch, strict=True))
+        others_by_node = self._others(start, end)
         for n, kind, subject, result, (a, b) in zip(range(start, end), kinds, subjects, results, pairwise(rows), strict=True):
             if kind == FREE:
                 yield Free(subject)
             elif kind == MOVE:
-                yield Move(subject, result)
+                yield Move(subject, result, tuple(others_by_node.get(n, ())))
             elif kind == GATHER:
                 yield HostGather(subject, tuple(each[a - rows[0] : b - rows[0]]), result)
             else:
                 yield Compute(subject, tuple(each[a - rows[0] : b - rows[0]]), result, workspace_by_node.get(n))
 
+    def copies(self) -> Copies:
+        """What moves copy, in node order; of one move the first, then the others."""
+        moves = np.flatnonzero(self.kind == MOVE).astype(np.int32)
+        if not len(self.other_node):
+            return Copies(moves, self.subject[moves], self.result[moves])
+        node = np.concatenate((moves, self.other_node))
+        order = np.argsort(node, kind="stable")
+        source = np.concatenate((self.subject[moves], self.other_source))
+        target = np.concatenate((self.result[moves], self.other_target))
+        return Copies(node[order], source[order], target[order])
+
+    def made(self) -> tuple[Int32s, Int32s]:
+        """Every residency that a node creates: the nodes, ascending, and what they create."""
+        copies, runs = self.copies(), np.flatnonzero(self.kind <= GATHER).astype(np.int32)
+        node = np.concatenate((runs, copies.node))
+        order = np.argsort(node, kind="stable")
+        return node[order], np.concatenate((self.result[runs], copies.target))[order]
+
+    def _others(self, start: int, end: int) -> dict[int, list[Copy]]:
+        """By node from `start` to `end`, what a move copies beside the first."""
+        found: dict[int, list[Copy]] = {}
+        low, high = np.searchsorted(self.other_node, (start, end))
+        columns = (column[low:high].tolist() for column in (self.other_node, self.other_source, self.other_target))
+        for node, source, target in zip(*columns, strict=True):
+            found.setdefault(node, []).append((source, target))
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Copies:
+    """One entry a tensor that a move copies."""
+
+    node: Int32s
+    """The move, ascending."""
+    source: Int32s
+    target: Int32s
+
 
 class NodeList:
     """Grows, and becomes Nodes."""
 
-    __slots__ = ("_kind", "_operand_row", "_reads", "_result", "_scratch", "_subject", "_tile_row")
+    __slots__ = ("_kind", "_operand_row", "_other", "_reads", "_result", "_scratch", "_subject", "_tile_row")
 
     def __init__(self) -> None:
         self._kind, self._subject, self._result = array("B"), array("i"), array("i")
         self._operand_row, self._tile_row, self._reads = array("i", (0,)), array("i", (0,)), array("i")
         self._scratch = array("i"), array("q"), array("q")
+        self._other = array("i"), array("i"), array("i")
 
     def __len__(self) -> int:
         return len(self._kind)
@@ -224,8 +268,11 @@ class NodeList:
         self._read(operands)
         self._add(GATHER, task, creates)
 
-    def move(self, source: ResidencyId, target: ResidencyId) -> None:
+    def move(self, source: ResidencyId, target: ResidencyId, others: Iterable[Copy] = ()) -> None:
         """Append a Move."""
+        for copy in others:
+            for column, value in zip(self._other, (len(self), *copy), strict=True):
+                column.append(value)
         self._add(MOVE, source, target)
 
     def free(self, residency: ResidencyId) -> None:
@@ -245,5 +292,5 @@ class NodeList:
 
     def finish(self) -> Nodes:
         """The nodes so far, as immutable columns."""
-        columns = (self._kind, self._subject, self._result, self._operand_row, self._tile_row, self._reads, *self._scratch)
+        columns = (self._kind, self._subject, self._result, self._operand_row, self._tile_row, self._reads, *self._scratch, *self._other)
         return Nodes(*map(frozen, columns))

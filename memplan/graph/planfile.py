@@ -44,7 +44,7 @@ from einpage.memplan.graph.packed import Nodes, Residencies
 from einpage.memplan.machine.places import DEVICE, HOST, Place, PlaceKind
 
 FORMAT, SET_FORMAT = "einpage-plan", "einpage-plan-set"
-VERSION = 4
+VERSION = 5
 MOST_BYTES = 256 << 20
 """Of a file."""
 _MOST_PARSED = 2 << 30
@@ -216,7 +216,7 @@ def _node_out(node: Node) -> list[object]:
         case HostGather():
             return ["gather", node.task, node.operands, node.creates]
         case Move():
-            return ["move", node.source, node.target]
+            return ["move", *(residency for copy in node.copies for residency in copy)]
         case Free():
             return ["free", node.residency]
 
@@ -382,8 +382,10 @@ def _node_in(row: Sequence[Any]) -> Node:
             return Compute(TaskId(_int(task)), _operands_in(operands), ResidencyId(_int(creates)), extent)
         case ["gather", task, operands, creates]:
             return HostGather(TaskId(_int(task)), _operands_in(operands), ResidencyId(_int(creates)))
-        case ["move", source, target]:
-            return Move(ResidencyId(_int(source)), ResidencyId(_int(target)))
+        case ["move", source, target, *others]:
+            told = [ResidencyId(_int(r)) for r in (source, target, *others)]
+            first, *rest = zip(told[::2], told[1::2], strict=True)
+            return Move(*first, tuple(rest))
         case ["free", residency]:
             return Free(ResidencyId(_int(residency)))
         case _:

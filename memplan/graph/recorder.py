@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from einpage.einsum_front.base.columns import Int64s, UInt8s
 from einpage.einsum_front.graph.taskgraph import TaskGraph, TaskId, TensorId
 from einpage.memplan.graph.arena import Piece
 from einpage.memplan.graph.memgraph import EdgeKind, Edges, NodeId, ResidencyId
@@ -138,12 +139,21 @@ class EdgeList:
 
     def finish(self) -> Edges:
         """The edges so far, sorted by target, then source. A pair with both kinds has one edge, DATA."""
-        key = np.sort(np.frombuffer(self._key, np.int64)) if self._key else np.empty(0, np.int64)
-        pair = key >> 1
-        first = np.ones(len(key), bool)
-        first[1:] = pair[1:] != pair[:-1]
-        pair = pair[first]
-        source = (pair & ((1 << _NODE_BITS) - 1)).astype(np.int32)
-        target = (pair >> _NODE_BITS).astype(np.int32)
-        assert bool((source < target).all()), "an edge points backwards"
-        return Edges(source, target, (key[first] & 1).astype(np.uint8))
+        return _sorted(np.frombuffer(self._key, np.int64) if self._key else np.empty(0, np.int64))
+
+
+def edges_of(source: Int64s, target: Int64s, kind: UInt8s) -> Edges:
+    """Edges in any order, some of them perhaps twice, as an EdgeList's are."""
+    return _sorted(((target << _NODE_BITS) | source) << 1 | kind)
+
+
+def _sorted(keys: Int64s) -> Edges:
+    key = np.sort(keys)
+    pair = key >> 1
+    first = np.ones(len(key), bool)
+    first[1:] = pair[1:] != pair[:-1]
+    pair = pair[first]
+    source = (pair & ((1 << _NODE_BITS) - 1)).astype(np.int32)
+    target = (pair >> _NODE_BITS).astype(np.int32)
+    assert bool((source < target).all()), "an edge points backwards"
+    return Edges(source, target, (key[first] & 1).astype(np.uint8))

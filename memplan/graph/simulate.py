@@ -5,7 +5,8 @@ In: a MemGraph and a Machine. Out: a Timeline. One queue for computes and one a 
     start  = max(end of the node before it on its queue, latest end of its predecessors)        finish = start + duration
 
 A Free takes no time and no queue. Durations are what was given for a task, else what such kernels usually take, else launch + roofline;
-latency + bytes / rate for a copy. Where it is known how kernels and copies slow each other down, they do (shared_clock.py).
+latency + bytes / rate for a move, of whatever it copies together. Where it is known how kernels and copies slow each other down, they do
+(shared_clock.py).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from einpage.einsum_front.base.columns import Floats, UInt8s
+from einpage.einsum_front.base.columns import Floats, Int64s, UInt8s
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.packed import COMPUTE, FREE, GATHER, MOVE, Nodes, Residencies
 from einpage.memplan.graph.shared_clock import NO_QUEUE, Sharing, shared_clock
@@ -65,7 +66,7 @@ def queue_numbers(memgraph: MemGraph) -> NDArray[np.int8]:
 
 
 def _move_places(nodes: Nodes, residencies: Residencies) -> tuple[UInt8s, UInt8s]:
-    """[move] the places it copies from and to, as positions in `residencies.places`."""
+    """[move] the places it copies from and to, as positions in `residencies.places`; those of its first copy."""
     moves = nodes.kind == MOVE
     return residencies.place[nodes.subject[moves]], residencies.place[nodes.result[moves]]
 
@@ -74,17 +75,37 @@ def durations(memgraph: MemGraph, machine: Machine) -> Floats:
     """[node] seconds each node keeps its engine. Raises UsageError where the machine has no link for a move."""
     graph = memgraph.graph
     seconds_by_task = [task_seconds(machine, graph, task) for task in graph.tasks]
-    nodes, residencies = Nodes.of(memgraph.nodes), Residencies.of(memgraph.residencies)
+    nodes = Nodes.of(memgraph.nodes)
     seconds = np.zeros(len(nodes))
     runs = nodes.kind <= GATHER
     seconds[runs] = np.array(seconds_by_task)[nodes.subject[runs]]
-    nbytes, queues, moves = [t.nbytes for t in graph.tensors], queue_numbers(memgraph), nodes.kind == MOVE
+    queues, moves, nbytes = queue_numbers(memgraph), nodes.kind == MOVE, copied_bytes(memgraph)
     for number, queue in enumerate(queues_of(memgraph)):
-        copies = np.flatnonzero(moves & (queues == number))
-        if len(copies):
+        found = np.flatnonzero(moves & (queues == number))
+        if len(found):
             link = machine.usual_link(queue)
-            seconds[copies] = [link.seconds(nbytes[t]) for t in residencies.tensor[nodes.result[copies]].tolist()]
+            seconds[found] = [link.seconds(n) for n in nbytes[found].tolist()]
     return seconds
+
+
+def moves_several(memgraph: MemGraph) -> bool:
+    """Whether some move copies more than one tensor."""
+    return len(Nodes.of(memgraph.nodes).other_node) > 0
+
+
+def copied_bytes(memgraph: MemGraph) -> Int64s:
+    """[node] bytes that a move copies, of all its tensors; 0 for other nodes."""
+    copies = Nodes.of(memgraph.nodes).copies()
+    nbytes = np.zeros(len(memgraph.nodes), np.int64)
+    np.add.at(nbytes, copies.node, _residency_bytes(memgraph)[copies.target])
+    return nbytes
+
+
+def _residency_bytes(memgraph: MemGraph) -> Int64s:
+    """[residency] bytes of its extents."""
+    residencies = Residencies.of(memgraph.residencies)
+    ends: Int64s = np.concatenate(([0], np.cumsum(residencies.nbytes)))
+    return ends[residencies.extent_row[1:]] - ends[residencies.extent_row[:-1]]
 
 
 def simulate(memgraph: MemGraph, machine: Machine, noise: Floats | None = None) -> Timeline:
@@ -137,11 +158,11 @@ def moved_bytes(memgraph: MemGraph, queue: Queue) -> int:
 
 def moved_bytes_by_queue(memgraph: MemGraph) -> dict[Queue, int]:
     """Bytes that cross each link in the whole plan, in the order of queues_of."""
-    nodes, residencies = Nodes.of(memgraph.nodes), Residencies.of(memgraph.residencies)
-    queues, ends = queue_numbers(memgraph), np.concatenate(([0], np.cumsum(residencies.nbytes)))
-    nbytes = ends[residencies.extent_row[1:]] - ends[residencies.extent_row[:-1]]
-    made = {queue: nodes.result[queues == number] for number, queue in enumerate(queues_of(memgraph)) if queue != Queue.COMPUTE}
-    return {queue: int(nbytes[results].sum()) for queue, results in made.items()}
+    queues, nbytes = queue_numbers(memgraph), _residency_bytes(memgraph)
+    node, made = Nodes.of(memgraph.nodes).made()
+    return {
+        queue: int(nbytes[made[queues[node] == number]].sum()) for number, queue in enumerate(queues_of(memgraph)) if queue != Queue.COMPUTE
+    }
 
 
 def all_moved_bytes(memgraph: MemGraph) -> int:

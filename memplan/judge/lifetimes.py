@@ -5,11 +5,12 @@ In: PlanColumns. Out: None, and the lifetimes filled in; or the first Violation.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind
-from einpage.memplan.graph.memgraph import Move
-from einpage.memplan.graph.packed import COMPUTE, FREE, GATHER, MOVE
+from einpage.memplan.graph.packed import COMPUTE, FREE, GATHER, Nodes
 from einpage.memplan.judge.plan_columns import ALWAYS, NEVER, PlanColumns
 from einpage.memplan.judge.reason import Reason, Violation, violation_at
 from einpage.memplan.machine.places import DEVICE, HOST
@@ -21,22 +22,25 @@ def first_wrong_lifetime(plan: PlanColumns) -> Violation | None:
 
 
 def _places_agree(plan: PlanColumns) -> Violation | None:
-    """Proves: computes read and write the device, gathers read the host, moves go to another place and keep the tensor."""
+    """Proves: computes read and write the device, gathers read the host, moves go to another place and keep the tensor, and all the
+    copies of one are between the same two places."""
     nodes, place, tensor = plan.nodes, np.array(plan.place, np.int64), np.array(plan.tensor, np.int64)
     device, host = plan.residencies.at(DEVICE), plan.residencies.at(HOST)
-    moves, runs = np.flatnonzero(nodes.kind == MOVE), np.flatnonzero(nodes.kind <= GATHER)
-    source, target = nodes.subject[moves], nodes.result[moves]
+    copies, runs = nodes.copies(), np.flatnonzero(nodes.kind <= GATHER)
+    source, target, moves = copies.source, copies.target, copies.node
     wrong_move = (tensor[source] != tensor[target]) | (place[source] == place[target])
+    first_source, first_target = nodes.subject[moves], nodes.result[moves]
+    apart = (place[source] != place[first_source]) | (place[target] != place[first_target])
     kind = nodes.kind[plan.reader]
     wrong_read = (kind == COMPUTE) & ~device[plan.read] | (kind == GATHER) & ~host[plan.read]
     wrong_result = ~device[nodes.result[runs]]
-    wrong = (moves[wrong_move], plan.reader[wrong_read], runs[wrong_result])
+    wrong = (moves[wrong_move | apart], plan.reader[wrong_read], runs[wrong_result])
     at = min((int(found[0]) for found in wrong if len(found)), default=None)
     if at is None:
         return None
-    node = nodes[at]
-    if isinstance(node, Move):
-        return violation_at(Reason.WRONG_MOVE, at, at, f"{plan.named(node.source)} to {plan.named(node.target)}")
+    if len(found := np.flatnonzero((wrong_move | apart) & (moves == at))):
+        reason = Reason.WRONG_MOVE if wrong_move[found[0]] else Reason.MOVED_APART
+        return violation_at(reason, at, at, f"{plan.named(int(source[found[0]]))} to {plan.named(int(target[found[0]]))}")
     misplaced = plan.read[wrong_read & (plan.reader == at)]
     return violation_at(Reason.WRONG_PLACE, at, at, plan.named(int(misplaced[0] if len(misplaced) else nodes.result[at])))
 
@@ -54,18 +58,17 @@ def _creations_and_frees(plan: PlanColumns) -> Violation | None:
         if tensors[plan.tensor[r]].kind not in HOST_AT_START | {Kind.STATE} or plan.tensor[r] not in away:
             return violation_at(Reason.WRONG_START, None, None, plan.named(r))
         created_at[r] = ALWAYS
-    nodes = plan.nodes
-    for n, (kind, subject, made) in enumerate(zip(nodes.kind.tolist(), nodes.subject.tolist(), nodes.result.tolist(), strict=True)):
-        if kind != FREE:
-            if (before := created_at[made]) is not None:
-                return violation_at(Reason.CREATED_TWICE, None if before == ALWAYS else before, n, plan.named(made))
-            created_at[made] = n
+    for n, residency, is_freed in _creations_and_ends(plan.nodes):
+        if not is_freed:
+            if (before := created_at[residency]) is not None:
+                return violation_at(Reason.CREATED_TWICE, None if before == ALWAYS else before, n, plan.named(residency))
+            created_at[residency] = n
             continue
-        if ended_at[subject] != NEVER:
-            return violation_at(Reason.FREED_TWICE, ended_at[subject], n, plan.named(subject))
-        if created_at[subject] == ALWAYS and not on_device[subject] and tensors[plan.tensor[subject]].kind in HOST_AT_START:
-            return violation_at(Reason.HOST_COPY_FREED, n, n, plan.named(subject))
-        ended_at[subject] = n
+        if ended_at[residency] != NEVER:
+            return violation_at(Reason.FREED_TWICE, ended_at[residency], n, plan.named(residency))
+        if created_at[residency] == ALWAYS and not on_device[residency] and tensors[plan.tensor[residency]].kind in HOST_AT_START:
+            return violation_at(Reason.HOST_COPY_FREED, n, n, plan.named(residency))
+        ended_at[residency] = n
     if None in created_at:
         missing = created_at.index(None)
         users = plan.reader[plan.read == missing]
@@ -73,6 +76,15 @@ def _creations_and_frees(plan: PlanColumns) -> Violation | None:
     plan.created_at, plan.ended_at = [n for n in created_at if n is not None], ended_at
     plan.donated = [False] * len(ended_at)
     return None
+
+
+def _creations_and_ends(nodes: Nodes) -> Iterator[tuple[int, int, bool]]:
+    """In node order: the node, a residency that it creates or frees, and whether it frees it."""
+    creator, made = nodes.made()
+    frees = np.flatnonzero(nodes.kind == FREE)
+    node, residency = np.concatenate((creator, frees)), np.concatenate((made, nodes.subject[frees]))
+    order = np.argsort(node, kind="stable")
+    yield from zip(node[order].tolist(), residency[order].tolist(), (order >= len(creator)).tolist(), strict=True)
 
 
 def _donations(plan: PlanColumns) -> Violation | None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from einpage.einsum_front.base.columns import Bools, Int64s
 from einpage.memplan.graph.memgraph import MemGraph
-from einpage.memplan.graph.packed import MOVE, Nodes, Residencies
+from einpage.memplan.graph.packed import Nodes, Residencies
 from einpage.memplan.judge.well_formed import readers
 from einpage.memplan.machine.places import Place
 
@@ -47,9 +47,9 @@ class PlanColumns:
     @staticmethod
     def of(memgraph: MemGraph, nodes: Nodes, residencies: Residencies) -> PlanColumns:
         """Without lifetimes yet."""
-        moves = np.flatnonzero(nodes.kind == MOVE)
-        reader = np.concatenate((readers(nodes), moves))
-        read = np.concatenate((nodes.reads, nodes.subject[moves])).astype(np.int64)
+        copies = nodes.copies()
+        reader = np.concatenate((readers(nodes), copies.node)).astype(np.int64)
+        read = np.concatenate((nodes.reads, copies.source)).astype(np.int64)
         _, first = np.unique(reader * len(residencies) + read, return_index=True)
         first = np.sort(first)  # an operand that is read twice is one read, where it occurs first
         first = first[np.argsort(reader[first], kind="stable")]

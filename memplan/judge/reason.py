@@ -30,6 +30,7 @@ class Reason(Enum):
     WRONG_RESULT = "a node creates another tensor than its task writes"
     WRONG_PLACE = "a node reads or creates something at the wrong place"
     WRONG_MOVE = "a move's source and target differ in tensor, or not in place"
+    MOVED_APART = "what one move copies is not all between the same two places"
     CREATED_TWICE = "a residency is created twice"
     NEVER_CREATED = "a residency is never created"
     FREED_TWICE = "a residency is freed twice"

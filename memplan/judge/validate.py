@@ -17,7 +17,7 @@ import numpy as np
 
 from einpage.einsum_front.graph.taskgraph import Kind
 from einpage.memplan.graph.memgraph import MemGraph
-from einpage.memplan.graph.packed import FREE, MOVE, Nodes, Residencies
+from einpage.memplan.graph.packed import MOVE, Nodes, Residencies
 from einpage.memplan.judge.last_user import LastUsers
 from einpage.memplan.judge.lifetimes import first_wrong_lifetime
 from einpage.memplan.judge.plan_columns import ALWAYS, NEVER, PlanColumns
@@ -81,8 +81,7 @@ def _bytes_in_order(plan: PlanColumns) -> Violation | None:
     nodes = plan.nodes
     scratch = zip(nodes.scratch_offset.tolist(), (nodes.scratch_offset + nodes.scratch_nbytes).tolist(), strict=True)
     scratch_by_node = dict(zip(nodes.scratch_node.tolist(), scratch, strict=True))
-    creating = np.flatnonzero(nodes.kind != FREE)
-    for n, made in zip(creating.tolist(), nodes.result[creating].tolist(), strict=True):
+    for n, made in zip(*(column.tolist() for column in nodes.made()), strict=True):
         lasts = last_users[plan.place[made]].claim(plan.offset[made], plan.offset_end[made], made)
         if n in scratch_by_node:
             start, end = scratch_by_node[n]
@@ -106,9 +105,8 @@ def _no_clean_offload(plan: PlanColumns) -> Violation | None:
     """Proves: no tensor is copied away from the device while there is a copy of it elsewhere."""
     on_device = plan.at(DEVICE)
     newest_copy = {plan.tensor[r]: r for r in plan.memgraph.start if not on_device[r]}
-    moves = np.flatnonzero(plan.nodes.kind == MOVE)
-    sources, targets = plan.nodes.subject[moves].tolist(), plan.nodes.result[moves].tolist()
-    for n, source, target in zip(moves.tolist(), sources, targets, strict=True):
+    copies = plan.nodes.copies()
+    for n, source, target in zip(*(column.tolist() for column in (copies.node, copies.source, copies.target)), strict=True):
         if not on_device[source]:
             continue
         tensor = plan.tensor[source]

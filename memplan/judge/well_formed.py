@@ -70,6 +70,8 @@ def _references(plan: MemGraph, nodes: Nodes, residencies: Residencies) -> Viola
     unknown = runs & ((nodes.subject < 0) | (nodes.subject >= tasks))
     wrong = makes & ((nodes.result < 0) | (nodes.result >= count)) | ~runs & ((nodes.subject < 0) | (nodes.subject >= count))
     wrong[readers(nodes)[(nodes.reads < 0) | (nodes.reads >= count)]] = True
+    for other in (nodes.other_source, nodes.other_target):
+        wrong[nodes.other_node[(other < 0) | (other >= count)]] = True
     if not (unknown | wrong).any():
         return None
     n = int(np.argmax(unknown | wrong))
@@ -129,9 +131,9 @@ def _workspaces(plan: MemGraph, nodes: Nodes) -> Violation | None:
 
 def _creator(plan: MemGraph, residency: int) -> NodePair:
     """The node that creates a residency, twice; (None, None) where there is none."""
-    nodes = Nodes.of(plan.nodes)
-    made = np.flatnonzero((nodes.result == residency) & (nodes.kind != FREE))
-    return (None, None) if len(made) == 0 else (NodeId(int(made[0])), NodeId(int(made[0])))
+    node, made = Nodes.of(plan.nodes).made()
+    found = node[made == residency]
+    return (None, None) if len(found) == 0 else (NodeId(int(found[0])), NodeId(int(found[0])))
 
 
 def _tasks(plan: MemGraph, nodes: Nodes, residencies: Residencies) -> Violation | None:

@@ -105,6 +105,10 @@ class Machine:
         """This machine as nothing beats it: what bounds are made for."""
         return replace(self, kernel_times=None)
 
+    def without_latency(self) -> Machine:
+        """This machine at best, with copies that take their bytes' time alone."""
+        return self.at_best().with_links(*(replace(link, latency_s=0.0) for link in self.links))
+
     def with_links(self, *links: Link) -> Machine:
         """This machine with those links, in place of its own on the same queues."""
         by_queue = {link.queue: link for link in (*self.links, *links)}

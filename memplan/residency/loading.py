@@ -43,8 +43,8 @@ def loading(loop: MemGraph) -> MemGraph:
 
     for n, node in enumerate(nodes):
         wanted = n
-        if isinstance(node, Move | HostGather) and residencies[made := _made(node)].place == DEVICE:
-            wanted = first_use[made]
+        if isinstance(node, Move | HostGather) and residencies[(made := _made(node))[0]].place == DEVICE:
+            wanted = min(first_use[r] for r in made)
         while waiting and first_use[waiting[-1]] <= wanted:
             load()
         number.append(len(found))
@@ -71,11 +71,11 @@ def _reads(node: Node) -> set[ResidencyId]:
     match node:
         case Compute(_, operands) | HostGather(_, operands):
             return {r for operand in operands for r in operand}
-        case Move(source):
-            return {source}
+        case Move() as move:
+            return {source for source, _ in move.copies}
         case Free():
             return set()
 
 
-def _made(node: Move | HostGather) -> ResidencyId:
-    return node.target if isinstance(node, Move) else node.creates
+def _made(node: Move | HostGather) -> tuple[ResidencyId, ...]:
+    return tuple(target for _, target in node.copies) if isinstance(node, Move) else (node.creates,)
