@@ -18,6 +18,7 @@ from einpage.einsum_front.base.dtype import Stored
 from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob
 from einpage.kernels.instructions.torch_kernel import Operands, TorchKernel
 from einpage.kernels.launch import this_gpu
+from einpage.kernels.launch.bound_launch import BoundLaunch
 from einpage.kernels.multiply.products import ONLY_MM, Products
 from einpage.kernels.multiply.unpack_steps import to_numbers
 from einpage.kernels.on_torch.attention import prepare_attention
@@ -101,8 +102,8 @@ class Launches(Protocol):
     def warm(self, operands: Operands, result: Tensor) -> None:
         """Compile and load, run nothing."""
 
-    def bind(self, operands: Operands, result: Tensor) -> Callable[[], None]:
-        """The launches for these tensors."""
+    def bind(self, operands: Operands, result: Tensor, stream: int | None = None) -> BoundLaunch:
+        """The launches for these tensors, on the stream of that handle, or on the current one."""
 
 
 def prepare_launches(job: Job) -> Launches:

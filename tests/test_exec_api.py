@@ -20,7 +20,17 @@ from einpage.exec.planning.model import Model
 SIZES = {"batch": 2, "model": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 64, "vocab": 320}
 TOKENS = [[1, 2, 3, 4, 5], [6, 7, 8]]
 BUDGET = 80 << 10
-TIMED = ("plan_s", "wall_s", "passes_wall_s", "measured_ratio", "measured_compute_s", "measured_h2d_s", "measured_d2h_s", "peak_rss_bytes")
+TIMED = (
+    "plan_s",
+    "schedule_s",
+    "wall_s",
+    "passes_wall_s",
+    "measured_ratio",
+    "measured_compute_s",
+    "measured_h2d_s",
+    "measured_d2h_s",
+    "peak_rss_bytes",
+)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.device.errors import NodeError
 from einpage.exec.device.streams import StreamDevice
 from einpage.exec.dispatch.dynamic import DynamicDispatcher
-from einpage.exec.dispatch.serial import SerialDispatcher
+from einpage.exec.dispatch.serial import SerialDispatcher, StreamSerialDispatcher
 from einpage.exec.dispatch.static import StaticDispatcher
 from einpage.exec.dispatch.stream_dynamic import StreamDynamicDispatcher
 from einpage.exec.dispatch.stream_static import StreamStaticDispatcher
@@ -84,7 +84,7 @@ def test_interpreted_kernels_are_for_the_cpu(monkeypatch: pytest.MonkeyPatch) ->
 def test_every_dispatch_has_a_dispatcher_on_each_device() -> None:
     on_cpu, on_cuda = ([dispatcher_type(kind, d) for d in Dispatch] for kind in (DeviceKind.CPU, DeviceKind.CUDA))
     assert on_cpu == [SerialDispatcher, DynamicDispatcher, StaticDispatcher]
-    assert on_cuda == [SerialDispatcher, StreamDynamicDispatcher, StreamStaticDispatcher]
+    assert on_cuda == [StreamSerialDispatcher, StreamDynamicDispatcher, StreamStaticDispatcher]
 
 
 def test_the_device_is_of_the_kind() -> None:

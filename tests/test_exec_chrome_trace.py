@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.files import write_atomically
-from einpage.exec.device.null import NullDevice
+from einpage.exec.device.device import NullDevice
 from einpage.exec.picture.chrome_trace import chrome_trace, write_trace
 from hand_plan import hand_plan
 from single_runs import run_static

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from einpage.einsum_front.base.errors import UsageError
+from einpage.exec.device.device import NullDevice
 from einpage.exec.device.errors import CountMismatch, NodeError
-from einpage.exec.device.null import NullDevice
 from einpage.exec.dispatch.engine import Run
 from einpage.exec.dispatch.progress import SILENT, Hooks, Progress
 from einpage.exec.dispatch.serial import SerialDispatcher, random_order

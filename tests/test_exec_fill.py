@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from itertools import pairwise, product
 from math import prod, sqrt
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from einpage.checkpoints.files.checkpoint import WeightError
 from einpage.checkpoints.files.random import RandomWeights
 from einpage.checkpoints.match.resolve import Resolved, open_weights
 from einpage.einsum_front.algebra.expr import Letter
@@ -207,4 +209,107 @@ def test_filling_holds_no_second_copy(tmp_path: Path, kind: str) -> None:
         [sys.executable, "-c", f"import sys; sys.path[:0] = {path!r}\n{MEASURE}", where], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 24 << 20, f"{int(done.stdout) >> 20} MiB more at the peak"
+    most = (8 << 20) + (8 << 20) * fill_module._threads()
+    assert int(done.stdout) < most, f"{int(done.stdout) >> 20} MiB more at the peak"
+
+
+def threaded(monkeypatch: pytest.MonkeyPatch, threads: int, at_once: int = 2) -> None:
+    """Fill with so many threads whatever the size, in small blocks."""
+    monkeypatch.setattr(fill_module, "WORTH_THREADS", 0)
+    monkeypatch.setattr(fill_module, "_threads", lambda: threads)
+    monkeypatch.setattr(fill_module, "BLOCK_BYTES", 512)
+    monkeypatch.setattr(fill_module, "BLOCKS_AT_ONCE", at_once)
+
+
+@pytest.mark.parametrize("threads", [2, 5])
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_threads_fill_as_one_does_and_tell_it_in_order(threads: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = {
+        weight((40, 30), ((0,), (1,)), "a"): cut((40, 30), (3, 2)),
+        weight((2, 50, 7), ((1, 0), (2,)), "b"): cut((2, 50, 7), (1, 4, 2)),
+    }
+    random = RandomWeights(5, {}).declare(tuple(weights))
+    resolved = Resolved(random, {w.name: w.sources[0] for w in weights})
+    found, said = [], []
+    for count in (1, threads):
+        with pytest.MonkeyPatch.context() as patch:
+            threaded(patch, count, at_once)
+            graph, slots = tiled(weights, DType.BF16)
+            told: list[tuple[str, int, str]] = []
+            fill(graph, resolved, slots, lambda name, nbytes: told.append((name, nbytes, threading.current_thread().name)))  # noqa: B023
+            found.append([slots[t.id] for t in graph.tensors])
+            said.append(told)
+    assert all(torch.equal(one, many) for one, many in zip(*found, strict=True))
+    assert said[0] == said[1] and len(said[0]) > 8
+    assert {name for *_, name in said[1]} == {threading.current_thread().name}, "the caller is told on its own thread"
+
+
+class Breaking(RandomWeights):
+    """Rows from `broken` on cannot be read; what is read is counted."""
+
+    broken = 10**9
+    read = 0
+
+    def read_rows(self, name: str, start: int, end: int) -> np.ndarray:
+        Breaking.read += 1
+        if end > Breaking.broken:
+            raise WeightError(f"rows {start}:{end} are gone")
+        return RandomWeights.read_rows(self, name, start, end)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_cannot_be_read_is_the_first_and_ends_the_filling(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    threaded(monkeypatch, threads)
+    case = weight((4000, 64), ((0,), (1,)))
+    graph, slots = tiled({case: cut(case.shape, (4, 1))}, DType.FP32)
+    checkpoint = Breaking(0, {"file.w": (4000, 64)})
+    monkeypatch.setattr(Breaking, "broken", 21)
+    monkeypatch.setattr(Breaking, "read", 0)
+    before = torch.get_num_threads()
+    with pytest.raises(WeightError, match="rows 20:22 are gone"):
+        fill(graph, Resolved(checkpoint, {"w": case.sources[0]}), slots)
+    assert Breaking.read < 100, "blocks that nobody began are not read"
+    assert not [t for t in threading.enumerate() if t.name.startswith("einpage-fill")]
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_an_interrupt_ends_the_filling(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    threaded(monkeypatch, threads)
+    case = weight((4000, 64), ((0,), (1,)))
+    graph, slots = tiled({case: cut(case.shape, (1, 1))}, DType.FP32)
+    monkeypatch.setattr(Breaking, "read", 0)
+
+    def interrupt(name: str, nbytes: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fill(graph, Resolved(Breaking(0, {"file.w": (4000, 64)}), {"w": case.sources[0]}), slots, interrupt)
+    assert Breaking.read < 100
+    assert not [t for t in threading.enumerate() if t.name.startswith("einpage-fill")]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_is_not_finite_is_told_whoever_found_it(threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threaded(monkeypatch, threads, 1)
+    stored = torch.randn(500, 40).half()
+    stored[17, 3], stored[17, 5], stored[480, 0] = float("-inf"), float("nan"), float("inf")
+    save_file({"file.w": stored}, str(tmp_path / "m.safetensors"))
+    case = weight((500, 40), ((0,), (1,)))
+    graph, slots = tiled({case: cut(case.shape, (2, 2))}, DType.FP16)
+    (found,) = fill(graph, Resolved(open_weights(str(tmp_path)), {"w": case.sources[0]}), slots)
+    assert (found.count, found.first, found.value, found.beyond) == (3, (17, 3), float("-inf"), False)
+
+
+@pytest.mark.parametrize("bits", [0x7BFF, 0xFBFF, 0x0001, 0x8000, 0x7C00, 0xFC00, 0x7C01, 0xFC01, 0x7FFF, 0xFFFF])
+@pytest.mark.parametrize("dtype", list(TORCH.values()))
+def test_bits_of_fp16_say_whether_it_is_finite(bits: int, dtype: torch.dtype) -> None:
+    """The largest numbers of each sign, the smallest, infinities, NaN of both signs."""
+    rows = torch.from_numpy(np.array([[0x3C00, bits, 0xBC00]], np.uint16).view(np.float16))
+    assert fill_module._is_finite(rows, dtype) == bool(rows.to(dtype).isfinite().all()) == bool(rows.isfinite().all())
+
+
+def test_every_bit_pattern_of_fp16_is_judged_as_torch_does() -> None:
+    patterns = torch.from_numpy(np.arange(1 << 16, dtype=np.uint16).view(np.float16))
+    finite = [fill_module._is_finite(patterns[i : i + 1], torch.float16) for i in range(0, 1 << 16, 61)]
+    assert finite == patterns[::61].isfinite().tolist()

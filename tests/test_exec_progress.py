@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from einpage.exec.device.null import NullDevice
+from einpage.exec.device.device import NullDevice
 from einpage.exec.dispatch.progress import Hooks, Monitor, Progress, QueueHead, queue_heads
 from einpage.memplan.graph.dump import describe
 from einpage.memplan.graph.memgraph import NodeId

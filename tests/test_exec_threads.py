@@ -15,8 +15,8 @@ from time import perf_counter
 
 import pytest
 
+from einpage.exec.device.device import NullDevice
 from einpage.exec.device.errors import NodeError
-from einpage.exec.device.null import NullDevice
 from einpage.exec.dispatch import threads as engine_threads
 from einpage.exec.dispatch.dynamic import DynamicDispatcher
 from einpage.exec.dispatch.engine import Dispatcher

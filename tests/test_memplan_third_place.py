@@ -16,7 +16,7 @@ import pytest
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import TaskId, TensorId
-from einpage.exec.device.null import NullDevice
+from einpage.exec.device.device import NullDevice
 from einpage.exec.picture.chrome_trace import chrome_trace
 from einpage.exec.picture.timeline_html import render_html
 from einpage.exec.picture.timeline_svg import render_svg

@@ -2,13 +2,14 @@
 
 A stream runs its work in the order it was enqueued; an event passes when all work enqueued before it is done; a stream that waits for an
 event runs nothing further until the event has passed. Everything but `synchronize` returns at once. Streams are numbered as in ENGINES:
-compute, host → device, device → host. `cuda.py` is the real one; tests use one that records.
+compute, host → device, device → host. `cuda.py` is the real one; tests use one that records. A driver of a real runtime is a DirectDriver
+too: work is then bound to a stream once, and no stream is made the current one, node after node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NewType, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import NewType, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
@@ -58,3 +59,24 @@ class Driver(Protocol):
 
     def used_bytes(self) -> int:
         """Bytes of device memory in use, by whomever, as the driver counts it."""
+
+
+@runtime_checkable
+class DirectDriver(Protocol):
+    """What a driver has beside where work can be enqueued on a stream that is not the current one."""
+
+    @property
+    def slow_copies(self) -> str | None:
+        """Why copies are not bound to their streams; None where they are."""
+
+    def init_thread(self) -> None:
+        """Called on each thread before its first call."""
+
+    def handle(self, stream: Stream) -> int:
+        """The runtime's own handle of a stream, for those who launch kernels."""
+
+    def bound_copy(self, stream: Stream, target: Tensor, source: Tensor) -> Callable[[], object]:
+        """A call that does what `copy` does with these, as often as wanted. The caller holds both."""
+
+    def recycle(self, events: Iterable[Event]) -> None:
+        """Nobody asks about `events` any more, all of which have passed: they may be recorded anew."""

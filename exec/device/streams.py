@@ -3,12 +3,12 @@
 `enqueue` returns at once; the dispatcher orders nodes of different streams with events. A Move is copied in chunks, so that an urgent one
 may be enqueued between two of them. A host gather reads its rows on the host, a block at a time, into one of two pinned staging buffers,
 and copies that. The Device methods (`compute`, `copy`, `gather`) enqueue a node and wait for it: enough for the serial loop. Everything
-slow (views, kernels, pinning) is done when the device is made.
+slow (views, kernels, pinning) is done when the device is made, and what a driver can bind to a stream is bound then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,10 +19,11 @@ from torch import Tensor
 
 from einpage.einsum_front.graph.job import GatherJob, View
 from einpage.einsum_front.graph.taskgraph import TaskId
-from einpage.exec.device.arena import HostArena, MappedArena, residency_view
-from einpage.exec.device.device import DeviceMemory, MovedBytes, Rested, extents_beside
-from einpage.exec.device.driver import Driver, Event, Stream
+from einpage.exec.device.arena import MappedArena, residency_view
+from einpage.exec.device.device import MovedBytes, Rested, extents_beside
+from einpage.exec.device.driver import DirectDriver, Driver, Event, Stream
 from einpage.exec.device.errors import NodeError
+from einpage.exec.device.stream_memory import StreamMemory, copy_cuts
 from einpage.kernels.errors import DivisorIsZero, IndexOutOfRange, Unsupported
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.kernels.prepare import Backend, Kernel, Launches, prepare, prepare_gathers, prepare_launches
@@ -38,7 +39,7 @@ STAGING_BYTES = 8 << 20
 
 COMPUTE, H2D, D2H = map(Stream, range(len(ENGINES)))
 KernelCall: TypeAlias = Callable[[], object]
-StreamAction: TypeAlias = Callable[[], None]
+StreamAction: TypeAlias = Callable[[], object]
 
 
 @dataclass(slots=True)
@@ -48,40 +49,6 @@ class _StagingBuffer:
     memory: Tensor
     copied: Event | None = None
     """Passes when the last copy from it is done."""
-
-
-class StreamMemory(DeviceMemory):
-    """Registered host memory, and one allocation of a driver's."""
-
-    def __init__(self, host: HostArena, driver: Driver, nbytes: int) -> None:
-        """Raises what the driver does where either is not to be had."""
-        super().__init__(host, nbytes)
-        self.driver, self.host_bytes = driver, host.whole()
-        self._is_pinned = host.nbytes > 0
-        if self._is_pinned:
-            driver.pin(self.host_bytes)
-        try:
-            self.device: Tensor = driver.allocate(nbytes)
-        except BaseException:
-            self.close()
-            raise
-
-    def wait_for_engines(self) -> None:
-        """Wait for the engines that ran in it last, and for what a run that did not end has enqueued. Raises EngineBusy."""
-        super().wait_for_engines()
-        if self.ran is None:
-            for stream in (COMPUTE, H2D, D2H):
-                self.driver.synchronize(self.driver.record(stream))
-
-    def close(self) -> None:
-        """Unpin the host's arena."""
-        if self._is_pinned:
-            self._is_pinned = False
-            self.driver.unpin(self.host_bytes)
-
-    def __del__(self) -> None:
-        with suppress(AttributeError, RuntimeError):  # one that was not made, or a driver that has gone
-            self.close()  # memory that is unmapped while it is registered is of no use to anybody
 
 
 class StreamDevice:
@@ -99,6 +66,7 @@ class StreamDevice:
     ) -> None:
         assert memory.nbytes == memgraph.budget_bytes, f"an arena of {memory.nbytes} bytes for {memgraph.budget_bytes}"
         self.memgraph, self.memory, self.driver = memgraph, memory, memory.driver
+        self._direct = memory.driver if isinstance(memory.driver, DirectDriver) else None
         self.arena_bytes: int = memgraph.budget_bytes
         self._backend, self._poison = Backend(backend), poison
         self._view_by_residency: dict[int, Tensor] = {}
@@ -112,6 +80,7 @@ class StreamDevice:
         """Kernels that are compiled and loaded, by identity."""
         self._calls: dict[NodeId, KernelCall] = {}
         self._asked: set[NodeId] = set()
+        self._slow: set[str] = set()
         self._captured: dict[NodeId, KernelCall] = {}
         """Runs of computes that are enqueued at once, by their first node."""
         self._chunks: list[tuple[StreamAction, ...]] = []
@@ -146,6 +115,12 @@ class StreamDevice:
         """By link, in the order of queues_of: bytes whose copies were enqueued since `start_run`."""
         return self._counted.by_link()
 
+    @property
+    def slower(self) -> tuple[str, ...]:
+        """What the host does in a slower manner than it could, and why."""
+        copies = None if self._direct is None else self._direct.slow_copies
+        return (*([] if copies is None else [f"copies go through torch's current stream: {copies}"]), *sorted(self._slow))
+
     def start_run(self, rested: Rested) -> None:
         """Reset the counters. Raises NodeError where an index that a kernel will use is out of range, or divides by 0: no kernel can."""
         self.memory.start_run(rested)
@@ -161,18 +136,26 @@ class StreamDevice:
         self.memory.ran = self.memgraph
 
     def init_thread(self) -> None:
-        """Nothing: no setting holds for one thread only."""
+        """The driver's own settings of a thread."""
+        if self._direct is not None:
+            self._direct.init_thread()
+
+    def recycle(self, events: Sequence[Event]) -> None:
+        """Nobody asks about `events` any more: a driver may record them again."""
+        if self._direct is not None:
+            self._direct.recycle(events)
 
     def preload(self) -> int:
         """Copy the tensors that are resident at the start to their offsets, but for those that are there, and wait for the copies. Answers
         the bytes, which count as no pass's."""
+        self.init_thread()
         there, loaded = self.memory.prepare_for(self.memgraph), 0
         self._poison_beside(there)
         for r in (self.memgraph.residencies[r] for r in self.memgraph.start):
             if r.place.kind is PlaceKind.DEVICE and r.id not in there:
-                target = self._bytes(r)
-                self.driver.copy(H2D, target, self._bytes(self.memgraph.residencies[self._host_copies[r.tensor]]))
-                loaded += target.nbytes
+                for target, source in self._cut(self.memgraph.residencies[self._host_copies[r.tensor]], r):
+                    self.driver.copy(H2D, target, source)
+                    loaded += target.nbytes
         self.driver.synchronize(self.driver.record(H2D))
         return loaded
 
@@ -237,8 +220,8 @@ class StreamDevice:
     def _prepared(self, i: NodeId, node: Compute | Move | HostGather | Free) -> tuple[StreamAction, ...]:
         match node:
             case Compute():
-                self._calls[i] = self._call(i, node)
-                return (partial(self.driver.launch, COMPUTE, self._calls[i]),)
+                self._calls[i], is_bound = self._call(i, node)
+                return (self._calls[i] if is_bound else partial(self.driver.launch, COMPUTE, self._calls[i]),)
             case Move() as move:
                 return tuple(action for source, target in move.copies for action in self._copies(i, source, target))
             case HostGather(task, operands, creates):
@@ -247,21 +230,25 @@ class StreamDevice:
                 return ()
         assert_never(node)
 
-    def _call(self, i: NodeId, node: Compute) -> KernelCall:
+    def _call(self, i: NodeId, node: Compute) -> tuple[KernelCall, bool]:
+        """What runs a Compute, and whether it does so on the compute stream whatever stream is the current one."""
         job = self.memgraph.graph.tasks[node.task].job
         assert job is not None, "a plan read back from a file has no jobs to run"
         tiles = tuple(tuple(self._view(r) for r in operand) for operand in node.operands)
         result = self._view(node.creates)
         if self._backend is Backend.TORCH:
             scratch = None if node.workspace is None else self.memory.device[node.workspace.offset : node.workspace.end]
-            return partial(prepare(job, self._backend), tiles, result, scratch)
+            return partial(prepare(job, self._backend), tiles, result, scratch), False
         kernel = prepare_launches(job)
         if id(kernel) not in self._loaded:
             kernel.warm(tiles, result)
             self._loaded[id(kernel)] = kernel
         if kernel.check is not None:
             self._checks.append((i, partial(kernel.check, [self._on_host(operand) for operand in node.operands])))
-        return kernel.bind(tiles, result)
+        bound = kernel.bind(tiles, result, None if self._direct is None else self._direct.handle(COMPUTE))
+        if self._direct is not None and bound.why_slow is not None:
+            self._slow.add(f"kernels are launched through Triton's Python: {bound.why_slow}")
+        return bound.call, self._direct is not None
 
     def _on_host(self, operand: Sequence[ResidencyId]) -> tuple[Tensor, ...] | None:
         """The host copies of an operand's tiles; None where one is computed."""
@@ -270,15 +257,27 @@ class StreamDevice:
         return None if None in copies else tuple(self._view(r) for r in copies if r is not None)
 
     def _copies(self, node: NodeId, source: ResidencyId, target: ResidencyId) -> list[StreamAction]:
-        read, written = (self._bytes(self.memgraph.residencies[r]) for r in (source, target))
-        starts = range(0, written.nbytes, COPY_BYTES)
-        return [partial(self._copy, node, written[a : a + COPY_BYTES], read[a : a + COPY_BYTES]) for a in starts]
-
-    def _copy(self, node: NodeId, target: Tensor, source: Tensor) -> None:
         stream = self._streams[node]
         assert stream is not None, "a move has an engine"
-        self.driver.copy(stream, target, source)
-        self._counted.add(node, target.nbytes)
+        found: list[StreamAction] = []
+        for written, read in self._cut(self.memgraph.residencies[source], self.memgraph.residencies[target]):
+            if self._direct is None:
+                call: Callable[[], object] = partial(self.driver.copy, stream, written, read)
+            else:
+                call = self._direct.bound_copy(stream, written, read)
+            found.append(partial(self._copy, node, call, written.nbytes))
+        return found
+
+    def _copy(self, node: NodeId, call: Callable[[], object], nbytes: int) -> None:
+        call()
+        self._counted.add(node, nbytes)
+
+    def _cut(self, source: Residency, target: Residency) -> Iterator[tuple[Tensor, Tensor]]:
+        """(written, read) of each copy between two residencies: none is large, and none crosses two registrations of host memory."""
+        written, read = self._bytes(target), self._bytes(source)
+        on_host = source if source.place.kind is PlaceKind.HOST else target
+        for start, end in copy_cuts(on_host.extents[0].offset, written.nbytes, COPY_BYTES):
+            yield written[start:end], read[start:end]
 
     def _gathers(self, node: NodeId, task: TaskId, operands: Sequence[Sequence[ResidencyId]], creates: ResidencyId) -> list[StreamAction]:
         job = self.memgraph.graph.tasks[task].job
@@ -299,6 +298,7 @@ class StreamDevice:
         staging = self._staging_buffer(target.nbytes)
         if staging.copied is not None:
             self.driver.synchronize(staging.copied)
+            self.recycle((staging.copied,))
         rows = staging.memory[: target.nbytes]
         kernel(tables, rows.view(TORCH_DTYPE[view.dtype]).view(view.boxes[0].shape), None)
         self.driver.copy(H2D, target, rows)

@@ -90,6 +90,8 @@ class Run:
         self.stopped = False
         self.error: BaseException | None = None
         self.origin = 0.0
+        self.ended_s: float | None = None
+        """When the last node ended, where a dispatcher knows that before its threads have ended: they may have times to read."""
         self.started = array("d", [nan]) * len(memgraph.nodes)
         self.finished = array("d", [nan]) * len(memgraph.nodes)
         self._kinds, self._action_by_kind = dispatcher.kinds, actions(device)
@@ -178,7 +180,7 @@ def supervise(run: Run, bodies: Mapping[str, Callable[[], None]], before: Callab
         while threads.busy and not run.stopped:
             if not threads.wait(run.hooks.interval_s):
                 monitor.update(perf_counter() - run.origin)
-        wall_s = perf_counter() - run.origin
+        wall_s = perf_counter() - run.origin if run.ended_s is None else run.ended_s
     except BaseException as error:
         run.stop(error)
         raise

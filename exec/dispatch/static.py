@@ -10,10 +10,11 @@ each engine; the engine that finishes last runs it, before it publishes its prog
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from einpage.einsum_front.base.collection import garbage_collection_paused
 from einpage.exec.device.device import Device
 from einpage.exec.dispatch.engine import Dispatcher, Measured, Run, predecessors, supervise
 from einpage.exec.dispatch.progress import SILENT, Hooks
@@ -44,53 +45,60 @@ class Schedule:
     """For each node: for a Free, to how many engines it is attached."""
 
 
+@garbage_collection_paused()
 def schedule(memgraph: MemGraph) -> Schedule:
-    """The lists of each engine. Cannot deadlock: the order of nodes is itself a valid execution."""
-    before = predecessors(memgraph)
-    engines = len(queues_of(memgraph))
-    none_done: VectorClock = (0,) * engines
-    nodes_by_engine: list[list[NodeId]] = [[] for _ in range(engines)]
-    known: list[list[VectorClock]] = [[] for _ in range(engines)]
-    """Per engine and item: what is done once that item is."""
-    waits: dict[NodeId, tuple[tuple[int, int], ...]] = {}
-    frees: dict[NodeId, list[NodeId]] = {}
-    first: list[NodeId] = []
-    arrivals = [0] * len(memgraph.nodes)
-    needs: list[VectorClock] = []
-    """Per node: what to wait for, so that it is done."""
+    """The lists of each engine. Cannot deadlock: the order of nodes is itself a valid execution. One pass over the edges."""
+    before, engines = predecessors(memgraph), len(queues_of(memgraph))
     queues = queue_numbers(memgraph).tolist()
-    for node in map(NodeId, range(len(memgraph.nodes))):
-        need = _needed(_latest((none_done, *(needs[p] for p in before[node]))), known)
-        engine = queues[node]
+    number = [0] * len(queues)
+    """[node] how many items of its engine are done once it is."""
+    nodes_by_engine: list[list[NodeId]] = [[] for _ in range(engines)]
+    waits: list[list[tuple[tuple[int, int], ...]]] = [[] for _ in range(engines)]
+    frees: list[list[list[NodeId]]] = [[] for _ in range(engines)]
+    known: list[list[VectorClock]] = [[(0,) * engines] for _ in range(engines)]
+    """Per engine and number: what is done once so many of its items are."""
+    counts_by_free: dict[int, list[tuple[int, int]]] = {}
+    """What to wait for, so that a Free is done."""
+    first: list[NodeId] = []
+    arrivals = [0] * len(queues)
+    for node, engine in enumerate(queues):
+        need = [0] * engines
+        for p in before[NodeId(node)]:
+            if (other := queues[p]) != NO_QUEUE:
+                if number[p] > need[other]:
+                    need[other] = number[p]
+            else:
+                for other, count in counts_by_free[p]:
+                    if count > need[other]:
+                        need[other] = count
         if engine == NO_QUEUE:
-            attached = [nodes_by_engine[e][count - 1] for e, count in enumerate(need) if count]
-            for item in attached:
-                frees[item].append(node)
-            first.extend(() if attached else (node,))
+            counts_by_free[node] = attached = _needed([(e, count) for e, count in enumerate(need) if count], known)
+            for e, count in attached:
+                frees[e][count - 1].append(NodeId(node))
+            if not attached:
+                first.append(NodeId(node))
             arrivals[node] = len(attached)
-            needs.append(need)
             continue
-        now = known[engine][-1] if known[engine] else none_done
-        waits[node] = tuple((e, count) for e, count in enumerate(need) if count > now[e])
-        implied = (known[e][count - 1] for e, count in waits[node])
-        nodes_by_engine[engine].append(node)
-        frees[node] = []
-        done = tuple(len(nodes_by_engine[e]) if e == engine else 0 for e in range(engines))
-        known[engine].append(_latest((now, *implied, done)))
-        needs.append(done)
-    lists = tuple(tuple(QueueItem(n, waits[n], tuple(frees[n])) for n in nodes) for nodes in nodes_by_engine)
-    return Schedule(lists, tuple(first), tuple(arrivals))
+        now = known[engine][-1]
+        unknown = [(e, count) for e, count in enumerate(need) if count > now[e]]
+        if unknown:
+            unknown = _needed(unknown, known)
+            for e, count in unknown:
+                now = tuple(map(max, now, known[e][count]))
+        nodes_by_engine[engine].append(NodeId(node))
+        waits[engine].append(tuple(unknown))
+        frees[engine].append([])
+        number[node] = len(nodes_by_engine[engine])
+        known[engine].append((*now[:engine], number[node], *now[engine + 1 :]))
+    lists = (tuple(map(QueueItem, *columns)) for columns in zip(nodes_by_engine, waits, (map(tuple, f) for f in frees), strict=True))
+    return Schedule(tuple(lists), tuple(first), tuple(arrivals))
 
 
-def _latest(clocks: Iterable[VectorClock]) -> VectorClock:
-    """What is done once all of `clocks` are."""
-    return tuple(map(max, zip(*clocks, strict=True)))
-
-
-def _needed(need: VectorClock, known: Sequence[Sequence[VectorClock]]) -> VectorClock:
-    """`need` without the counts that another of its counts implies."""
-    items = [(e, known[e][count - 1]) for e, count in enumerate(need) if count]
-    return tuple(0 if any(i != e and clock[e] >= count for i, clock in items) else count for e, count in enumerate(need))
+def _needed(counts: list[tuple[int, int]], known: Sequence[Sequence[VectorClock]]) -> list[tuple[int, int]]:
+    """(engine, count) without those that another of them implies."""
+    if len(counts) < 2:
+        return counts
+    return [(e, count) for e, count in counts if not any(i != e and known[i][n][e] >= count for i, n in counts)]
 
 
 class StaticDispatcher(Dispatcher):

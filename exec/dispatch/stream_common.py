@@ -1,12 +1,11 @@
-"""What static and dynamic dispatch on streams share: enqueueing with errors named by node, the device's clock, the table of times.
+"""What static, dynamic and serial dispatch on streams share: enqueueing with errors named by node, the device's clock, how the host waits.
 
-Both run on one thread; the streams do the work. Times are the device's own, read from events.
+Each runs on one thread; the streams do the work. Times are the device's own, read from events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from time import perf_counter
+from time import perf_counter, sleep
 
 from einpage.exec.device.device import Device
 from einpage.exec.device.driver import Event
@@ -17,8 +16,10 @@ from einpage.memplan.graph.dump import describe
 from einpage.memplan.graph.memgraph import NodeId
 from einpage.memplan.machine.places import ENGINES
 
+SPIN_S = 200e-6
+"""How long the host asks again and again before it sleeps between two questions: most events pass sooner."""
 PAUSE_S = 50e-6
-"""How long the host sleeps where no event has passed."""
+"""How long it then sleeps; the system makes some 110 µs of it."""
 
 
 def on_streams(device: Device) -> StreamDevice:
@@ -27,18 +28,39 @@ def on_streams(device: Device) -> StreamDevice:
     return device
 
 
+class Polling:
+    """How the host waits for events: it asks without a pause for SPIN_S, and then with one."""
+
+    __slots__ = ("_since",)
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def found(self) -> None:
+        """There was something to do: the next wait begins anew."""
+        self._since = None
+
+    def pause(self) -> None:
+        """There was nothing to do."""
+        now = perf_counter()
+        if self._since is None:
+            self._since = now
+        elif now - self._since >= SPIN_S:
+            sleep(PAUSE_S)
+
+
 class DeviceClock:
     """The device's time, as seconds of the run."""
 
     def __init__(self, run: Run, device: StreamDevice) -> None:
         self._driver = device.driver
-        self._first = device.driver.record(COMPUTE)
-        device.driver.synchronize(self._first)
+        self.first = device.driver.record(COMPUTE)
+        device.driver.synchronize(self.first)
         self._offset = perf_counter() - run.origin
 
     def at(self, event: Event) -> float:
         """When `event`, which has passed, did so: seconds since the start of the run."""
-        return self._offset + self._driver.seconds(self._first, event)
+        return self._offset + self._driver.seconds(self.first, event)
 
 
 class StreamRun:
@@ -59,17 +81,7 @@ class StreamRun:
             self.device.enqueue(node, chunk)
             return self.device.driver.record(stream)
         except BaseException as error:
-            raise self._named(node, error) from error
-
-    def replay(self, nodes: Sequence[NodeId]) -> Event:
-        """Enqueue computes that were captured together; the event recorded after the last. All their time is recorded for the first."""
-        if self.run.stopped:
-            raise Stopped
-        try:
-            self.device.replay(nodes)
-            return self.device.driver.record(COMPUTE)
-        except BaseException as error:
-            raise self._named(nodes[0], error) from error
+            raise self.named(node, error) from error
 
     def passed(self, node: NodeId, event: Event) -> bool:
         """Whether `event`, recorded after a chunk of `node`, has passed. Raises NodeError where the device failed, or Stopped."""
@@ -78,13 +90,14 @@ class StreamRun:
         try:
             return self.device.driver.passed(event)
         except RuntimeError as error:
-            raise self._named(node, error) from error
+            raise self.named(node, error) from error
 
     def record_times(self, stream: int, node: NodeId, after_s: float, end_s: float) -> None:
         """`node` ended at `end_s`; it started when its stream was free and what it waited for (`after_s`) had passed."""
         self.run.started[node] = min(end_s, max(after_s, self.ended[stream]))
         self.run.finished[node] = self.ended[stream] = end_s
 
-    def _named(self, node: NodeId, error: BaseException) -> NodeError:
+    def named(self, node: NodeId, error: BaseException) -> NodeError:
+        """`error`, which is that of `node`."""
         memgraph = self.run.memgraph
         return NodeError(node, describe(memgraph, node), memgraph.queue(node), error)

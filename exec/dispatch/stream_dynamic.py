@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from time import sleep
 
 from einpage.exec.device.device import Device
 from einpage.exec.device.driver import Event
 from einpage.exec.device.streams import StreamDevice
 from einpage.exec.dispatch.engine import Dispatcher, Measured, Run, predecessor_counts, successors, supervise
 from einpage.exec.dispatch.progress import SILENT, Hooks
-from einpage.exec.dispatch.stream_common import PAUSE_S, DeviceClock, StreamRun, on_streams
+from einpage.exec.dispatch.stream_common import DeviceClock, Polling, StreamRun, on_streams
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
 from einpage.memplan.machine.places import ENGINES
 
@@ -59,11 +58,14 @@ class _StreamDynamicRun(StreamRun):
         self._clock = DeviceClock(self.run, self.device)
         for i in [i for i, count in enumerate(self._unfinished) if count == 0]:
             self._push(NodeId(i), 0.0)
+        polling = Polling()
         while self._remaining:
             enqueued, retired = self._fill(), self._retire()
-            if not enqueued and not retired:
+            if enqueued or retired:
+                polling.found()
+            else:
                 assert any(self._in_flight), "nothing is under way and nothing is ready"
-                sleep(PAUSE_S)
+                polling.pause()
 
     def _fill(self) -> bool:
         """Enqueue ready chunks on every stream with less than AHEAD in flight; whether there were any."""
@@ -91,6 +93,7 @@ class _StreamDynamicRun(StreamRun):
                 flight = in_flight.popleft()
                 if flight.last:
                     self._finish(stream, flight.node, self._clock.at(flight.event))
+                self.device.recycle((flight.event,))
                 found = True
         return found
 

@@ -1,7 +1,8 @@
 """Static dispatch on streams: everything is issued ahead, with a wait only where `schedule` says that an edge needs one.
 
-The host takes no part in any edge: it enqueues the nodes in the plan's order, which is that of every stream, then watches the events
-pass. A run of computes that comes a second time (another pass) is captured once and enqueued at once, as a CUDA graph.
+The host takes no part in any edge: it goes through a list that was made once (EnqueueList), in the plan's order, then watches the events
+pass; when the last has passed the run is over, and only then are times read from them. A run of computes that comes a second time (another
+pass) is captured once and enqueued at once, as a CUDA graph.
 
     h2d      m0 ─event┐    m1 ─event┐               compute waits for the event after m0, not for the host to see it
     compute           └► c0 ─event  └► c1
@@ -9,22 +10,29 @@ pass. A run of computes that comes a second time (another pass) is captured once
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from time import sleep
+from functools import partial
+from itertools import accumulate
+from time import perf_counter
+from typing import TypeAlias
 
+from einpage.einsum_front.base.collection import garbage_collection_paused
 from einpage.exec.device.device import Device
 from einpage.exec.device.driver import Event, Stream
-from einpage.exec.device.streams import COMPUTE, StreamDevice
-from einpage.exec.dispatch.engine import Dispatcher, Measured, Run, supervise
+from einpage.exec.device.streams import COMPUTE, StreamAction, StreamDevice
+from einpage.exec.dispatch.engine import Dispatcher, Measured, Run, Stopped, supervise
 from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.exec.dispatch.static import QueueItem, Schedule, schedule
-from einpage.exec.dispatch.stream_common import PAUSE_S, DeviceClock, StreamRun, on_streams
+from einpage.exec.dispatch.stream_common import DeviceClock, Polling, StreamRun, on_streams
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
-from einpage.memplan.machine.places import ENGINES
 
-GROUPS_PER_CHECK = 32
-"""Groups enqueued between two checks of what has passed."""
+EnqueueStep: TypeAlias = "tuple[Stream, tuple[int, ...], tuple[StreamAction, ...], int, int]"
+"""(stream, the events it waits for first, what is called then, the first item, how many items: one event after all of them)."""
+STEPS_PER_CHECK = 32
+"""Steps between two looks at whether the run was stopped."""
+PROGRESS_S = 0.05
+"""How long the host enqueues without a look at what has passed: for progress alone, as no edge needs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,72 +60,149 @@ def groups(plan: Schedule) -> Iterator[Group]:
         yield Group(COMPUTE, tuple(group))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EnqueueList:
+    device: StreamDevice
+    steps: tuple[EnqueueStep, ...]
+    """In the plan's order, which is that of every stream."""
+    items_by_stream: tuple[range, ...]
+    nodes: tuple[NodeId, ...]
+    """[item]"""
+    waits: tuple[tuple[int, ...], ...]
+    """[item] the items of other streams whose events it waits for."""
+    frees: tuple[tuple[NodeId, ...], ...]
+    """[item] Frees that come after it, and perhaps after others."""
+    is_final: bool
+    """Whether every group is replayed that can be: another list would be the same."""
+
+
+@garbage_collection_paused()
+def enqueue_list(device: StreamDevice, plan: Schedule, in_order: Sequence[Group]) -> EnqueueList:
+    """The list of `plan`, whose groups are given in node order. Groups that come a second time are captured now, before the pass."""
+    first = [0, *accumulate(map(len, plan.engines))]
+    items = [item for engine in plan.engines for item in engine]
+    waits = tuple(tuple(first[engine] + count - 1 for engine, count in item.waits) for item in items)
+    steps: list[EnqueueStep] = []
+    reached = first[:-1]
+    is_final = True
+    for group in in_order:
+        stream, number, count = Stream(group.stream), reached[group.stream], len(group.items)
+        reached[group.stream] += count
+        nodes = [item.node for item in group.items]
+        if count > 1 and device.can_replay(nodes):
+            steps.append((stream, waits[number], (partial(device.replay, nodes),), number, count))
+            continue
+        is_final = is_final and count == 1
+        for node in nodes:
+            chunks = tuple(partial(device.enqueue, node, chunk) for chunk in range(device.chunks(node)))
+            steps.append((stream, waits[number], chunks, number, 1))
+            number += 1
+    ranges = tuple(range(start, start + len(engine)) for start, engine in zip(first, plan.engines, strict=False))
+    frees = tuple(item.frees for item in items)
+    return EnqueueList(device, tuple(steps), ranges, tuple(item.node for item in items), waits, frees, is_final)
+
+
 class StreamStaticDispatcher(Dispatcher):
     """Enqueues every node on its stream, with the waits that the edges need, then watches the events pass."""
 
     def __init__(self, memgraph: MemGraph) -> None:
         super().__init__(memgraph)
-        self.lists = schedule(memgraph)
-        self.groups = sorted(groups(self.lists), key=lambda group: group.items[0].node)
-        """In node order."""
+        with garbage_collection_paused():
+            self.schedule = schedule(memgraph)
+            self._groups = sorted(groups(self.schedule), key=lambda group: group.items[0].node)
+        self._list: EnqueueList | None = None
 
     def run(self, device: Device, hooks: Hooks = SILENT) -> Measured:
+        listed = self._enqueue_list(on_streams(device))
         run = Run(self, device, hooks)
-        return supervise(run, {"static": _StreamStaticRun(self, run, on_streams(device)).body})
+        return supervise(run, {"static": _StreamStaticRun(run, listed, self.schedule).body})
+
+    def close(self) -> None:
+        self._list = None
+        super().close()
+
+    def _enqueue_list(self, device: StreamDevice) -> EnqueueList:
+        """That of the pass before where it is the same."""
+        if self._list is None or self._list.device is not device or not self._list.is_final:
+            self._list = enqueue_list(device, self.schedule, self._groups)
+        return self._list
 
 
 class _StreamStaticRun(StreamRun):
-    def __init__(self, plan: StreamStaticDispatcher, run: Run, device: StreamDevice) -> None:
-        super().__init__(run, device)
-        self._plan = plan.lists
-        self._groups = [(g, len(g.items) > 1 and device.can_replay([item.node for item in g.items])) for g in plan.groups]
-        """In node order, with whether it is replayed."""
-        self._events: list[list[Event]] = [[] for _ in ENGINES]
-        self._passed = [0] * len(ENGINES)
-        """Per stream: how many of its events are known to have passed."""
-        self._missing = list(self._plan.arrivals)
-        self._freed: dict[NodeId, float] = {}
-        """When the last finished predecessor of a Free ended."""
+    def __init__(self, run: Run, listed: EnqueueList, plan: Schedule) -> None:
+        super().__init__(run, listed.device)
+        self._list, self._initial_frees = listed, plan.initial_frees
+        self._events: list[Event | None] = [None] * len(listed.nodes)
+        """[item]; None for one that is not enqueued yet."""
+        self._seen = [items.start for items in listed.items_by_stream]
+        """Per stream: the first item that is not known to be done."""
+        self._missing = list(plan.arrivals)
 
     def body(self) -> None:
-        for free in self._plan.initial_frees:
+        for free in self._initial_frees:
             self.run.started[free] = self.run.finished[free] = 0.0
         self._clock = DeviceClock(self.run, self.device)
-        driver = self.device.driver
-        for count, (group, replayed) in enumerate(self._groups, 1):
-            first, stream = group.items[0], group.stream
-            for other, done in first.waits:
-                driver.wait(Stream(stream), self._events[other][done - 1])
-            nodes = [item.node for item in group.items]
-            if replayed:
-                self._events[stream] += [self.replay(nodes)] * len(nodes)
+        self._enqueue_all()
+        polling = Polling()
+        while any(seen < items.stop for seen, items in zip(self._seen, self._list.items_by_stream, strict=True)):
+            if self._collect():
+                polling.found()
             else:
-                for node in nodes:
-                    for chunk in range(self.device.chunks(node)):
-                        event = self.enqueue(node, chunk)
-                    self._events[stream].append(event)
-            if count % GROUPS_PER_CHECK == 0:
+                polling.pause()
+        self.run.ended_s = perf_counter() - self.run.origin
+        self._read_times()
+        self.device.recycle([*self._events, self._clock.first])
+
+    def _enqueue_all(self) -> None:
+        steps, events, wait, record = self._list.steps, self._events, self.device.driver.wait, self.device.driver.record
+        looked_s = perf_counter()
+        for start in range(0, len(steps), STEPS_PER_CHECK):
+            if self.run.stopped:
+                raise Stopped
+            try:
+                for stream, waits, calls, item, count in steps[start : start + STEPS_PER_CHECK]:
+                    for awaited in waits:
+                        wait(stream, events[awaited])
+                    for call in calls:
+                        call()
+                    events[item] = event = record(stream)
+                    if count > 1:
+                        events[item + 1 : item + count] = [event] * (count - 1)
+            except BaseException as error:
+                raise self.named(self._list.nodes[item], error) from error
+            if (now := perf_counter()) - looked_s >= PROGRESS_S:
                 self._collect()
-        while any(seen < len(items) for seen, items in zip(self._passed, self._plan.engines, strict=True)):
-            if not self._collect():
-                sleep(PAUSE_S)
+                looked_s = now
 
     def _collect(self) -> bool:
-        """Record the nodes whose events have passed since the last check; whether there were any."""
-        found_any = False
-        for stream, events in enumerate(self._events):
-            items = self._plan.engines[stream]
-            while self._passed[stream] < len(events) and self.passed(items[self._passed[stream]].node, events[self._passed[stream]]):
-                self._arrived(stream, items[self._passed[stream]], self._clock.at(events[self._passed[stream]]))
-                self._passed[stream] += 1
-                found_any = True
-        return found_any
+        """Look which events have passed since the last time; whether there were any. Until times are read, their nodes ended now."""
+        started, finished, events, nodes = self.run.started, self.run.finished, self._events, self._list.nodes
+        found, now_s = False, perf_counter() - self.run.origin
+        for stream, items in enumerate(self._list.items_by_stream):
+            item, passed = self._seen[stream], None
+            while item < items.stop and (event := events[item]) is not None and (event is passed or self.passed(nodes[item], event)):
+                started[nodes[item]] = finished[nodes[item]] = now_s
+                for free in self._list.frees[item]:
+                    self._missing[free] -= 1
+                    if self._missing[free] == 0:
+                        started[free] = finished[free] = now_s
+                item, passed = item + 1, event
+            found = found or item > self._seen[stream]
+            self._seen[stream] = item
+        return found
 
-    def _arrived(self, stream: int, item: QueueItem, end_s: float) -> None:
-        after = [self._clock.at(self._events[other][count - 1]) for other, count in item.waits]
-        self.record_times(stream, item.node, max(after, default=0.0), end_s)
-        for free in item.frees:
-            self._missing[free] -= 1
-            self._freed[free] = max(self._freed.get(free, 0.0), end_s)
-            if self._missing[free] == 0:
-                self.run.started[free] = self.run.finished[free] = self._freed.pop(free)
+    def _read_times(self) -> None:
+        """When each node really ran; a Free came when the last node before it had ended."""
+        listed = self._list
+        second_by_event = {id(event): self._clock.at(event) for event in {id(event): event for event in self._events}.values()}
+        end_s = [second_by_event[id(event)] for event in self._events]
+        freed_s: dict[NodeId, float] = {}
+        for stream, items in enumerate(listed.items_by_stream):
+            for item in items:
+                self.record_times(
+                    stream, listed.nodes[item], max((end_s[awaited] for awaited in listed.waits[item]), default=0.0), end_s[item]
+                )
+                for free in listed.frees[item]:
+                    freed_s[free] = max(freed_s.get(free, 0.0), end_s[item])
+        for free, seconds in freed_s.items():
+            self.run.started[free] = self.run.finished[free] = seconds

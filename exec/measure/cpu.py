@@ -22,16 +22,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from einpage.einsum_front.algebra.expr import Axis, Binary, Letter, Load
 from einpage.einsum_front.base.dtype import RUN_DTYPES, DType
 from einpage.einsum_front.base.units import Nbytes
-from einpage.einsum_front.graph.job import Job, MapJob, Part, Range
+from einpage.einsum_front.graph.job import Job
 from einpage.exec.device.arena import MappedArena
 from einpage.exec.measure.copies import CopySamples, measured_copies
 from einpage.exec.measure.fit import fitted, spread
 from einpage.exec.measure.kernels_version import blas, kernels_version
 from einpage.exec.measure.probe_runs import LAYERS_BY_ROWS, ProbeRuns, probe_runs
-from einpage.exec.measure.products import measured_libraries, product_job, strided_factor, unpack_seconds, whole_view
+from einpage.exec.measure.products import measured_libraries, pointwise_job, product_job, strided_factor, unpack_seconds
 from einpage.exec.measure.profiles import Say, measured, profile_path
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.kernels.multiply.products import ONLY_MM, Products
@@ -200,13 +199,13 @@ def _memory_rate(seconds: float, products: Products) -> float:
     """Bytes/s of a product of few rows, [8, 1024] x [1024, 4096], or of a pointwise job of 4 MiB: of the faster."""
     return max(
         sum(b.size * 4 for view in (*job.reads, job.result) for b in view.boxes) / _seconds_each(job, seconds, products)
-        for job in (product_job(8, 1024, 4096, DType.FP32), _pointwise(1 << 20))
+        for job in (product_job(8, 1024, 4096, DType.FP32), pointwise_job(1 << 20))
     )
 
 
 def _launch_seconds(seconds: float) -> float:
     """What the smallest task costs."""
-    return _seconds_each(_pointwise(16), seconds)
+    return _seconds_each(pointwise_job(16), seconds)
 
 
 def _wakeup_seconds(seconds: float) -> float:
@@ -241,11 +240,3 @@ def _seconds_each(job: Job, seconds: float, products: Products = ONLY_MM) -> flo
         kernel(operands, result, None)
         calls += 1
     return passed / calls
-
-
-def _pointwise(extent: int) -> MapJob:
-    """y[k] = x[k] + x[k] * x[k]."""
-    k = Letter("k")
-    x = Load("x", (Axis(k),))
-    part = Part((Axis(k),), Binary("+", x, Binary("*", x, x)))
-    return MapJob((Range(k, 0, extent),), (whole_view("x", (extent,), DType.FP32),), whole_view("y", (extent,), DType.FP32), (part,))

@@ -1,22 +1,26 @@
 """A profile of this machine's GPU: what its engines do at best.
 
-Products are torch's own (cuBLAS): no kernel of ours beats them, so that bounds made from them hold. Links copy registered host memory, as
-the device does. Of several short samples the best of each rate counts.
+Products are torch's own (cuBLAS): no kernel of ours beats them, so that bounds made from them hold. Links copy registered host memory on
+huge pages, and launches are of a compiled kernel with kept arguments, both as in runs. Of several short samples the best of each counts.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import torch
 
 from einpage.einsum_front.base.dtype import RUN_DTYPES, DType
 from einpage.exec.device.arena import MappedArena
 from einpage.exec.device.cuda import CudaDriver
+from einpage.exec.device.stream_memory import PinnedMemory
 from einpage.exec.device.streams import COMPUTE, D2H, H2D
+from einpage.exec.measure.products import pointwise_job
 from einpage.exec.measure.profiles import Say, measured, profile_path
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
+from einpage.kernels.prepare import prepare_launches
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import host_links
 
@@ -38,7 +42,7 @@ def measured_cuda(*, again: bool = False, say: Say | None = None) -> Machine:
 def measure_cuda() -> Machine:
     """Measure for a second or two. Raises UsageError where memory cannot be had or pinned."""
     driver = CudaDriver()
-    h2d, d2h = _link_rates(driver)
+    h2d, d2h = link_rates(driver)
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     machine = Machine(
         name="cuda",
@@ -69,33 +73,40 @@ def _inside_rate(driver: CudaDriver) -> float:
 
 
 def _launch_seconds(driver: CudaDriver) -> float:
-    """What the smallest kernel costs, one behind the other."""
-    x = torch.zeros(16, device="cuda")
-    return _best(driver, lambda: [x.add_(1) for _ in range(SMALL)]) / SMALL
+    """What the smallest kernel costs, one behind the other, as runs launch it: one by one, or captured together; whichever is less."""
+    kernel = prepare_launches(pointwise_job(16))
+    x, y = (torch.zeros(16, device="cuda") for _ in range(2))
+    kernel.warm(((x,),), y)
+    launch = kernel.bind(((x,),), y, driver.handle(COMPUTE)).call
+
+    def one_by_one() -> None:
+        for _ in range(SMALL):
+            launch()
+
+    return min(_best(driver, one_by_one), _best(driver, driver.capture(COMPUTE, [launch] * SMALL))) / SMALL
 
 
 def _copy_seconds(driver: CudaDriver) -> float:
     """What the smallest copy to the device costs, one behind the other."""
     host = MappedArena(4096, touch=True).whole()
-    driver.pin(host)
-    try:
-        near = driver.allocate(4096)
+    with ExitStack() as closed:
+        closed.callback(PinnedMemory(driver, host).close)
+        copy = driver.bound_copy(H2D, driver.allocate(4096), host)
         first = driver.record(H2D)
         for _ in range(SMALL):
-            driver.copy(H2D, near, host)
+            copy()
         last = driver.record(H2D)
         driver.synchronize(last)
         return driver.seconds(first, last) / SMALL
-    finally:
-        driver.unpin(host)
 
 
-def _link_rates(driver: CudaDriver) -> tuple[float, float]:
-    """Bytes/s of each link, alone or with the other busy, whichever was faster: bounds need rates that no run beats."""
-    arenas = [MappedArena(LINK_BYTES, touch=True).whole() for _ in range(2)]
-    for host in arenas:
-        driver.pin(host)
-    try:
+def link_rates(driver: CudaDriver, *, huge: bool = True) -> tuple[float, float]:
+    """Bytes/s of each link, alone or with the other busy, whichever was faster: bounds need rates that no run beats. `huge`: on huge
+    pages, as runs have them."""
+    arenas = [MappedArena(LINK_BYTES, huge=huge).whole() for _ in range(2)]
+    with ExitStack() as closed:
+        for host in arenas:
+            closed.callback(PinnedMemory(driver, host).close)
         near = [driver.allocate(LINK_BYTES) for _ in range(2)]
         links = ((H2D, near[0], arenas[0]), (D2H, arenas[1], near[1]))
         best = dict.fromkeys((H2D, D2H), 0.0)
@@ -108,9 +119,6 @@ def _link_rates(driver: CudaDriver) -> tuple[float, float]:
                 driver.synchronize(last)
                 best[stream] = max(best[stream], LINK_BYTES / driver.seconds(first, last))
         return best[H2D], best[D2H]
-    finally:
-        for host in arenas:
-            driver.unpin(host)
 
 
 def _best(driver: CudaDriver, call: Callable[[], object]) -> float:

@@ -16,10 +16,10 @@ from time import perf_counter
 
 import torch
 
-from einpage.einsum_front.algebra.expr import Acc, Axis, Letter, Load
+from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Letter, Load
 from einpage.einsum_front.base.dtype import BlockFormat, DType, Stored
 from einpage.einsum_front.base.libraries import ALL_COMPILED_ROWS, ALL_ONEDNN, ONLY_TORCH, CompiledRows, Libraries, OneDnn
-from einpage.einsum_front.graph.job import Box, Contraction, ContractJob, Range, View
+from einpage.einsum_front.graph.job import Box, Contraction, ContractJob, MapJob, Part, Range, View
 from einpage.kernels.instructions.torch_kernel import TorchKernel
 from einpage.kernels.multiply.products import Products, compiles, linear
 from einpage.kernels.prepare import prepare
@@ -176,3 +176,11 @@ def product_job(rows: int, inner: int, columns: int, dtype: DType, *, by_columns
 def whole_view(name: str, shape: tuple[int, ...], dtype: DType) -> View:
     """A value of `shape` in one tile."""
     return View(name, dtype, (Box((0,) * len(shape), shape),))
+
+
+def pointwise_job(extent: int) -> MapJob:
+    """y[k] = x[k] + x[k] * x[k]."""
+    k = Letter("k")
+    x = Load("x", (Axis(k),))
+    part = Part((Axis(k),), Binary("+", x, Binary("*", x, x)))
+    return MapJob((Range(k, 0, extent),), (whole_view("x", (extent,), DType.FP32),), whole_view("y", (extent,), DType.FP32), (part,))

@@ -15,10 +15,11 @@ from einpage.exec.device.arena import HostArena
 from einpage.exec.device.cpu import CpuDevice, CpuMemory
 from einpage.exec.device.cuda import CudaDriver, why_not_cuda
 from einpage.exec.device.driver import Driver
-from einpage.exec.device.streams import StreamDevice, StreamMemory
+from einpage.exec.device.stream_memory import KeptMemory, StreamMemory
+from einpage.exec.device.streams import StreamDevice
 from einpage.exec.dispatch.dynamic import DynamicDispatcher
 from einpage.exec.dispatch.engine import Dispatcher
-from einpage.exec.dispatch.serial import SerialDispatcher
+from einpage.exec.dispatch.serial import SerialDispatcher, StreamSerialDispatcher
 from einpage.exec.dispatch.static import StaticDispatcher
 from einpage.exec.dispatch.stream_dynamic import StreamDynamicDispatcher
 from einpage.exec.dispatch.stream_static import StreamStaticDispatcher
@@ -100,9 +101,24 @@ def measured_machine(kind: DeviceKind, threads: int | None = None, again: bool =
     return measured_cpu(threads=threads, again=again, say=say)
 
 
+def host_arena(kind: DeviceKind, nbytes: int) -> HostArena:
+    """The host's arena of runs on such a device: copy engines are to reach all of it, a CPU touches what it uses. Raises MemoryError."""
+    return HostArena(nbytes, huge=kind is DeviceKind.CUDA)
+
+
+def make_driver() -> Driver:
+    """CUDA's."""
+    return CudaDriver()
+
+
+def kept_memory(kind: DeviceKind) -> KeptMemory:
+    """One host arena for runs on such a device that come one after the other."""
+    return KeptMemory(make_driver() if kind is DeviceKind.CUDA else None)
+
+
 def make_memory(kind: DeviceKind, host: HostArena, nbytes: int, driver: Driver | None = None) -> CpuMemory | StreamMemory:
     """The host's arena, and one of `nbytes` on a device; `driver` instead of CUDA's own, for tests."""
-    return StreamMemory(host, driver or CudaDriver(), nbytes) if kind is DeviceKind.CUDA else CpuMemory(host, nbytes)
+    return StreamMemory(host, driver or make_driver(), nbytes) if kind is DeviceKind.CUDA else CpuMemory(host, nbytes)
 
 
 def make_device(
@@ -143,7 +159,7 @@ def dispatcher_type(kind: DeviceKind, dispatch: Dispatch) -> type[Dispatcher]:
     on_streams = kind is DeviceKind.CUDA
     match dispatch:
         case Dispatch.SERIAL:
-            return SerialDispatcher
+            return StreamSerialDispatcher if on_streams else SerialDispatcher
         case Dispatch.DYNAMIC:
             return StreamDynamicDispatcher if on_streams else DynamicDispatcher
         case Dispatch.STATIC:

@@ -21,15 +21,15 @@ from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.graph.taskgraph import Kind, Tensor
 from einpage.exec.device.arena import HostArena, host_copies, host_results, output_readers, outputs
 from einpage.exec.device.cpu import CpuMemory
-from einpage.exec.device.streams import StreamMemory
+from einpage.exec.device.stream_memory import StreamMemory
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.progress import Hooks
 from einpage.exec.load.fill import NotFiniteWeight, fill
 from einpage.exec.load.inputs import bind_inputs
 from einpage.exec.planning.model import Model
 from einpage.exec.planning.plan_set import PlannedPhase
-from einpage.exec.run.choose import DeviceKind, RunOptions, dispatcher_type, make_device, make_memory
-from einpage.exec.run.prepared import fill_inputs, refuse_above_host
+from einpage.exec.run.choose import RunOptions, dispatcher_type, host_arena, make_device, make_memory
+from einpage.exec.run.prepared import fill_inputs, refuse_host
 from einpage.memplan.graph.memgraph import Extent, MemGraph, Offset
 from einpage.memplan.graph.packed import Residencies
 from einpage.memplan.machine.machine import Machine
@@ -113,8 +113,8 @@ class LoadedModel:
             return
         options = self._options
         self.close()
-        refuse_above_host(nbytes - self._end, options.plan.budget_bytes if options.device is DeviceKind.CPU else 0)
-        larger, weights_at, end = HostArena(nbytes), self._weights_at, self._end
+        refuse_host(options.device, nbytes, nbytes - self._end, options.plan.budget_bytes)
+        larger, weights_at, end = host_arena(options.device, nbytes), self._weights_at, self._end
         self._weights_at, self._end = {}, 0  # whatever ends this early, they are loaded anew
         for start in range(0, end, MOVED_BYTES):
             part = Extent(Offset(start), Nbytes(min(MOVED_BYTES, end - start)))

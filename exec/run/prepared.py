@@ -7,8 +7,8 @@ here; the command line does that.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import numpy as np
@@ -22,18 +22,20 @@ from einpage.einsum_front.graph.taskgraph import Tensor, TensorId
 from einpage.exec.device.arena import HostArena, bytes_before_outputs, host_copies, outputs
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.device.device import Device, DeviceMemory
+from einpage.exec.device.stream_memory import KeptMemory, refuse_pinning
 from einpage.exec.device.streams import StreamDevice
-from einpage.exec.dispatch.engine import Measured
+from einpage.exec.dispatch.engine import Dispatcher, Measured
 from einpage.exec.dispatch.progress import SILENT, Hooks
+from einpage.exec.dispatch.serial import SerialDispatcher
 from einpage.exec.load.fill import NotFiniteWeight, fill
 from einpage.exec.load.inputs import bind_inputs, refuse_beyond
 from einpage.exec.planning.judged_plan import MachineSource, Planned, compacted, least_host_bytes, machine_now, plan_program
 from einpage.exec.planning.model import Model
-from einpage.exec.run.choose import DeviceKind, Dispatch, RunOptions, dispatcher_type, make_device, make_memory
+from einpage.exec.run.choose import DeviceKind, Dispatch, RunOptions, dispatcher_type, host_arena, make_device, make_memory
 from einpage.exec.run.find_nan import CheckedDevice, FoundNan, find_nan
 from einpage.exec.run.outputs import output_warnings, text_figures, wanted_outputs
 from einpage.exec.run.report import DeviceFigures, RunReport, profile_warnings, weight_warnings
-from einpage.exec.system.process_memory import available_bytes, give_back_memory, peak_resident_bytes, rebuilt
+from einpage.exec.system.process_memory import available_bytes, give_back_memory, peak_resident_bytes, physical_bytes, rebuilt
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.graph.memgraph import MemGraph
@@ -74,16 +76,29 @@ class Prepared:
     """What of it nobody else uses."""
     not_finite: tuple[NotFiniteWeight, ...] = ()
     """What of the weights is not finite."""
+    kept: KeptMemory | None = None
+    """Whose arena it has, to be given back."""
+    schedule_s: float = 0.0
+    """What it took to make the dispatcher ready that ran last: once, whatever the number of runs, and in no run's time."""
+    _dispatchers: dict[Dispatch, tuple[Dispatcher, float]] = field(default_factory=dict)
 
     def run(self, dispatch: Dispatch, hooks: Hooks = SILENT) -> list[Measured]:
         """Every pass that the options ask for. Raises the errors of the engines."""
-        return [*run_passes(self.planned.memgraph, self.device, self.options, dispatch, hooks)]
+        if dispatch not in self._dispatchers:
+            began = perf_counter()
+            made = dispatcher_type(self.options.device, dispatch)(self.planned.memgraph)
+            self._dispatchers[dispatch] = made, perf_counter() - began
+        dispatcher, self.schedule_s = self._dispatchers[dispatch]
+        self.device.preload()
+        return [dispatcher.run(self.device, hooks) for _ in range(self.options.plan.passes or 1)]
 
     def run_checked(self, hooks: Hooks = SILENT) -> tuple[list[Measured], FoundNan]:
         """As `run`, one node after the other, with every result looked at: where NaN and inf in the outputs come from."""
         memgraph = self.planned.memgraph
         device = CheckedDevice(memgraph, self.device)
-        passes = [*run_passes(memgraph, device, self.options, Dispatch.SERIAL, hooks)]
+        device.preload()
+        with closing(SerialDispatcher(memgraph)) as dispatcher:
+            passes = [dispatcher.run(device, hooks) for _ in range(self.options.plan.passes or 1)]
         return passes, find_nan(self.model.program, memgraph.graph, device.counts_by_task, host_copies(memgraph, self.host))
 
     def outputs(self) -> dict[str, torch.Tensor]:
@@ -91,10 +106,16 @@ class Prepared:
         return outputs(self.planned.memgraph, self.host)
 
     def close(self) -> None:
-        """Unpin host memory; nothing runs afterwards."""
-        self.device.close()
-        if self.own_memory is not None:
-            self.own_memory.close()
+        """Unpin host memory, or give it back where others go on with it; nothing runs afterwards."""
+        with ExitStack() as closed:
+            if self.kept is not None:
+                closed.callback(self.kept.give_back)
+            if self.own_memory is not None:
+                closed.callback(self.own_memory.close)
+            closed.callback(self.device.close)
+            for dispatcher, _ in self._dispatchers.values():
+                closed.callback(dispatcher.close)
+            self._dispatchers = {}
 
 
 def prepare_run(
@@ -105,8 +126,10 @@ def prepare_run(
     loading: Callable[[str, int], None] | None = None,
     planned_hook: Callable[[Planned], None] | None = None,
     pace: Pace | None = None,
+    kept: KeptMemory | None = None,
 ) -> Prepared:
-    """Plan `model`, load its weights and inputs, make the device. Arguments and errors as run_model's, which runs the result once."""
+    """Plan `model`, load its weights and inputs, make the device. Arguments and errors as run_model's, which runs the result once; `kept`
+    has the host's arena for one prepared run after the other."""
     assert model.resolved is not None, "a model without weights can be planned, not run"
     began = perf_counter()
     program = model.program
@@ -114,26 +137,29 @@ def prepare_run(
     refuse_infinite(arrays, options.plan.dtype)
     wanted = wanted_outputs(model, options)
     request = replace(options.plan, outputs=wanted)
-    refuse_above_host(least_host_bytes(program, request), 0)
+    there = 0 if kept is None else kept.nbytes
+    least_bytes = least_host_bytes(program, request)
+    refuse_host(options.device, least_bytes, least_bytes - there, 0)
     machine = within_device(machine, options.plan.budget_bytes)
     planned = rebuilt(lambda: compacted(plan_program(program, machine, request, began, pace)))
     memgraph = planned.memgraph
-    refuse_above_host(memgraph.host_bytes, options.plan.budget_bytes if options.device is DeviceKind.CPU else 0)
+    refuse_host(options.device, memgraph.host_bytes, memgraph.host_bytes - there, options.plan.budget_bytes)
     if planned_hook is not None:
         planned_hook(planned)
-    host = HostArena(memgraph.host_bytes)
-    slots = host_copies(memgraph, host)
-    not_finite = fill(planned.graph, model.resolved, slots, loading)
-    fill_inputs(planned.graph.tensors, arrays, slots)
-    del slots
-    give_back_memory(memgraph.host_bytes)
-    memory = make_memory(options.device, host, memgraph.budget_bytes)
-    try:
+    with ExitStack() as undone:
+        if kept is not None:
+            undone.callback(kept.give_back)
+        host = host_arena(options.device, memgraph.host_bytes) if kept is None else kept.lend(memgraph.host_bytes)
+        slots = host_copies(memgraph, host)
+        not_finite = fill(planned.graph, model.resolved, slots, loading)
+        fill_inputs(planned.graph.tensors, arrays, slots)
+        del slots
+        give_back_memory(memgraph.host_bytes)
+        memory = make_memory(options.device, host, memgraph.budget_bytes) if kept is None else kept.memory(memgraph.budget_bytes)
+        undone.callback(memory.close)
         device = make_device(memgraph, memory, planned.machine, options.kernels, poison=options.poison)
-    except BaseException:
-        memory.close()
-        raise
-    return Prepared(model, options, planned, host, device, memory, not_finite)
+        undone.pop_all()
+    return Prepared(model, options, planned, host, device, memory, not_finite, kept)
 
 
 def run_model(
@@ -165,8 +191,9 @@ def run_model(
         prepared.close()
         raise
     figures = DeviceFigures(device.name, device.arena_bytes, device.outside_arena_bytes)
+    slower = device.slower if isinstance(device, StreamDevice) else ()
     prepared.close()
-    not_finite = prepared.not_finite
+    not_finite, schedule_s = prepared.not_finite, prepared.schedule_s
     del prepared, device  # its arena and the weights go before outputs, which may be as large, are put together
     host.drop(bytes_before_outputs(planned.memgraph))
     found = outputs(planned.memgraph, host)
@@ -181,11 +208,13 @@ def run_model(
         text=text_figures(found, model, options.perplexity),
         warnings=(),
         find_nan=searched,
+        schedule_s=schedule_s,
     )
     warnings = (
         *model.warnings,
         *weight_warnings(not_finite, options.plan.dtype),
         *output_warnings(found, report.text, searched is not None),
+        *slower,
         *profile_warnings(planned.machine, options.device, report.wall_s, planned, passes),
     )
     return RunResult(planned, found, replace(report, warnings=warnings))
@@ -217,6 +246,14 @@ def refuse_above_device(machine: Machine, budget_bytes: int) -> None:
             f"budget {format_bytes(budget_bytes)} is more than the {format_bytes(machine.device_bytes)} that machine {machine.name} has; "
             "give a smaller --budget"
         )
+
+
+def refuse_host(device: DeviceKind, host_bytes: int, more_bytes: int, budget_bytes: int) -> None:
+    """Raises DoesNotFit where the host has too little memory for `more_bytes` of the `host_bytes` that a run has there, and for its device
+    where that is the CPU; CannotPin for a host arena that leaves the machine too little."""
+    if device is DeviceKind.CUDA:
+        refuse_pinning(host_bytes, physical_bytes())
+    refuse_above_host(more_bytes, budget_bytes if device is DeviceKind.CPU else 0)
 
 
 def refuse_above_host(host_bytes: int, budget_bytes: int, what: str = "weights, inputs, spills and outputs") -> None:

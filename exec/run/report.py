@@ -56,6 +56,8 @@ class RunReport:
     warnings: tuple[str, ...]
     find_nan: FoundNan | None = None
     """What was found where it was asked for."""
+    schedule_s: float = 0.0
+    """What it took, once, to make the dispatcher ready: in no pass's time."""
 
     @property
     def measured(self) -> Measured:
@@ -84,6 +86,7 @@ class RunReport:
             "kernels": self.kernels,
             "threads": self.threads,
             "wall_s": self.wall_s,
+            "schedule_s": self.schedule_s,
             **({} if self.plan.passes is None else {"passes_wall_s": [m.wall_s for m in self.passes]}),
             "measured_ratio": self.measured_ratio,
             **{f"measured_{queue.name}_bytes": nbytes for queue, nbytes in measured.moved_bytes.items()},

@@ -90,6 +90,15 @@ def available_bytes(root: Path = Path("/")) -> int | None:
     return max(0, min(free)) if free else None
 
 
+def physical_bytes(root: Path = Path("/")) -> int | None:
+    """Of memory that the machine has, or that a control group lets this process have where that is less; None where the system does not
+    say. `root` as for available_bytes."""
+    found = _words(root / "proc/meminfo").get("MemTotal:")
+    limits = [] if found is None else [int(found) * 1024]
+    limits += [limit for limit, _ in _groups(root)]
+    return min(limits) if limits else None
+
+
 def _groups(root: Path) -> Iterator[tuple[int, int]]:
     """(limit, in use) of every control group above this process that limits memory: of version 2 and of version 1."""
     lines = [line.split(":", 2) for line in _lines(root / "proc/self/cgroup") if line.count(":") >= 2]

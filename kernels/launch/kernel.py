@@ -7,8 +7,8 @@ definition of the index expressions: by the call itself where the tensors are on
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, assert_never
 
 from torch import Tensor
@@ -17,6 +17,7 @@ from einpage.einsum_front.algebra.expr import Expr
 from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob, View
 from einpage.kernels.instructions.index_check import IndexCheck, index_checks
 from einpage.kernels.instructions.torch_kernel import Operands
+from einpage.kernels.launch.bound_launch import BoundLaunch, bound_launch
 from einpage.kernels.launch.build import build
 from einpage.kernels.launch.this_gpu import current_target
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
@@ -25,6 +26,7 @@ from einpage.kernels.on_triton.attention import attention_launches
 from einpage.kernels.on_triton.contract import contract_launches
 from einpage.kernels.on_triton.map import map_launches
 from einpage.kernels.tiles.target import Target
+from einpage.kernels.writer.descriptor import ALIGNED
 from einpage.kernels.writer.launch import Descriptor, Launch
 
 
@@ -39,6 +41,8 @@ class TritonKernel:
     check: IndexCheck | None
     """For a device to call with host copies once its inputs are known, before what uses them runs; None where nothing is to check."""
     scratch_bytes: int = 0
+    _compiled: dict[tuple[int, tuple[bool, ...]], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """By launch, and which of its pointers are aligned."""
 
     def __call__(self, operands: Operands, result: Tensor, workspace: Tensor | None = None) -> None:
         """Launch. On the CPU indices are checked first; elsewhere that would wait for the device, so it is for the device to have done."""
@@ -46,16 +50,33 @@ class TritonKernel:
             self.check(operands)
         self.bind(operands, result)()
 
-    def bind(self, operands: Operands, result: Tensor) -> Callable[[], None]:
-        """The launches for these tensors, which are verified now and not again; no index is checked."""
+    def bind(self, operands: Operands, result: Tensor, stream: int | None = None) -> BoundLaunch:
+        """The launches for these tensors, which are verified now and not again; no index is checked. They go on the current stream, or on
+        that of the handle `stream`, whatever is current: then the caller holds the tensors."""
         self._verify(operands, result)
-        calls = [(function[(launch.programs,)], *self._arguments(launch, operands, result)) for function, launch in self.launches]
+        found = [self._bound(i, *self._arguments(launch, operands, result), stream) for i, (_, launch) in enumerate(self.launches)]
+        if len(found) == 1:
+            return found[0]
+        calls = tuple(bound.call for bound in found)
 
         def launch_all() -> None:
-            for call, arguments, options in calls:
-                call(*arguments, **options)
+            for call in calls:
+                call()
 
-        return launch_all
+        return BoundLaunch(launch_all, next((bound.why_slow for bound in found if bound.why_slow is not None), None))
+
+    def _bound(self, i: int, arguments: tuple[object, ...], options: dict[str, int], stream: int | None) -> BoundLaunch:
+        """The launch number i. What is compiled depends on where pointers are aligned; else it is the same for all tensors."""
+        function, launch = self.launches[i]
+        compiled = None
+        if stream is not None:
+            key = i, tuple(a.data_ptr() % ALIGNED == 0 for a in arguments if isinstance(a, Tensor))
+            if key not in self._compiled:
+                self._compiled[key] = function.warmup(*arguments, grid=(launch.programs,), **options)
+            compiled = self._compiled[key]
+        if compiled is None or stream is None:
+            return BoundLaunch(partial(function[(launch.programs,)], *arguments, **options))
+        return bound_launch(compiled, launch.programs, stream, arguments)
 
     def warm(self, operands: Operands, result: Tensor) -> None:
         """Compile for such tensors and load the code onto their device, without running anything; nothing where Triton interprets."""
