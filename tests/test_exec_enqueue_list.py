@@ -290,9 +290,9 @@ def test_moves_are_bound_with_their_own_bytes(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.slow
 def test_a_node_costs_the_host_little_and_a_plan_is_scheduled_in_little_time() -> None:
-    """On a machine that others disturb, the best of three."""
-    costs = [dispatch_cost(25_000) for _ in range(3)]
-    node_s, schedule_s = min(cost.node_s for cost in costs), min(cost.schedule_s for cost in costs)
-    print(f"{node_s * 1e6:.2f} µs a node, {schedule_s:.2f} s to schedule {costs[0].nodes} nodes")
+    """Of a processor's time, as others may be on the machine too."""
+    cost = dispatch_cost(25_000)
+    node_s, schedule_s = cost.pass_cpu_s / cost.enqueued, cost.schedule_cpu_s
+    print(f"{node_s * 1e6:.2f} µs a node, {schedule_s:.2f} s to schedule {cost.nodes} nodes")
     assert node_s <= 10e-6
     assert schedule_s <= 1.5

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from bench import host_memory
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import Nbytes
+from einpage.exec.device import arena as arena_module
 from einpage.exec.device import stream_memory, streams
 from einpage.exec.device.arena import HUGE_PAGE, HostArena, MappedArena, outputs
 from einpage.exec.device.cuda import DirectCopies
@@ -137,11 +138,16 @@ def test_an_arena_for_copy_engines_lies_on_huge_pages() -> None:
     assert huge_bytes(plain.data_ptr()) < HUGE_PAGE
 
 
-def test_huge_pages_are_given_back_where_they_are_dropped() -> None:
-    arena = HostArena(3 * HUGE_PAGE, huge=True)
-    arena.bytes(Extent(Offset(0), Nbytes(arena.nbytes)))[:] = 9
+def test_pages_are_given_back_where_they_are_dropped_wherever_the_arena_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Aligned to more than the system aligns a mapping to by itself, one of several begins within its mapping."""
+    monkeypatch.setattr(arena_module, "HUGE_PAGE", 8 * HUGE_PAGE)
+    arenas = [HostArena(8 * HUGE_PAGE + HUGE_PAGE, huge=True) for _ in range(8)]
+    arena = next(a for a in arenas if a._start > 0)
+    assert arena.whole().data_ptr() % (8 * HUGE_PAGE) == 0
+    whole = Extent(Offset(0), Nbytes(3 * HUGE_PAGE))
+    arena.bytes(whole)[:] = 9
     arena.drop(Extent(Offset(HUGE_PAGE), Nbytes(HUGE_PAGE)))
-    found = arena.whole().numpy().reshape(3, HUGE_PAGE)
+    found = arena.bytes(whole).reshape(3, HUGE_PAGE)
     assert (found[0] == 9).all() and (found[1] == 0).all() and (found[2] == 9).all()
 
 

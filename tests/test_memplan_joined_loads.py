@@ -134,11 +134,15 @@ def test_no_more_bytes_go_together_than_the_largest_load() -> None:
 
 def test_a_load_joins_none_that_would_wait_for_it() -> None:
     """In the plan's own times: what a part of a joined load waits for is done when its first part starts."""
-    for seed in range(30):
-        before = plan_by_horizons(problem_of(random_graph(seed, most_ops=10), SLOW_COPIES, 1 << 14), HorizonOptions())
+    joined = 0
+    for seed in range(40):
+        graph = random_graph(seed, most_ops=10)
+        budget = largest_footprint(graph)[1] + 256 * (seed % 8)
+        before = plan_by_horizons(problem_of(graph, SLOW_COPIES, budget), HorizonOptions())
         timeline = simulate(before, SLOW_COPIES)
         loads_before = loads_of(before)
-        after, _ = with_joined_loads(before, SLOW_COPIES)
+        after, _ = with_joined_loads(before, SLOW_COPIES, 1 << 20)
+        joined += len(joined_moves(after))
         for n in joined_moves(after):
             move = after.nodes[n]
             assert isinstance(move, Move)
@@ -146,6 +150,7 @@ def test_a_load_joins_none_that_would_wait_for_it() -> None:
             for other in others:
                 waits_for = before.edges.source[before.edges.target == other]
                 assert timeline.finish_s[waits_for].max(initial=0.0) <= timeline.start_s[first] + 1e-9
+    assert joined > 10
 
 
 def loads_of(memgraph: MemGraph) -> dict[int, int]:

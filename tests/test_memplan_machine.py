@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.libraries import MOST_FEW_ROWS, MOST_MANY_ROWS, ONLY_TORCH, CompiledRows, Libraries, OneDnn
-from einpage.memplan.machine.machine import Machine
+from einpage.einsum_front.graph.taskgraph import TaskGraph
+from einpage.memplan.machine.machine import Machine, all_task_seconds, task_seconds
 from einpage.memplan.machine.places import Queue
 from einpage.memplan.machine.profile import PROFILES, load_machine, machine_from_text, machine_names, machine_text
-from strategies import machines
+from strategies import machines, task_graphs
 
 GOOD = (PROFILES / "h100.yaml").read_text(encoding="utf-8")
 
@@ -44,6 +46,14 @@ def test_roofline() -> None:
     assert machine.compute_seconds(790 * 10**12, 1, DType.BF16) == 1.0
     assert machine.compute_seconds(1, 3 * 10**12, DType.BF16) == 1.0
     assert machine.link(Queue.H2D).seconds(55 * 10**9) == pytest.approx(1.0 + 10e-6)
+
+
+@given(machines(), task_graphs(), st.booleans())
+def test_the_times_of_all_tasks_are_those_of_each(machine: Machine, graph: TaskGraph, told: bool) -> None:
+    """Where some bring a time of their own, too."""
+    if told:
+        graph = replace(graph, tasks=tuple(replace(task, seconds=0.5) if task.id % 2 else task for task in graph.tasks))
+    assert all_task_seconds(machine, graph) == [task_seconds(machine, graph, task) for task in graph.tasks]
 
 
 def test_overrides() -> None:

@@ -13,9 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from time import perf_counter
 from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from einpage.einsum_front.base.collection import garbage_collection_paused
 from einpage.exec.device.device import Device
@@ -72,6 +75,10 @@ class EnqueueList:
     """[item] the items of other streams whose events it waits for."""
     frees: tuple[tuple[NodeId, ...], ...]
     """[item] Frees that come after it, and perhaps after others."""
+    waiting: tuple[NDArray[np.intp], NDArray[np.intp]]
+    """`waits`, flat: items, and those that they wait for."""
+    freeing: tuple[NDArray[np.intp], NDArray[np.intp]]
+    """`frees`, flat: Frees, and the items before them."""
     is_final: bool
     """Whether every group is replayed that can be: another list would be the same."""
 
@@ -99,7 +106,14 @@ def enqueue_list(device: StreamDevice, plan: Schedule, in_order: Sequence[Group]
             number += 1
     ranges = tuple(range(start, start + len(engine)) for start, engine in zip(first, plan.engines, strict=False))
     frees = tuple(item.frees for item in items)
-    return EnqueueList(device, tuple(steps), ranges, tuple(item.node for item in items), waits, frees, is_final)
+    waiting, freeing = _flat(waits), _flat(frees)[::-1]
+    return EnqueueList(device, tuple(steps), ranges, tuple(item.node for item in items), waits, frees, waiting, freeing, is_final)
+
+
+def _flat(lists: Sequence[Sequence[int]]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """(i, j) for every j in lists[i]."""
+    counts = [len(found) for found in lists]
+    return np.repeat(np.arange(len(lists)), counts), np.fromiter(chain.from_iterable(lists), np.intp, sum(counts))
 
 
 class StreamStaticDispatcher(Dispatcher):
@@ -192,17 +206,20 @@ class _StreamStaticRun(StreamRun):
         return found
 
     def _read_times(self) -> None:
-        """When each node really ran; a Free came when the last node before it had ended."""
-        listed = self._list
-        second_by_event = {id(event): self._clock.at(event) for event in {id(event): event for event in self._events}.values()}
-        end_s = [second_by_event[id(event)] for event in self._events]
-        freed_s: dict[NodeId, float] = {}
-        for stream, items in enumerate(listed.items_by_stream):
-            for item in items:
-                self.record_times(
-                    stream, listed.nodes[item], max((end_s[awaited] for awaited in listed.waits[item]), default=0.0), end_s[item]
-                )
-                for free in listed.frees[item]:
-                    freed_s[free] = max(freed_s.get(free, 0.0), end_s[item])
-        for free, seconds in freed_s.items():
-            self.run.started[free] = self.run.finished[free] = seconds
+        """When each node really ran: it started when its stream was free and what it waited for had passed. A Free came when the last node
+        before it had ended."""
+        listed, at_event = self._list, self._clock.at
+        event_by_id = {id(event): event for event in self._events}  # that of a captured group is its items' own
+        seconds_by_id = {number: at_event(event) for number, event in event_by_id.items()}
+        end_s = np.array([seconds_by_id[id(event)] for event in self._events])
+        start_s = np.zeros_like(end_s)
+        for items in listed.items_by_stream:
+            start_s[items.start + 1 : items.stop] = end_s[items.start : items.stop - 1]
+        np.maximum.at(start_s, listed.waiting[0], end_s[listed.waiting[1]])
+        started, finished = np.asarray(self.run.started), np.asarray(self.run.finished)
+        nodes = np.array(listed.nodes, np.intp)
+        started[nodes], finished[nodes] = np.minimum(start_s, end_s), end_s
+        free, last = listed.freeing
+        finished[free] = 0.0
+        np.maximum.at(finished, free, end_s[last])
+        started[free] = finished[free]

@@ -61,6 +61,16 @@ class Residencies(Columns[Residency]):
     def __len__(self) -> int:
         return len(self.id)
 
+    def and_more(self, more: Sequence[Residency]) -> Residencies:
+        """These, and then `more`, all on the device or the host."""
+        after = Residencies.of(more)
+        assert after.places == self.places[: len(after.places)], "the device and the host are everybody's first places"
+        pairs = ((getattr(self, name), getattr(after, name)) for name in ("id", "tensor", "place"))
+        id_, tensor, place = (np.concatenate(pair) for pair in pairs)
+        row = np.concatenate((self.extent_row, after.extent_row[1:] + self.extent_row[-1]))
+        offset, nbytes = np.concatenate((self.offset, after.offset)), np.concatenate((self.nbytes, after.nbytes))
+        return Residencies(id_, tensor, place, row, offset, nbytes, self.places)
+
     def at(self, place: Place) -> Bools:
         """[residency] whether it is there."""
         there: Bools = np.array([known == place for known in self.places], bool)[self.place]

@@ -21,7 +21,7 @@ from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.packed import COMPUTE, FREE, GATHER, MOVE, Nodes, Residencies
 from einpage.memplan.graph.shared_clock import NO_QUEUE, Sharing, shared_clock
 from einpage.memplan.machine.kernel_times import KernelTimes
-from einpage.memplan.machine.machine import Machine, task_seconds, task_sharing
+from einpage.memplan.machine.machine import Machine, all_task_seconds, task_sharing
 from einpage.memplan.machine.places import DEVICE, ENGINES, HOST, Queue
 
 __all__ = ["NO_QUEUE"]
@@ -73,12 +73,10 @@ def _move_places(nodes: Nodes, residencies: Residencies) -> tuple[UInt8s, UInt8s
 
 def durations(memgraph: MemGraph, machine: Machine) -> Floats:
     """[node] seconds each node keeps its engine. Raises UsageError where the machine has no link for a move."""
-    graph = memgraph.graph
-    seconds_by_task = [task_seconds(machine, graph, task) for task in graph.tasks]
     nodes = Nodes.of(memgraph.nodes)
     seconds = np.zeros(len(nodes))
     runs = nodes.kind <= GATHER
-    seconds[runs] = np.array(seconds_by_task)[nodes.subject[runs]]
+    seconds[runs] = np.array(all_task_seconds(machine, memgraph.graph))[nodes.subject[runs]]
     queues, moves, nbytes = queue_numbers(memgraph), nodes.kind == MOVE, copied_bytes(memgraph)
     for number, queue in enumerate(queues_of(memgraph)):
         found = np.flatnonzero(moves & (queues == number))

@@ -138,6 +138,22 @@ def task_seconds(machine: Machine, graph: TaskGraph, task: Task) -> float:
     return max(least, times.seconds(work, machine.flops_of(DType.FP32) / machine.flops_of(graph.dtype)))
 
 
+def all_task_seconds(machine: Machine, graph: TaskGraph) -> list[float]:
+    """[task] task_seconds of each, the same figures sooner: a plan is simulated again and again."""
+    if machine.kernel_times is not None:
+        return [task_seconds(machine, graph, task) for task in graph.tasks]
+    flops_per_s, bytes_per_s = dict(machine.flops_per_s).get(graph.dtype, 0.0), machine.device_bytes_per_s
+    found = []
+    for task in graph.tasks:
+        seconds = task.seconds
+        if seconds is None and task.gathers:
+            seconds = machine.usual_link(Queue.H2D).seconds(graph.tensors[task.result].nbytes)
+        elif seconds is None:
+            seconds = machine.launch_latency_s + max(task.flops / flops_per_s, task.bytes_touched / bytes_per_s)
+        found.append(seconds)
+    return found
+
+
 def task_sharing(machine: Machine, task: Task) -> tuple[float, float]:
     """How many times longer `task` takes while copies are in flight, and copies while it runs; 1 where that is not known."""
     if machine.kernel_times is None or task.seconds is not None or (work := work_of(task)) is None:

@@ -30,17 +30,22 @@ SOON = 1e-9
 
 def with_joined_loads(memgraph: MemGraph, machine: Machine, most_bytes: int | None = None) -> tuple[MemGraph, float]:
     """`memgraph` with loads joined, of up to `most_bytes` together (None: as many as the largest load has), or of half as many, and so on,
-    until that is faster than it was; itself, where it never is. And the seconds that it takes."""
+    while that is faster; itself, where it never is. And the seconds that it takes."""
     timeline, link = simulate(memgraph, machine), machine.usual_link(Queue.H2D)
+    best, best_s = memgraph, timeline.makespan_s
+    if not link.latency_s:
+        return best, best_s
     loads = _Loads.of(memgraph, timeline)
     limit = loads.largest_bytes if most_bytes is None else most_bytes
-    while link.latency_s and limit >= loads.two_smallest_bytes:
+    while limit >= loads.two_smallest_bytes:
         found = _joined(memgraph, [*loads.joined(limit)])
         seconds = simulate(found, machine).makespan_s
-        if seconds < timeline.makespan_s:
-            return found, seconds
+        if seconds < best_s:
+            best, best_s = found, seconds
+        elif best is not memgraph:
+            break
         limit //= 2
-    return memgraph, timeline.makespan_s
+    return best, best_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +95,8 @@ class _Loads:
         return _Loads(loads.tolist(), *(column[loads].tolist() for column in columns))
 
     def joined(self, limit: int) -> Iterator[_Joined]:
-        """Each load joins the one before where both have no more bytes than `limit`, it may start when that one does, and no node that
-        waits for one of them is before one that another waits for."""
+        """Each load joins the one before where both have no more bytes than `limit`, it may start when that one does, and what it waits
+        for is before any node that waits for that one."""
         begun: list[int] = []
         nbytes = after = before = 0
         may_start_s = 0.0
@@ -101,7 +106,7 @@ class _Loads:
                 and self.is_move[i]
                 and self.is_move[begun[0]]
                 and nbytes + self.nbytes[i] <= limit
-                and max(after, self.after[i]) < min(before, self.before[i])
+                and self.after[i] < before
                 and self.may_start_s[i] <= may_start_s + SOON
             )
             if not joins:

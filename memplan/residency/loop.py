@@ -14,10 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import TaskGraph, TensorId
-from einpage.memplan.graph.memgraph import Compute, Extent, MemGraph, Node, Offset, Residency, ResidencyId
-from einpage.memplan.graph.packed import Nodes, Residencies
+from einpage.memplan.graph.memgraph import Extent, MemGraph, Offset, Residency, ResidencyId
+from einpage.memplan.graph.packed import GATHER, NOTHING, Nodes, Residencies
 from einpage.memplan.machine.places import DEVICE
 from einpage.memplan.problem.problem import Problem
 from einpage.memplan.residency.resident_sets import Residents
@@ -47,20 +49,25 @@ def with_residents(plan: MemGraph, problem: Problem, residents: Residents) -> Me
     return replace(
         plan.with_arena(DEVICE, problem.budget_bytes),
         graph=graph,
-        residencies=Residencies.of((*plan.residencies, *at_top)),
-        nodes=Nodes.of(tuple(_reading(node, graph, residency_by_tensor) for node in plan.nodes)),
+        residencies=Residencies.of(plan.residencies).and_more(at_top),
+        nodes=_reading(Nodes.of(plan.nodes), graph, residency_by_tensor),
         start=(*plan.start, *residency_by_tensor.values()),
         end=(*plan.end, *residency_by_tensor.values()),
         loops=True,
     )
 
 
-def _reading(node: Node, graph: TaskGraph, residency_by_tensor: Mapping[TensorId, ResidencyId]) -> Node:
-    """`node`, which reads residents where its task does."""
-    if not isinstance(node, Compute):
-        return node
-    operands = []
-    for tensors, others in zip(graph.tasks[node.task].operands, node.operands, strict=True):
-        rest = iter(others)
-        operands.append(tuple(residency_by_tensor[t] if t in residency_by_tensor else next(rest) for t in tensors))
-    return replace(node, operands=tuple(operands))
+def _reading(nodes: Nodes, graph: TaskGraph, residency_by_tensor: Mapping[TensorId, ResidencyId]) -> Nodes:
+    """`nodes`, of which computes read residents where their tasks do; what else they read stays, in its order."""
+    resident = np.full(len(graph.tensors), NOTHING)
+    for t, residency in residency_by_tensor.items():
+        resident[t] = residency
+    runs = np.flatnonzero(nodes.kind <= GATHER)
+    tasks = [graph.tasks[t] for t in nodes.subject[runs].tolist()]
+    operands = [operand for task in tasks for operand in task.operands]
+    tiles = [len(operand) for operand in operands]
+    reads = resident[np.array([t for operand in operands for t in operand], np.int64)]
+    on_host = np.repeat([task.gathers for task in tasks], [sum(map(len, task.operands)) for task in tasks]).astype(bool)
+    others = on_host | (reads == NOTHING)
+    reads[others] = nodes.reads
+    return replace(nodes, tile_row=np.concatenate(([0], np.cumsum(tiles))).astype(np.int32), reads=reads.astype(np.int32))
