@@ -170,7 +170,7 @@ def test_the_same_full_target_again_is_a_new_value() -> None:
 def test_a_scalar_value() -> None:
     p = program("total = x0[b,s,m] * x0[b,s,m]", "y[b,s,m] = x0[b,s,m] / total")
     assert p.definitions[0].shape == ()
-    assert lines(p) == ["total.0[] = sum[b,s,m](x0[b, s, m] * x0[b, s, m])", "y.0[b,s,m] = x0[b, s, m] / total.0[]"]
+    assert lines(p) == ["total.0[] = sum[b,s,m](x0[b, s, m] * x0[b, s, m])", "y.0[b,s,m] = x0[b, s, m] / total.0"]
 
 
 def test_sources_say_how_a_checkpoint_s_dimensions_are_made() -> None:

@@ -19,6 +19,7 @@ from einpage.einsum_front.algebra.expr import Axis, Call, Letter, Num
 from einpage.einsum_front.algebra.functions import FUNCTIONS, LEFT_OUT, Function
 from einpage.einsum_front.base.errors import SpecError
 from einpage.einsum_front.base.interval import Interval
+from einpage.einsum_front.differentiate.rules import derivatives
 from einpage.einsum_front.spec.parse import REDUCTIONS, parse_expression
 from naive_functions import COSTLY, NAIVE, TEMPORARY, arguments
 
@@ -80,6 +81,33 @@ def test_a_function_of_large_numbers_is_finite_or_refused(name: str) -> None:
         except arithmetic.BadNumber:
             continue
         assert isinstance(found, int | float) and abs(found) <= 1e300, numbers
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_derivatives(name: str) -> None:
+    """Against differences of the naive twin, but within a step of a kink."""
+    values, h = arguments(name, FUNCTIONS[name].arity), 1e-5
+    letters = [Letter(x) for x in "xyz"[: len(values)]]
+    for at, derivative in enumerate(derivatives(name, tuple(map(Axis, letters)))):
+        ahead, behind = ([x + sign * h * (n == at) for n, x in enumerate(values)] for sign in (1, -1))
+        expected = (NAIVE[name](*ahead) - NAIVE[name](*behind)) / (2 * h)
+        found = np.broadcast_to(masks._evaluate(derivative, dict(zip(letters, values, strict=True))), expected.shape)
+        kink = NAIVE[name](*ahead) + NAIVE[name](*behind) - 2 * NAIVE[name](*values)
+        smooth = np.abs(kink) < h / 10
+        assert smooth.sum() >= 34
+        np.testing.assert_allclose(found[smooth], expected[smooth], rtol=1e-6, atol=1e-8, err_msg=f"{name} by argument {at}")
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_whether_a_function_is_finite(name: str) -> None:
+    """With its derivatives, of arguments of any sign, some large, some 0."""
+    arity, numbers = FUNCTIONS[name].arity, np.array([-1e4, -30.0, -1.0, 0.0, 1.0, 30.0, 1e4])
+    letters = [Letter(x) for x in "xyz"[:arity]]
+    values = dict(zip(letters, np.meshgrid(*[numbers] * arity), strict=True))
+    axes = tuple(map(Axis, letters))
+    with np.errstate(all="ignore"):
+        found = [masks._evaluate(e, values) for e in (Call(name, axes), *derivatives(name, axes))]
+    assert FUNCTIONS[name].finite == all(np.isfinite(x).all() for x in found)
 
 
 WHOLE = range(-4, 5)

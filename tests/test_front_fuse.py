@@ -26,6 +26,7 @@ from einpage.einsum_front.tile import template, tiling
 from einpage.einsum_front.tile.split import split
 from einpage.einsum_front.tile.tiling import most_pieces, tiling_of
 from front_text import over_letters
+from front_text import program as small_program
 from real_bytes import direct
 
 TOLERANCE = 1e-5
@@ -351,3 +352,11 @@ def test_keys_in_tiles_under_heads_that_share_a_query() -> None:
     program = program_of(CASES["heads that share a query"])
     with patch.object(tiling, "GRAIN", 1), patch.object(template, "GRAIN", 1):
         assert worst(program, fused(program), {"t": 3}) <= TOLERANCE  # type: ignore[dict-item]
+
+
+def test_a_sum_over_rows_of_what_a_row_reduction_gives_stays_apart() -> None:
+    """As one operation it would hold all rows whole."""
+    p = small_program("h[b,s,m] = x0[b,s,m] * rsqrt(mean[m](x0[b,s,m]**2) + eps)", "y[m] = sum[b,s](h[b,s,m])", outputs="{y: {axes: m}}")
+    assert [op.base for op in fuse(p).ops] == ["h", "y"]
+    p = small_program("h[b,s,m] = x0[b,s,m] * rsqrt(mean[m](x0[b,s,m]**2) + eps)", "y[b,s,m] = h[b,s,m] - mean[m](h[b,s,m])")
+    assert [op.base for op in fuse(p).ops] == ["y"]

@@ -10,6 +10,7 @@ from jsonschema import Draft202012Validator
 
 from einpage.einsum_front.algebra.expr import Load
 from einpage.einsum_front.base.errors import SpecError, UsageError
+from einpage.einsum_front.differentiate.training import for_training, training_step
 from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.spec.document import Document, Repeat
 from einpage.einsum_front.spec.parse import Statement
@@ -208,8 +209,11 @@ def test_the_small_spec_of_these_tests_is_a_spec() -> None:
 def test_every_example_of_the_grammar_page_is_right() -> None:
     """The whole spec on the page elaborates; so does each fragment, in a spec that declares what it uses."""
     blocks = [block.split("```")[0] for block in (SPECS / "README.md").read_text().split("```yaml\n")[1:]]
-    whole, fragments = blocks[0], [block for block in blocks[1:] if "state:" not in block]
+    whole, fragments = blocks[0], [block for block in blocks[1:] if "state:" not in block and "train:" not in block]
     assert elaborate(read_document(whole, "README.md")).outputs[0].shape == (64, 512)
+    (training,) = (block for block in blocks if "train:" in block)
+    trained = read_document(whole + training, "README.md")
+    assert training_step(elaborate(for_training(trained)), trained).weights == ("w", "c")
     head = """\
 einpage: 1
 name: fragments

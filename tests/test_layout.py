@@ -22,7 +22,7 @@ LINKS = (*FOLDERS, "specs")
 MAX_LINES = 400
 
 WINGS: dict[str, tuple[str, ...]] = {
-    "einsum_front": ("base", "algebra", "graph", "spec", "elaborate", "fuse", "tile", "choose"),
+    "einsum_front": ("base", "algebra", "graph", "spec", "elaborate", "fuse", "differentiate", "tile", "choose"),
     "checkpoints": ("files", "text", "match"),
     "memplan": ("machine", "problem", "graph", "judge", "packing", "bounds", "residency", "horizons", "schedule"),
     "kernels": ("layout", "on_llvm", "instructions", "multiply", "on_torch", "tiles", "writer", "on_triton", "launch"),

@@ -233,7 +233,7 @@ def _text(e: Expr, outer: int) -> str:
         case Acc():
             return f"acc{e.index}"
         case Load():
-            return f"{e.name}[{', '.join(_text(i, 0) for i in e.indices)}]"
+            return f"{e.name}[{', '.join(_text(i, 0) for i in e.indices)}]" if e.indices else e.name
         case Call():
             return f"{e.fn}({', '.join(_text(a, 0) for a in e.args)})"
         case Reduce():

@@ -50,6 +50,11 @@ class Function:
     """An expression of Triton over the parameters, which may call what kernels/writer/math.py has."""
     costly: bool = LEFT_OUT
     """Whether it costs many instructions: a GPU's kernel avoids computing equal values twice, and a CPU takes longer than to add."""
+    derivatives: tuple[str, ...] = LEFT_OUT
+    """By parameter, an expression of the language over the parameters: how fast the value grows with it. At a kink, the mean of both sides
+    for two equal arguments, 0 for one argument."""
+    finite: bool = LEFT_OUT
+    """Whether it, and its derivatives, are finite wherever the arguments are: so 0 times any of them is 0."""
 
     @property
     def arity(self) -> int:
@@ -78,6 +83,8 @@ _ROWS = (
         temporary=False,
         triton="tl.exp(x)",
         costly=False,
+        derivatives=("exp(x)",),
+        finite=False,
     ),
     Function(
         "log",
@@ -89,6 +96,8 @@ _ROWS = (
         temporary=False,
         triton="tl.log(x)",
         costly=True,
+        derivatives=("1 / x",),
+        finite=False,
     ),
     Function(
         "sqrt",
@@ -100,6 +109,8 @@ _ROWS = (
         temporary=False,
         triton="tl.sqrt_rn(x)",
         costly=False,
+        derivatives=("0.5 * rsqrt(x)",),
+        finite=False,
     ),
     Function(
         "rsqrt",
@@ -111,6 +122,8 @@ _ROWS = (
         temporary=False,
         triton="tl.rsqrt(x)",
         costly=False,
+        derivatives=("-0.5 * rsqrt(x) / x",),
+        finite=False,
     ),
     Function(
         "sin",
@@ -122,6 +135,8 @@ _ROWS = (
         temporary=False,
         triton="tl.sin(x)",
         costly=True,
+        derivatives=("cos(x)",),
+        finite=True,
     ),
     Function(
         "cos",
@@ -133,6 +148,8 @@ _ROWS = (
         temporary=False,
         triton="tl.cos(x)",
         costly=True,
+        derivatives=("-sin(x)",),
+        finite=True,
     ),
     Function(
         "tanh",
@@ -144,6 +161,8 @@ _ROWS = (
         temporary=False,
         triton="tanh(x)",
         costly=True,
+        derivatives=("1 - tanh(x) * tanh(x)",),
+        finite=True,
     ),
     Function(
         "erf",
@@ -155,6 +174,8 @@ _ROWS = (
         temporary=False,
         triton="tl.erf(x)",
         costly=True,
+        derivatives=("1.1283791670955126 * exp(-x * x)",),
+        finite=True,
     ),
     Function(
         "sigmoid",
@@ -166,6 +187,8 @@ _ROWS = (
         temporary=False,
         triton="tl.sigmoid(x)",
         costly=False,
+        derivatives=("sigmoid(x) * sigmoid(-x)",),
+        finite=True,
     ),
     Function(
         "silu",
@@ -177,6 +200,8 @@ _ROWS = (
         temporary=True,
         triton="x * tl.sigmoid(x)",
         costly=False,
+        derivatives=("sigmoid(x) * (1 + x * sigmoid(-x))",),
+        finite=True,
     ),
     Function(
         "gelu",
@@ -188,6 +213,8 @@ _ROWS = (
         temporary=True,
         triton="0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))",
         costly=True,
+        derivatives=("0.5 * (1 + erf(0.7071067811865476 * x)) + 0.3989422804014327 * x * exp(-0.5 * x * x)",),
+        finite=True,
     ),
     Function(
         "gelu_tanh",
@@ -199,6 +226,11 @@ _ROWS = (
         temporary=True,
         triton="0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))",
         costly=True,
+        derivatives=(
+            "sigmoid(1.5957691216057308 * x * (1 + 0.044715 * x * x)) * (1 + 1.5957691216057308 * x * (1 + "
+            "0.134145 * x * x) * sigmoid(-1.5957691216057308 * x * (1 + 0.044715 * x * x)))",
+        ),
+        finite=True,
     ),
     Function(
         "relu",
@@ -210,6 +242,8 @@ _ROWS = (
         temporary=False,
         triton="tl.maximum(x, 0)",
         costly=False,
+        derivatives=("where(x > 0, 1, 0)",),
+        finite=True,
     ),
     Function(
         "abs",
@@ -221,6 +255,8 @@ _ROWS = (
         temporary=False,
         triton="tl.abs(x)",
         costly=False,
+        derivatives=("where(x > 0, 1, where(x < 0, -1, 0))",),
+        finite=True,
     ),
     Function(
         "min",
@@ -232,6 +268,8 @@ _ROWS = (
         temporary=False,
         triton="tl.minimum(x, y)",
         costly=False,
+        derivatives=("where(x < y, 1, where(x == y, 0.5, 0))", "where(y < x, 1, where(x == y, 0.5, 0))"),
+        finite=True,
     ),
     Function(
         "max",
@@ -243,6 +281,8 @@ _ROWS = (
         temporary=False,
         triton="tl.maximum(x, y)",
         costly=False,
+        derivatives=("where(x > y, 1, where(x == y, 0.5, 0))", "where(y > x, 1, where(x == y, 0.5, 0))"),
+        finite=True,
     ),
     Function(
         "where",
@@ -254,6 +294,8 @@ _ROWS = (
         temporary=False,
         triton="tl.where(condition, x, y)",
         costly=False,
+        derivatives=("0", "where(condition, 1, 0)", "where(condition, 0, 1)"),
+        finite=True,
     ),
 )
 FUNCTIONS: dict[str, Function] = {row.name: row for row in _ROWS}

@@ -105,10 +105,8 @@ class _Hoister:
         """The sum `e` as loads of contractions, or `e` itself where it is a row reduction."""
         product = product_of(e.body)
         summed = frozenset(e.letters)
-        numerators = [f for f in product.numerators if free_letters(f) & summed]
-        numerators += [Binary("/", Num(1.0), f) for f in product.denominators if free_letters(f) & summed]
-        groups = _grouped(numerators)
-        if len(groups) < 2 or not all(free_letters(g) & summed for g in groups):
+        groups = _operands(e)
+        if len(groups) < 2:
             return e
         left = groups[0]
         for i, right in enumerate(groups[1:], start=2):
@@ -164,6 +162,20 @@ class _Hoister:
         """Name and base of a new temporary."""
         n = len(self.ops)
         return f"{self.definition.name}~{n}", f"{self.definition.base}~{n}"
+
+
+def is_contraction(e: Expr) -> bool:
+    """Whether the expression is a sum that becomes contractions, and no row reduction."""
+    return isinstance(e, Reduce) and e.op is Reduction.SUM and len(_operands(e)) > 1
+
+
+def _operands(e: Reduce) -> list[Expr]:
+    """What a sum over a product multiplies, of that which has summed letters: two or more where it is a contraction."""
+    product = product_of(e.body)
+    summed = frozenset(e.letters)
+    numerators = [f for f in product.numerators if free_letters(f) & summed]
+    numerators += [Binary("/", Num(1.0), f) for f in product.denominators if free_letters(f) & summed]
+    return _grouped(numerators)
 
 
 def _grouped(factors: list[Expr]) -> list[Expr]:

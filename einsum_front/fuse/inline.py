@@ -77,14 +77,18 @@ class KnownContents:
 
 
 def may_inline(producer: MapOp, reader: MapOp, by_value: Mapping[str, FusedOp], known: KnownContents) -> bool:
-    """Whether inlining neither repeats a row reduction nor takes a contraction's epilogue away."""
+    """Whether inlining neither repeats a row reduction, nor puts one into a reduction over rows, nor takes a contraction's epilogue away.
+
+    A sum over all rows of what a row reduction gives could not be cut, neither within rows nor between them.
+    """
     target = {i.letter for i in producer.parts[0].target if isinstance(i, Axis)}
     uses = [load for load in known.loads_of(reader) if load.name == producer.value]
     if reduced := known.of(producer.parts[0].expr).reduced:
         if any(axes_only(use) is None for use in uses):
             return False
         letters = {i.letter for part in reader.parts for i in part.target if isinstance(i, Axis)}
-        return letters <= target | reduced
+        over = frozenset[Letter]().union(*(known.of(part.expr).reduced for part in reader.parts))
+        return letters <= target | reduced and over <= reduced
     if any(not isinstance(index, (Axis, Num)) for use in uses for index in use.indices):
         return False
     finishes = any(is_bare_contraction(by_value[load.name]) for load in known.loads_of(producer) if load.name in by_value)

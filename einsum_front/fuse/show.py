@@ -5,15 +5,18 @@ In: an OpGraph and the TaskGraph made of it. Out: text. Repeated layers are prin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from math import prod
 
+from einpage.einsum_front.algebra.expr import Expr, Load, rebuild
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import one_line
-from einpage.einsum_front.graph.describe import display_name
+from einpage.einsum_front.graph.describe import display_name, statements
+from einpage.einsum_front.graph.job import Part
 from einpage.einsum_front.graph.opgraph import FusedOp, OpGraph, target_letters
-from einpage.einsum_front.graph.program import Program, State
+from einpage.einsum_front.graph.program import Definition, Program, State
 from einpage.einsum_front.graph.taskgraph import Kind, Op, TaskGraph
 
 
@@ -56,6 +59,32 @@ def render(opgraph: OpGraph, graph: TaskGraph) -> str:
     ]
     lines += ["", *(f"not fused   {reason}" for reason in opgraph.unfused)] if opgraph.unfused else []
     return "\n".join(lines)
+
+
+def statement_layers(definitions: Sequence[Definition]) -> Iterator[str]:
+    """The statements of `definitions`, of iterations that are alike those of the first alone, with how many there are."""
+    layers = [tuple(found) for _, found in groupby(definitions, key=lambda d: d.loop)]
+    for _, same in groupby(layers, key=lambda layer: tuple(line for d in layer for line in statements(_by_bases(d)))):
+        alike = list(same)
+        first, last = alike[0][0].loop, alike[-1][0].loop
+        others = f" .. {'.'.join(map(str, last))}  ({len(alike)} alike)" if len(alike) > 1 else ""
+        if len(layers) > 1:
+            yield f"repeat {'.'.join(map(str, first))}{others}" if first else "outside repeats"
+        yield from (f"  {line}" for d in alike[0] for line in statements(d))
+
+
+def _by_bases(definition: Definition) -> Definition:
+    """`definition` with each value called as the spec calls it."""
+
+    def base(name: str) -> str:
+        return name.partition("@")[0].partition(".")[0]
+
+    def renamed(e: Expr) -> Expr:
+        found = rebuild(e, renamed)
+        return replace(found, name=base(found.name)) if isinstance(found, Load) else found
+
+    parts = tuple(Part(part.target, renamed(part.expr)) for part in definition.parts)
+    return replace(definition, name=definition.base, parts=parts)
 
 
 def _states(program: Program, dtype: DType) -> list[dict[str, object]]:

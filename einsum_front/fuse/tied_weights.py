@@ -17,12 +17,29 @@ from einpage.einsum_front.graph.program import Definition, Program, Weight
 def with_tied_weights(program: Program, present: Collection[str]) -> Program:
     """`program` for a checkpoint that holds exactly the tensors named in `present`."""
     names = frozenset(present)
-    replacement_by_name = {w.name: w.fallback for w in program.weights if w.fallback is not None and not _is_present(w, names)}
+    return _with_replaced(program, {w.name: w.fallback for w in program.weights if w.fallback is not None and not _is_present(w, names)})
+
+
+def with_shared_weights(program: Program) -> Program:
+    """`program` with one weight for those that read the same tensors in the same way: trained, they stay one."""
+    first: dict[tuple[object, ...], str] = {}
+    for w in program.weights:
+        first.setdefault((w.sources, w.shape, w.fallback), w.name)
+    same = {w.name: first[w.sources, w.shape, w.fallback] for w in program.weights}
+    return _with_replaced(program, {name: other for name, other in same.items() if other != name})
+
+
+def _with_replaced(program: Program, replacement_by_name: Mapping[str, str]) -> Program:
+    """`program` with other weights in place of some."""
     if not replacement_by_name:
         return program
     return replace(
         program,
-        weights=tuple(w for w in program.weights if w.name not in replacement_by_name),
+        weights=tuple(
+            replace(w, fallback=replacement_by_name.get(w.fallback, w.fallback)) if w.fallback is not None else w
+            for w in program.weights
+            if w.name not in replacement_by_name
+        ),
         definitions=tuple(_tied(d, replacement_by_name) for d in program.definitions),
         outputs=tuple(replace(o, value=replacement_by_name.get(o.value, o.value)) for o in program.outputs),
     )

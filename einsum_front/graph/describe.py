@@ -1,16 +1,17 @@
-"""What an op computes, for a person: `gelu(sum[i](x * w1) + b1)`, `silu(gate) * up; takes in gate, up`, `rows of embed`.
+"""What an op computes, for a person: `gelu(sum[i](x * w1) + b1)`, `silu(gate) * up; takes in gate, up`, `rows of embed`; and statements.
 
 In: an op over slots (so that equal layers get equal text) and the bases of the values fused into it. Out: a line of text in the spec's own
-names; a temporary of ours is never named in it.
+names; a temporary of ours is never named in it. A definition's statements are text as a spec has them, but for the names of its values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from einpage.einsum_front.algebra.expr import Acc, Binary, Expr, Letter, Load, Name, Num, Reduce, Reduction, substitute, text
 from einpage.einsum_front.algebra.rewrite import axes_only
 from einpage.einsum_front.graph.opgraph import AttentionOp, ContractOp, FusedOp, GatherOp, MapOp, is_bare_contraction
+from einpage.einsum_front.graph.program import Definition
 
 LONGEST = 88
 """A formula longer than this many characters ends in `…`."""
@@ -29,6 +30,13 @@ def describe(op: FusedOp, fused: Sequence[str]) -> str:
     if len(formula) > LONGEST:
         formula = formula[: LONGEST - 1] + "…"
     return "; ".join(part for part in (formula, f"takes in {', '.join(names)}" if names else "") if part)
+
+
+def statements(definition: Definition) -> Iterator[str]:
+    """A line for each part: `d_q.1[b,s,0,e] = d_r.1[b, s, 0, e] * cos(s * 0.3)`."""
+    for part in definition.parts:
+        target = f"{definition.name}[{','.join(map(text, part.target))}]" if part.target else definition.name
+        yield f"{target} = {text(part.expr)}"
 
 
 def _formula(op: FusedOp, fused: Sequence[str]) -> str:

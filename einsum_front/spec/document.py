@@ -109,6 +109,23 @@ BodyItem: TypeAlias = "Statement | Repeat"
 
 
 @dataclass(frozen=True, slots=True)
+class TrainEntry:
+    """`train:` as written."""
+
+    loss: Name
+    """The word that names the loss."""
+    inputs: tuple[InputEntry, ...]
+    body: tuple[BodyItem, ...]
+    weights: tuple[Snippet, ...]
+    """Globs; none: every weight that the loss depends on."""
+    optimiser: Snippet | None
+    numbers: tuple[Entry, ...]
+    states: tuple[Snippet, ...]
+    update: tuple[Statement, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
 class Document:
     """A spec; fields are its keys."""
 
@@ -128,6 +145,7 @@ class Document:
     body: tuple[BodyItem, ...]
     outputs: tuple[OutputEntry, ...]
     ignore: tuple[str, ...]
+    train: TrainEntry | None = None
 
     @property
     def reads_weights(self) -> bool:

@@ -25,6 +25,7 @@ from einpage.einsum_front.spec.document import (
     Repeat,
     SourceName,
     StateEntry,
+    TrainEntry,
     WeightEntry,
 )
 from einpage.einsum_front.spec.parse import parse_axes, parse_expression, parse_statement
@@ -83,6 +84,22 @@ class _Reader:
             body=self._body(root.items["body"]),
             outputs=tuple(self._output(root.items["outputs"], key) for key, _ in _items(root.items["outputs"])),
             ignore=_texts(root.items["ignore"]) if "ignore" in root.items else (),
+            train=self._train(root) if "train" in root.items else None,
+        )
+
+    def _train(self, root: YamlMapping) -> TrainEntry:
+        node, span = _child(root, "train")
+        loss, inputs, update = node.items["loss"], node.items.get("inputs"), node.items.get("update")
+        return TrainEntry(
+            loss=Name(_text(loss), loss.span),
+            inputs=tuple(self._input(inputs, key) for key, _ in _items(inputs) if inputs is not None),
+            body=self._body(node.items["body"]) if "body" in node.items else (),
+            weights=_snippets(node.items["weights"]) if "weights" in node.items else (),
+            optimiser=_snippets(node.items["optimiser"])[0] if "optimiser" in node.items else None,
+            numbers=self._entries(node.items.get("numbers"), least=None),
+            states=_snippets(node.items["state"]) if "state" in node.items else (),
+            update=tuple(map(parse_statement, _snippets(update))) if update is not None else (),
+            span=span,
         )
 
     def _refuse_twice(self, entries_by_kind: Mapping[str, Sequence[Entry | ListEntry]]) -> None:

@@ -112,6 +112,7 @@ def _add_show(commands: Commands) -> None:
     p = commands.add_parser("show", help="sizes, FLOPs, what fused and what did not, the largest working set")
     _spec_arguments(p)
     _outputs_argument(p)
+    p.add_argument("--train", action="store_true", help="the statements of a training step instead: loss, gradients, updates")
     p.set_defaults(command_function=show_command)
 
 

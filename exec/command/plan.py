@@ -26,7 +26,7 @@ from einpage.exec.command.machine import machine_facts
 from einpage.exec.command.options import files_read, names_of, no_fuse_of, pieces_of, request_of, settings_of, weights_as_of, write_timeline
 from einpage.exec.planning.advice import Advice, advice
 from einpage.exec.planning.judged_plan import Planned, Planner, plan_tasks
-from einpage.exec.planning.model import SIZES, Model, open_model, refuse_lacking_sizes, refuse_option_positions
+from einpage.exec.planning.model import SIZES, Model, open_model, refuse_lacking_sizes, refuse_option_positions, shown_training
 from einpage.exec.planning.plan_set import PlannedSet, plan_texts, resident_weights
 from einpage.exec.planning.task_graph import split_as_told
 from einpage.exec.planning.text_lengths import MOST_POSITIONS, Bucket, TextLengths
@@ -317,9 +317,16 @@ def weights_as_word(a: argparse.Namespace, machine: Machine, graph: TaskGraph) -
 
 def show_command(a: argparse.Namespace) -> int:
     """Raises SpecError, UsageError, WeightError."""
-    model = open_model(a.spec, settings_of(a.set), a.weights)
+    model = open_model(a.spec, settings_of(a.set), a.weights, train=a.train)
     for warning in model.warnings:
         print(f"warning: {warning}", file=sys.stderr)
+    if a.train:
+        refused = [option for option, given in (("--outputs", a.outputs), ("--split", a.split), ("--no-fuse", a.no_fuse)) if given]
+        if refused:
+            raise UsageError(f"--train shows statements, before anything is fused or split: leave out {refused[0]}")
+        facts, text = shown_training(model, a.spec)
+        print(json.dumps(facts) if a.json else text)
+        return 0
     shifted = shifted_sources(model)
     weights_as = weights_as_of(a.weights_as, True)
     built = split_as_told(model.program, DType(a.dtype), pieces_of(a.split), names_of(a.outputs), no_fuse_of(a.no_fuse), weights_as)

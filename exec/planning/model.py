@@ -19,6 +19,7 @@ from einpage.checkpoints.text.tokenizer import Tokenizer
 from einpage.einsum_front.algebra.expr import Letter, Name
 from einpage.einsum_front.base.errors import EinpageError, UsageError, listing
 from einpage.einsum_front.base.units import whole_number
+from einpage.einsum_front.differentiate.training import for_training, training_facts, training_step, training_text
 from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.fuse.tied_weights import with_tied_weights
 from einpage.einsum_front.graph.program import Program
@@ -66,13 +67,16 @@ def open_model(
     tokens: TokenLists | None = None,
     tokenizer: Tokenizer | None = None,
     request: PlanRequest | None = None,
+    train: bool = False,
 ) -> Model:
     """Read a spec, a file or the name of one that ships, and give every size its value. `weights` as in `--weights`, or opened already.
+    With `train`, its statements for training are part of it.
 
     Raises SpecError, UsageError, WeightError, InputError: each before anything runs; DoesNotFit where a plan as in `request` is seen not to
     be, before all layers are elaborated.
     """
     document = load_document(spec_path(spec))
+    document = for_training(document) if train else document
     settings = dict(settings or {})
     checkpoint = open_weights(weights) if isinstance(weights, str) else weights
     sizes = {entry.name for entry in document.sizes}
@@ -95,6 +99,13 @@ def open_model(
     size_by_letter = {Letter(entry.name): entry.expr.word for entry in document.axes if isinstance(entry.expr, Name)}
     resolved = resolve(program, checkpoint, size_by_letter)
     return Model(with_stored(program, resolved), resolved, tokens, tokenizer, warnings, vocabulary)
+
+
+def shown_training(model: Model, spec: str | Path) -> tuple[dict[str, object], str]:
+    """A training step of `model`, which was opened with `train`: its statements as facts, and for a person. Raises SpecError."""
+    document = load_document(spec_path(spec))
+    step = training_step(model.program, document)
+    return training_facts(step), training_text(step, document)
 
 
 def spec_for(weights: str) -> str:
