@@ -287,13 +287,14 @@ def test_a_set_that_is_not_one_is_refused(tmp_path: Path, words: tuple[str, ...]
     assert message in told.err and len(told.err.splitlines()) == 1 and not told.out
 
 
-def test_a_set_for_the_real_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("weights_as", "most"), [("run", 1.4), ("stored", 2.0)])
+def test_a_set_for_the_real_model(weights_as: str, most: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its report is by bucket; saved and read again it is judged right, and says the same tokens as plans made on the spot."""
     weights, out = str(smollm2_path()), str(tmp_path / "set.json")
     words = ("--weights", weights, "--budget", "64MiB", "--generate", "80", "--set", "seq=8", "--machine", "cpu")
-    facts = said(capsys, "plan", "llama", *words, "--out", out, "--json")
+    facts = said(capsys, "plan", "llama", *words, "--weights-as", weights_as, "--out", out, "--json")
     assert [(phase["past"], phase["extra"], phase["tokens"]) for phase in facts["phases"]] == [(0, 0, 8), (0, 79, 1)]
-    assert all(1 <= phase["bound_ratio"] < 1.4 for phase in facts["phases"]) and facts["positions"] == 80
+    assert all(1 <= phase["bound_ratio"] < most for phase in facts["phases"]) and facts["positions"] == 80
     asked = (
         "--weights",
         weights,

@@ -28,6 +28,7 @@ def smallest() -> tuple[Model, Planned]:
 def test_less_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     budget = SMALLEST - ALIGNMENT
     words = ["plan", str(LLAMA), "--weights", str(smollm2_path()), "--set", f"seq={len(FRANCE)}", "--budget", str(budget)]
+    words += ["--weights-as", "run"]
     assert main(words) == 3
     out, err = capsys.readouterr()
     assert out == ""

@@ -75,7 +75,7 @@ class EnqueueList:
     """[item] the items of other streams whose events it waits for."""
     frees: tuple[tuple[NodeId, ...], ...]
     """[item] Frees that come after it, and perhaps after others."""
-    waiting: tuple[NDArray[np.intp], NDArray[np.intp]]
+    wait_pairs: tuple[NDArray[np.intp], NDArray[np.intp]]
     """`waits`, flat: items, and those that they wait for."""
     freeing: tuple[NDArray[np.intp], NDArray[np.intp]]
     """`frees`, flat: Frees, and the items before them."""
@@ -106,8 +106,8 @@ def enqueue_list(device: StreamDevice, plan: Schedule, in_order: Sequence[Group]
             number += 1
     ranges = tuple(range(start, start + len(engine)) for start, engine in zip(first, plan.engines, strict=False))
     frees = tuple(item.frees for item in items)
-    waiting, freeing = _flat(waits), _flat(frees)[::-1]
-    return EnqueueList(device, tuple(steps), ranges, tuple(item.node for item in items), waits, frees, waiting, freeing, is_final)
+    wait_pairs, freeing = _flat(waits), _flat(frees)[::-1]
+    return EnqueueList(device, tuple(steps), ranges, tuple(item.node for item in items), waits, frees, wait_pairs, freeing, is_final)
 
 
 def _flat(lists: Sequence[Sequence[int]]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -215,7 +215,7 @@ class _StreamStaticRun(StreamRun):
         start_s = np.zeros_like(end_s)
         for items in listed.items_by_stream:
             start_s[items.start + 1 : items.stop] = end_s[items.start : items.stop - 1]
-        np.maximum.at(start_s, listed.waiting[0], end_s[listed.waiting[1]])
+        np.maximum.at(start_s, listed.wait_pairs[0], end_s[listed.wait_pairs[1]])
         started, finished = np.asarray(self.run.started), np.asarray(self.run.finished)
         nodes = np.array(listed.nodes, np.intp)
         started[nodes], finished[nodes] = np.minimum(start_s, end_s), end_s
