@@ -57,9 +57,9 @@ bench: $(VENV)/.bench $(MODEL)  ## the measurements of bench/README.md, as files
 	$(PY) -m bench.robustness tests/data --out bench/results/local
 	$(PY) -m bench.turnip_cases --out bench/results/local
 
-kernels: $(VENV)/.test  ## the Triton kernels alone: interpreted against their twins, then compiled for sm_80, sm_86, sm_90, with a table
+kernels: $(VENV)/.test  ## the Triton kernels alone: interpreted against their twins, then every tile compiled for sm_80, sm_86, sm_90
 	$(PYTEST) -q -m interpreter
-	$(PY) -m bench.aot_table
+	$(PY) -m bench.aot_table --variants
 
 clean:          ## remove everything these targets made, the virtual environment and the model included
 	rm -rf $(VENV) .cache build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov \

@@ -7,6 +7,7 @@ print(einpage.run(model, budget="64MiB").facts["top"])
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -28,6 +29,7 @@ from einpage.exec.planning.judged_plan import Planned, plan_program
 from einpage.exec.planning.model import Model, open_model, spec_for
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.system.arguments import check_arguments
+from einpage.kernels.tiles.fp32_products import Fp32Products
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.profile import load_machine
 
@@ -130,6 +132,7 @@ def run(
     plan_seconds: float = 0.0,
     plan_steps: int | None = None,
     passes: int | None = None,
+    fp32_products: str | None = None,
 ) -> RunResult:
     """Plan `model` as `plan` does, load its weights, and run it once, or `passes` times.
 
@@ -138,7 +141,7 @@ def run(
     shapes (of numpy, tensors of torch on any device, or nested lists), for all but the tokens that the model was opened with.
     `perplexity` adds the output that has logits for every position [batch, seq, vocab]. That an output holds NaN or inf is in
     `report.warnings`; `find_nan` runs one node after the other, looks at every result, and names in `report.find_nan` the first task that
-    it comes from.
+    it comes from. `fp32_products`, tf32x3 (None) or ieee, is how a GPU multiplies fp32.
 
     In the result `outputs` are CPU tensors by name in the declared shapes and the run's dtype, `report` what was predicted, counted and
     timed, `facts` the same as `run --json` prints it. Raises what `plan` raises; InputError for an input that is missing, unknown or of
@@ -146,7 +149,16 @@ def run(
     where the host has too little memory; NodeError where a node fails.
     """
     from einpage.exec.load.arrays import arrays
-    from einpage.exec.run.choose import DeviceKind, Dispatch, RunOptions, device_for, dispatch_of, kernels_for, measured_machine
+    from einpage.exec.run.choose import (
+        DeviceKind,
+        Dispatch,
+        RunOptions,
+        choices_for,
+        device_for,
+        dispatch_of,
+        kernels_for,
+        measured_machine,
+    )
     from einpage.exec.run.prepared import run_model
 
     _check_model(model)
@@ -161,7 +173,17 @@ def run(
     form = _weights_as(weights_as, kind is DeviceKind.CPU)
     request = _request(budget, dtype, form, outputs, split, no_fuse, plan_seconds, plan_steps, False, passes)
     asked = None if dispatch is None else _choice(Dispatch, dispatch, "dispatch").value
-    options = RunOptions(request, perplexity, dispatch_of(asked, find_nan), kind, kernels_for("auto", kind), find_nan=find_nan)
+    choices, refused = choices_for(_fp32_products(fp32_products), kind, request.dtype)
+    options = RunOptions(
+        request,
+        perplexity,
+        dispatch_of(asked, find_nan),
+        kind,
+        kernels_for("auto", kind),
+        find_nan=find_nan,
+        choices=choices,
+        tiles_refused=refused,
+    )
     given = None if inputs is None else arrays(inputs)
     profile = (lambda: measured_machine(kind)) if machine is None else _machine_named(machine)
     return run_model(model, profile, options, given)
@@ -180,6 +202,7 @@ def open(
     no_fuse: Sequence[str] = (),
     device: str = "auto",
     dispatch: str | None = None,
+    fp32_products: str | None = None,
 ) -> OpenModel:
     """A model held open: its weights are loaded once, when they are first needed, and it answers as often as it is asked.
 
@@ -198,6 +221,7 @@ def open(
         DeviceKind,
         Dispatch,
         RunOptions,
+        choices_for,
         default_budget,
         device_for,
         dispatch_of,
@@ -216,6 +240,9 @@ def open(
     form = _weights_as(weights_as, kind is DeviceKind.CPU)
     request = _request(default_budget(kind)[0] if budget is None else budget, dtype, form, None, split, no_fuse)
     asked = None if dispatch is None else _choice(Dispatch, dispatch, "dispatch").value
+    choices, refused = choices_for(_fp32_products(fp32_products), kind, request.dtype)
+    if refused is not None:
+        warnings.warn(refused, stacklevel=2)
     try:
         tokenizer, ends = load_tokenizer(where), end_tokens(where)
     except TokenizerError:
@@ -225,7 +252,7 @@ def open(
         spec=str(name),
         model_at=lambda sizes, tokens: open_model(name, {**settings, **sizes}, checkpoint, tokens, tokenizer),
         machine=(lambda: measured_machine(kind)) if machine is None else _machine_named(machine),
-        options=RunOptions(request, dispatch=dispatch_of(asked, False), device=kind, kernels=kernels_for("auto", kind)),
+        options=RunOptions(request, dispatch=dispatch_of(asked, False), device=kind, kernels=kernels_for("auto", kind), choices=choices),
         tokenizer=tokenizer,
         ends=ends,
     )
@@ -247,6 +274,11 @@ def _choice(members: Iterable[Member], value: str, name: str) -> Member:
     if value not in member_by_value:
         raise UsageError(f"{name} {value!r}: expected {' or '.join(member_by_value)}")
     return member_by_value[value]
+
+
+def _fp32_products(word: str | None) -> str | None:
+    """The word, which says how fp32 is multiplied. Raises UsageError."""
+    return None if word is None else _choice(Fp32Products, word, "fp32_products").value
 
 
 def _check_model(model: object) -> None:

@@ -27,6 +27,7 @@ from einpage.kernels.on_torch.fused_attention import prepare_fused
 from einpage.kernels.on_torch.host_gather import GatherKernel, prepare_gather, split_gather
 from einpage.kernels.on_torch.map import prepare_map
 from einpage.kernels.on_torch.written_rows import prepare_written_rows
+from einpage.kernels.tiles.target import AS_IT_IS, Choices
 
 
 class Backend(Enum):
@@ -51,12 +52,13 @@ class Kernel(Protocol):
 
 
 @lru_cache(maxsize=4096)
-def prepare(job: Job, backend: Backend = Backend.TORCH, products: Products = ONLY_MM) -> Kernel:
-    """The kernel of `job`; `products` says how torch's multiplies. Raises Unsupported, with the reason, where the backend cannot do it."""
+def prepare(job: Job, backend: Backend = Backend.TORCH, products: Products = ONLY_MM, choices: Choices = AS_IT_IS) -> Kernel:
+    """The kernel of `job`; `products` says how torch's multiplies, `choices` how Triton's do. Raises Unsupported, with the reason, where
+    the backend cannot do it."""
     if backend is Backend.TRITON:
         from einpage.kernels.launch.kernel import triton_kernel
 
-        return triton_kernel(job)
+        return triton_kernel(job, this_gpu.current_target(choices))
     return _torch(job, products)
 
 
@@ -99,6 +101,10 @@ class Launches(Protocol):
     def check(self) -> Callable[[Sequence[tuple[Tensor, ...] | None]], None] | None:
         """Raises IndexOutOfRange, given the operands that are on the host; None where every index is known beforehand."""
 
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """How its products and attentions are written, for people: `product by TMA, persistent`."""
+
     def warm(self, operands: Operands, result: Tensor) -> None:
         """Compile and load, run nothing."""
 
@@ -106,11 +112,11 @@ class Launches(Protocol):
         """The launches for these tensors, on the stream of that handle, or on the current one."""
 
 
-def prepare_launches(job: Job) -> Launches:
+def prepare_launches(job: Job, choices: Choices = AS_IT_IS) -> Launches:
     """The Triton kernels of `job`. Raises Unsupported, with the reason, where they cannot be written."""
     from einpage.kernels.launch.kernel import TritonKernel
 
-    kernel = prepare(job, Backend.TRITON)
+    kernel = prepare(job, Backend.TRITON, choices=choices)
     assert isinstance(kernel, TritonKernel), "a gather from the host launches nothing"
     return kernel
 
@@ -126,6 +132,13 @@ def numbers_of(blocks: Tensor, stored: Stored, shape: tuple[int, ...]) -> Tensor
     out = torch.empty(shape)
     to_numbers(blocks, out.view(-1), stored)()
     return out
+
+
+def triton_version() -> str:
+    """What times of the generated kernels depend on beside the GPU."""
+    from einpage.kernels.launch.kernels_version import triton_kernels_version
+
+    return triton_kernels_version()
 
 
 def why_not_triton() -> str | None:

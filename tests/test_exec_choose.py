@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
+from einpage.exec.command.run import rendered
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.device.errors import NodeError
 from einpage.exec.device.streams import StreamDevice
@@ -18,6 +21,7 @@ from einpage.exec.dispatch.serial import SerialDispatcher, StreamSerialDispatche
 from einpage.exec.dispatch.static import StaticDispatcher
 from einpage.exec.dispatch.stream_dynamic import StreamDynamicDispatcher
 from einpage.exec.dispatch.stream_static import StreamStaticDispatcher
+from einpage.exec.load.kept_tiles import kept_tiles, save_tiles, tiles_path
 from einpage.exec.planning.model import Model, open_model
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.run import choose
@@ -26,13 +30,20 @@ from einpage.exec.run.choose import (
     DeviceKind,
     Dispatch,
     RunOptions,
+    choices_for,
     device_for,
     dispatcher_type,
     kernels_for,
     make_device,
     make_memory,
 )
-from einpage.exec.run.prepared import run_model
+from einpage.exec.run.prepared import RunResult, run_model
+from einpage.kernels.prepare import triton_version
+from einpage.kernels.tiles.fp32_products import Fp32Products
+from einpage.kernels.tiles.measured_tiles import MeasuredTile, MeasuredTiles
+from einpage.kernels.tiles.product_tiles import ProductShape
+from einpage.kernels.tiles.target import AS_IT_IS, Choices
+from einpage.kernels.tiles.tiles import Tiles
 from einpage.memplan.machine.places import HOST
 from einpage.memplan.machine.profile import load_machine
 from fake_driver import FakeDriver
@@ -79,6 +90,95 @@ def test_interpreted_kernels_are_for_the_cpu(monkeypatch: pytest.MonkeyPatch) ->
     assert kernels_for("auto", DeviceKind.CPU) == "torch"
     with pytest.raises(UsageError, match="unset it"):
         kernels_for("auto", DeviceKind.CUDA)
+
+
+def test_how_a_gpu_multiplies_fp32(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(choose, "CudaDriver", FakeDriver)
+    monkeypatch.setenv("EINPAGE_CACHE", str(tmp_path))
+    assert choices_for(None, DeviceKind.CUDA, DType.FP32) == (Choices(Fp32Products.TF32X3), None)
+    assert choices_for("ieee", DeviceKind.CUDA, DType.FP32) == (Choices(Fp32Products.IEEE), None)
+    assert choices_for(None, DeviceKind.CPU, DType.BF16) == (AS_IT_IS, None)
+    with pytest.raises(UsageError, match="--fp32-products ieee: a choice of the GPU's kernels; the CPU multiplies fp32 exactly"):
+        choices_for("ieee", DeviceKind.CPU, DType.FP32)
+    with pytest.raises(UsageError, match="--fp32-products tf32x3 with --dtype bf16: no factors are of fp32"):
+        choices_for("tf32x3", DeviceKind.CUDA, DType.BF16)
+
+
+TALL = ProductShape(DType.FP32, 1, 7, 96, 32, 1)
+OTHER = Tiles(16, 32, 64, 4, 3)
+"""The table has it, and another first."""
+
+
+def measured_here() -> MeasuredTiles:
+    return MeasuredTiles("fake", triton_version(), (MeasuredTile(TALL, Fp32Products.TF32X3, OTHER, 1e-6, 1e-6),))
+
+
+@pytest.fixture
+def fake_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setattr(choose, "CudaDriver", FakeDriver)
+    monkeypatch.setenv("EINPAGE_CACHE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.interpreter
+def test_tiles_measured_on_the_gpu_are_used_and_reported(fake_cache: Path) -> None:
+    path = save_tiles(measured_here())
+    assert path.is_relative_to(fake_cache)
+    choices, refused = choices_for(None, DeviceKind.CUDA, DType.FP32)
+    assert refused is None
+    assert choices.measured == measured_here()
+    facts: dict[str, Any] = interpreted(choices, refused).facts
+    assert facts["tiles"] == "measured on this GPU, of 1 shape(s)"
+    assert (facts["fp32_products"], facts["warnings"]) == ("tf32x3", [])
+    assert list(facts["ways"]) == ["product by pointers, tf32x3", "attention by pointers, tf32x3"]
+    assert facts["ways"]["attention by pointers, tf32x3"] == SIZES["layers"]
+
+
+@pytest.mark.interpreter
+def test_what_was_asked_of_fp32_reaches_the_kernels_and_the_report(fake_cache: Path) -> None:
+    choices, refused = choices_for("ieee", DeviceKind.CUDA, DType.FP32)
+    result = interpreted(choices, refused)
+    assert result.facts["fp32_products"] == "ieee"
+    products = 1 + 6 * SIZES["layers"]
+    wanted = {"product by pointers, ieee": products, "attention by pointers, ieee": SIZES["layers"]}
+    assert result.facts["ways"] == wanted, "a layer's q, k, v, o, gate and up, down; the logits"
+    (line,) = [text for text in rendered(result, None).splitlines() if text.startswith("kernels")]
+    assert line == f"kernels     {products} × product by pointers, ieee; 2 × attention by pointers, ieee; tiles: the kernels' own"
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("damage", ["truncated", "another GPU's", "a folder"])
+def test_tiles_that_cannot_be_used_are_said_in_one_line_and_the_run_goes_on(fake_cache: Path, damage: str) -> None:
+    path = save_tiles(measured_here())
+    if damage == "truncated":
+        path.write_text(path.read_text()[:-9])
+    elif damage == "another GPU's":
+        path.write_text(replace(measured_here(), device="real").text())
+    else:
+        path.unlink()
+        path.mkdir()
+    choices, refused = choices_for(None, DeviceKind.CUDA, DType.FP32)
+    assert choices == AS_IT_IS
+    assert refused is not None and "\n" not in refused
+    assert f"not used, the kernels' own are ({path}: " in refused and "bench/gpu.sh --parts tiles" in refused
+    facts = interpreted(choices, refused).facts
+    assert facts["warnings"] == [refused]
+    assert facts["tiles"] == "the kernels' own"
+
+
+def interpreted(choices: Choices, refused: str | None) -> RunResult:
+    """A run on the fake GPU."""
+    model = open_model(SPECS / "llama.yaml", SIZES, "random:0")
+    tokens = {"tokens": np.arange(7, dtype=np.int32)[None], "lengths": np.full(1, 7, np.int32)}
+    options = RunOptions(PlanRequest(1 << 20), device=DeviceKind.CUDA, kernels="triton", choices=choices, tiles_refused=refused)
+    return run_model(model, load_machine("h100"), options, tokens)
+
+
+def test_each_gpu_has_a_file_of_tiles_of_its_own(fake_cache: Path) -> None:
+    names = ("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3e", "nvidia h100 80gb hbm3", "../../x", "")
+    assert len({tiles_path(name) for name in names}) == len(names)
+    assert {tiles_path(name).parent for name in names} == {fake_cache / "tiles"}
+    assert kept_tiles("NVIDIA H100") == (None, None), "nothing was measured, and nothing is wrong"
 
 
 def test_every_dispatch_has_a_dispatcher_on_each_device() -> None:

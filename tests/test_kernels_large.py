@@ -20,7 +20,8 @@ from einpage.einsum_front.graph.job import AttentionJob, Contraction, ContractJo
 pytest.importorskip("triton")
 
 from einpage.kernels.launch.kernel import launches_of, triton_kernel
-from einpage.kernels.tiles.target import CAPABILITIES, Target
+from einpage.kernels.tiles.fp32_products import Fp32Products
+from einpage.kernels.tiles.target import CAPABILITIES, Choices, Target
 from einpage.kernels.writer import kernel_text
 from kernel_ranges import overflows
 from kernels_build import ex, fn, ld, letters, op, red, view
@@ -152,17 +153,20 @@ def dots(text: str) -> Iterator[tuple[str, str | None]]:
             yield ast.unparse(node), precision
 
 
+@pytest.mark.parametrize("asked", list(Fp32Products))
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("name", [*ATTENTIONS, *CONTRACTS])
-def test_products_of_fp32_keep_all_their_bits(name: str, capability: int) -> None:
-    """Without a word Triton multiplies fp32 as tf32, which keeps ten bits; the interpreter does not, so no result here shows it."""
+def test_products_of_fp32_keep_all_their_bits(name: str, capability: int, asked: Fp32Products) -> None:
+    """Without a word Triton multiplies fp32 as tf32, which keeps eleven bits; the interpreter does not, so no result here shows it."""
     job = {**ATTENTIONS, **CONTRACTS}[name]().job
     assert isinstance(job, ContractJob | AttentionJob)
     factors = [
         load.name for load in ((job.q, job.k, job.v) if isinstance(job, AttentionJob) else (job.contractions[0].x, job.contractions[0].y))
     ]
     half = all(v.dtype in (DType.BF16, DType.FP16) for v in job.reads if v.name in factors)
-    found = [dot for launch in launches_of(job, Target(capability)) for dot in dots(launch.text)]
+    (launch,) = launches_of(job, Target(capability, choices=Choices(asked)))
+    found = dots(launch.text)
     assert found
     for text, precision in found:
-        assert precision == "ieee" or (half and precision is None), text
+        assert precision == (None if half else asked.value), text
+    assert launch.fp32_products is (None if half else asked), "what is reported is what is written"

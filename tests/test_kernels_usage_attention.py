@@ -14,6 +14,7 @@ from kernels_cases import causal
 
 pytest.importorskip("triton")
 
+from einpage.kernels.launch.candidates import candidates
 from einpage.kernels.launch.usage import resources
 from einpage.kernels.tiles.target import CAPABILITIES, Target
 
@@ -63,6 +64,18 @@ def test_no_attention_spills(head: int, dtype: DType, capability: int) -> None:
     for name, r in zip(jobs, resources(jobs.values(), Target(capability)), strict=True):
         assert r.fits, f"{name}: {r.error or r.shared_bytes}"
         assert not r.spills, f"{name}: {r.spills} spills, {r.registers} registers"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("head", [64, 128])
+def test_no_attention_tile_that_is_offered_spills(head: int, name: str) -> None:
+    job = VARIANTS[name](DType.BF16, head)
+    for target in candidates(job, Target(90)):
+        (r,) = resources([job], target)
+        assert r.fits, f"{r.launch.tiles}: {r.error or r.shared_bytes}"
+        assert not r.spills, f"{r.launch.tiles}: {r.spills} spills, {r.registers} registers"
 
 
 def test_heads_of_128_by_tensor_cores_in_large_tiles() -> None:

@@ -50,7 +50,10 @@ FACE: dict[str, tuple[str, ...]] = {
         "bounds.limit",
         *("packing.pack", "packing.csv_file", "residency.loading", "residency.resident_sets", "schedule.static_plans"),
     ),
-    "kernels": (*("errors", "prepare", "layout.torch_dtype", "instructions.torch_kernel", "multiply.products"),),
+    "kernels": (
+        *("errors", "prepare", "layout.torch_dtype", "instructions.torch_kernel", "multiply.products"),
+        *("tiles.fp32_products", "tiles.measured_tiles", "tiles.target"),
+    ),
     "exec": (),
 }
 """What the other folders may import of each."""

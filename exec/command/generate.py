@@ -32,7 +32,7 @@ from einpage.exec.planning.judged_plan import machine_now
 from einpage.exec.planning.model import Model, ModelAt, open_model, refuse_lacking_sizes, refuse_option_positions
 from einpage.exec.planning.plan_set import PlannedSet, replayed
 from einpage.exec.planning.text_lengths import MOST_LOOKUP, MOST_POSITIONS, TextLengths
-from einpage.exec.run.choose import ChosenDevice, RunOptions, dispatch_of, kernels_for
+from einpage.exec.run.choose import ChosenDevice, RunOptions, choices_for, dispatch_of, kernels_for
 from einpage.exec.run.generation import Conversation, Generation, GenerationFigures, plan_generation, refuse_prompts
 from einpage.exec.run.loaded_model import LoadedModel
 from einpage.exec.run.sampling import Sampling
@@ -113,11 +113,15 @@ def setup_of(a: argparse.Namespace, command: str) -> Setup:
     sampling, spec = sampling_of(a), spec_of(a, notices)
     refuse_lacking_sizes(spec)
     chosen, settings = device_of(a), settings_of(a.set)
+    request = request_of(a, budget_of(a, chosen.kind, notices), takes_blocks(chosen.kind, a.kernels))
+    choices, refused = choices_for(a.fp32_products, chosen.kind, request.dtype)
+    warnings += [] if refused is None else [refused]
     options = RunOptions(
-        plan=request_of(a, budget_of(a, chosen.kind, notices), takes_blocks(chosen.kind, a.kernels)),
+        plan=request,
         dispatch=dispatch_of(a.dispatch, False),
         device=chosen.kind,
         kernels=kernels_for(a.kernels, chosen.kind),
+        choices=choices,
     )
     try:
         tokenizer = load_tokenizer(a.weights)

@@ -212,6 +212,8 @@ def _device_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     p.add_argument("--dispatch", choices=("dynamic", "static", "serial"), help="default: dynamic (of run with --find-nan: serial)")
     p.add_argument("--kernels", choices=("auto", "torch", "triton"), default="auto")
+    ways = "how a GPU multiplies fp32: on tensor cores, each product within 1.2e-6 (tf32x3, the default), or exactly and far slower (ieee)"
+    p.add_argument("--fp32-products", choices=("tf32x3", "ieee"), help=ways)
     p.add_argument("--threads", type=int, metavar="N", help="threads a kernel may use")
 
 

@@ -38,6 +38,7 @@ from einpage.exec.run.choose import (
     ChosenDevice,
     DeviceKind,
     RunOptions,
+    choices_for,
     default_budget,
     device_for,
     dispatch_of,
@@ -59,13 +60,17 @@ def run_command(a: argparse.Namespace) -> int:
     if not a.weights:
         raise UsageError("run needs --weights: a checkpoint's path, or random:SEED")
     chosen, notices = device_of(a), list[str]()
+    request = request_of(a, budget_of(a, chosen.kind, notices), takes_blocks(chosen.kind, a.kernels))
+    choices, refused = choices_for(a.fp32_products, chosen.kind, request.dtype)
     options = RunOptions(
-        plan=request_of(a, budget_of(a, chosen.kind, notices), takes_blocks(chosen.kind, a.kernels)),
+        plan=request,
         perplexity=a.perplexity,
         dispatch=dispatch_of(a.dispatch, a.find_nan),
         find_nan=a.find_nan,
         device=chosen.kind,
         kernels=kernels_for(a.kernels, chosen.kind),
+        choices=choices,
+        tiles_refused=refused,
     )
     tokens, tokenizer = tokens_of(a)
     named = inputs_of(a.input)
@@ -296,6 +301,7 @@ def rendered(result: RunResult, timeline: str | None) -> str:
         *([f"passes      {plan.passes.passes}; bytes and times are those of one"] if plan.passes is not None else []),
         f"time        predicted {predicted}, measured {measured} (× {r.measured_ratio:.2f}), {r.dispatch.value} dispatch",
         f"plan÷bound  {plan.bound_ratio:.3f}  (bound {bound}, {limit_name(plan.bound_limit)})",
+        *([f"kernels     {'; '.join(f'{n} × {way}' for way, n in r.ways)}; tiles: {r.choices.tiles_text}"] if r.ways else []),
     ]
     if timeline:
         lines.append(f"timeline    {timeline}")

@@ -8,6 +8,7 @@ slow (views, kernels, pinning) is done when the device is made, and what a drive
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from einpage.exec.device.stream_memory import StreamMemory, copy_cuts
 from einpage.kernels.errors import DivisorIsZero, IndexOutOfRange, Unsupported
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.kernels.prepare import Backend, Kernel, Launches, prepare, prepare_gathers, prepare_launches
+from einpage.kernels.tiles.target import AS_IT_IS, Choices
 from einpage.memplan.graph.dump import describe
 from einpage.memplan.graph.memgraph import Compute, Free, HostGather, MemGraph, Move, NodeId, Residency, ResidencyId
 from einpage.memplan.graph.simulate import NO_QUEUE, queue_numbers
@@ -63,12 +65,15 @@ class StreamDevice:
         *,
         backend: str = "triton",
         poison: bool = False,
+        choices: Choices = AS_IT_IS,
     ) -> None:
         assert memory.nbytes == memgraph.budget_bytes, f"an arena of {memory.nbytes} bytes for {memgraph.budget_bytes}"
         self.memgraph, self.memory, self.driver = memgraph, memory, memory.driver
         self._direct = memory.driver if isinstance(memory.driver, DirectDriver) else None
         self.arena_bytes: int = memgraph.budget_bytes
-        self._backend, self._poison = Backend(backend), poison
+        self._backend, self._poison, self._choices = Backend(backend), poison, choices
+        self.ways: Counter[str] = Counter()
+        """How the products and attentions of its tasks are computed: (`product by TMA`, tasks), in the order in which they first occur."""
         self._view_by_residency: dict[int, Tensor] = {}
         self._staging: list[_StagingBuffer] = []
         self._turn = 0
@@ -239,7 +244,8 @@ class StreamDevice:
         if self._backend is Backend.TORCH:
             scratch = None if node.workspace is None else self.memory.device[node.workspace.offset : node.workspace.end]
             return partial(prepare(job, self._backend), tiles, result, scratch), False
-        kernel = prepare_launches(job)
+        kernel = prepare_launches(job, self._choices)
+        self.ways.update(kernel.ways)
         if id(kernel) not in self._loaded:
             kernel.warm(tiles, result)
             self._loaded[id(kernel)] = kernel

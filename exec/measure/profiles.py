@@ -7,12 +7,12 @@ seconds.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.files import write_atomically
+from einpage.exec.system.cache_folder import cache_folder
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.profile import load_machine, machine_text
 
@@ -93,10 +93,3 @@ def profile_path(device: str, machine: str, variant: str | None = None) -> Path:
     """Where the profile of `device` (`cpu`, `cuda`) in the machine described by `machine` is cached; each variant has its own."""
     words = (device, hashlib.sha256(machine.encode()).hexdigest()[:8], variant)
     return cache_folder() / ("-".join(w for w in words if w) + ".yaml")
-
-
-def cache_folder() -> Path:
-    """Where einpage caches what it may lose: $EINPAGE_CACHE, else einpage/ in $XDG_CACHE_HOME, else in ~/.cache."""
-    if own := os.environ.get("EINPAGE_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "einpage"

@@ -2,6 +2,7 @@
 
 --device auto    CUDA from sm_80 on with a working Triton, else the CPU, and why
 --kernels auto   Triton on CUDA, torch on the CPU
+--fp32-products  how CUDA's kernels multiply factors of fp32: tf32x3, on tensor cores, or ieee, exactly; the CPU does the latter
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 from dataclasses import dataclass
 from enum import Enum
 
+from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.device.arena import HostArena
 from einpage.exec.device.cpu import CpuDevice, CpuMemory
@@ -23,11 +25,14 @@ from einpage.exec.dispatch.serial import SerialDispatcher, StreamSerialDispatche
 from einpage.exec.dispatch.static import StaticDispatcher
 from einpage.exec.dispatch.stream_dynamic import StreamDynamicDispatcher
 from einpage.exec.dispatch.stream_static import StreamStaticDispatcher
+from einpage.exec.load.kept_tiles import kept_tiles
 from einpage.exec.measure.cpu import measured_cpu
 from einpage.exec.measure.cuda import measured_cuda
 from einpage.exec.measure.profiles import Say
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.system.process_memory import available_bytes
+from einpage.kernels.tiles.fp32_products import Fp32Products
+from einpage.kernels.tiles.target import AS_IT_IS, Choices
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.machine.machine import Machine
 
@@ -64,6 +69,10 @@ class RunOptions:
     """Overwrite memory whose contents have ended, to show any read of it."""
     find_nan: bool = False
     """Look at every result as it is made: one node after the other, whatever `dispatch` says."""
+    choices: Choices = AS_IT_IS
+    """What compiled Triton kernels are written by."""
+    tiles_refused: str | None = None
+    """What is wrong with a file of measured tiles that is there, and not used."""
 
 
 def device_for(option: str) -> ChosenDevice:
@@ -94,6 +103,19 @@ def kernels_for(option: str, kind: DeviceKind) -> str:
     return "torch" if option == "auto" else option
 
 
+def choices_for(option: str | None, kind: DeviceKind, dtype: DType) -> tuple[Choices, str | None]:
+    """What `--fp32-products` asks for, with the tiles that were measured on the GPU at hand; and what is wrong with these, if anything.
+    Raises UsageError where nothing would be multiplied so."""
+    if kind is DeviceKind.CPU:
+        if option is not None:
+            raise UsageError(f"--fp32-products {option}: a choice of the GPU's kernels; the CPU multiplies fp32 exactly: leave it out")
+        return AS_IT_IS, None
+    if option is not None and dtype is not DType.FP32:
+        raise UsageError(f"--fp32-products {option} with --dtype {dtype.value}: no factors are of fp32; leave one of them out")
+    tiles, refused = kept_tiles(CudaDriver().name)
+    return Choices(Fp32Products(option or AS_IT_IS.fp32_products.value), tiles), refused
+
+
 def measured_machine(kind: DeviceKind, threads: int | None = None, again: bool = False, say: Say | None = None) -> Machine:
     """The measured profile of this machine's device."""
     if kind is DeviceKind.CUDA:
@@ -122,11 +144,17 @@ def make_memory(kind: DeviceKind, host: HostArena, nbytes: int, driver: Driver |
 
 
 def make_device(
-    memgraph: MemGraph, memory: CpuMemory | StreamMemory, machine: Machine, backend: str, *, poison: bool = False
+    memgraph: MemGraph,
+    memory: CpuMemory | StreamMemory,
+    machine: Machine,
+    backend: str,
+    *,
+    poison: bool = False,
+    choices: Choices = AS_IT_IS,
 ) -> CpuDevice | StreamDevice:
     """A device that runs `memgraph` in `memory`."""
     if isinstance(memory, StreamMemory):
-        return StreamDevice(memgraph, memory, backend=backend, poison=poison)
+        return StreamDevice(memgraph, memory, backend=backend, poison=poison, choices=choices)
     return CpuDevice(memgraph, memory, backend=backend, threads=machine.threads, libraries=machine.libraries, poison=poison)
 
 

@@ -143,7 +143,7 @@ class ReadyPhase:
         self.phase = phase
         memgraph, host = phase.planned.memgraph, memory.host
         self._memgraph, self._host, self._at_start = memgraph, host, host_copies(memgraph, host)
-        self._device = make_device(memgraph, memory, machine, options.kernels, poison=options.poison)
+        self._device = make_device(memgraph, memory, machine, options.kernels, poison=options.poison, choices=options.choices)
         self._dispatcher = dispatcher_type(options.device, options.dispatch)(memgraph)
         tensors = memgraph.graph.tensors
         program = phase.model.program

@@ -160,7 +160,14 @@ class OpenModel:
             loaded.grow_to(memgraph.host_bytes)
             loaded.load(model, memgraph)
             fill_inputs(planned.graph.tensors, arrays, host_copies(memgraph, loaded.host))
-            device = make_device(memgraph, loaded.memory(memgraph.budget_bytes), planned.machine, options.kernels, poison=options.poison)
+            device = make_device(
+                memgraph,
+                loaded.memory(memgraph.budget_bytes),
+                planned.machine,
+                options.kernels,
+                poison=options.poison,
+                choices=options.choices,
+            )
             with closing(Prepared(model, options, planned, loaded.host, device)) as prepared:
                 prepared.run(options.dispatch)
             return {name: tensor.float().numpy() for name, tensor in prepared.outputs().items()}

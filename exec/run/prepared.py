@@ -157,7 +157,7 @@ def prepare_run(
         give_back_memory(memgraph.host_bytes)
         memory = make_memory(options.device, host, memgraph.budget_bytes) if kept is None else kept.memory(memgraph.budget_bytes)
         undone.callback(memory.close)
-        device = make_device(memgraph, memory, planned.machine, options.kernels, poison=options.poison)
+        device = make_device(memgraph, memory, planned.machine, options.kernels, poison=options.poison, choices=options.choices)
         undone.pop_all()
     return Prepared(model, options, planned, host, device, memory, not_finite, kept)
 
@@ -192,6 +192,7 @@ def run_model(
         raise
     figures = DeviceFigures(device.name, device.arena_bytes, device.outside_arena_bytes)
     slower = device.slower if isinstance(device, StreamDevice) else ()
+    ways = tuple(device.ways.items()) if isinstance(device, StreamDevice) else ()
     prepared.close()
     not_finite, schedule_s = prepared.not_finite, prepared.schedule_s
     del prepared, device  # its arena and the weights go before outputs, which may be as large, are put together
@@ -202,6 +203,8 @@ def run_model(
         device=figures,
         dispatch=Dispatch.SERIAL if options.find_nan else options.dispatch,
         kernels=options.kernels,
+        choices=options.choices,
+        ways=ways,
         threads=torch.get_num_threads(),
         passes=tuple(passes),
         peak_rss_bytes=peak_resident_bytes(),
@@ -212,6 +215,7 @@ def run_model(
     )
     warnings = (
         *model.warnings,
+        *([] if options.tiles_refused is None else [options.tiles_refused]),
         *weight_warnings(not_finite, options.plan.dtype),
         *output_warnings(found, report.text, searched is not None),
         *slower,

@@ -23,6 +23,8 @@ from einpage.exec.run.choose import DeviceKind, Dispatch
 from einpage.exec.run.find_nan import FoundNan
 from einpage.exec.run.outputs import TextFigures
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
+from einpage.kernels.tiles.fp32_products import Fp32Products
+from einpage.kernels.tiles.target import Choices
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.report import Report
 
@@ -48,6 +50,10 @@ class RunReport:
     device: DeviceFigures
     dispatch: Dispatch
     kernels: str
+    choices: Choices
+    """What compiled kernels are written by."""
+    ways: tuple[tuple[str, int], ...]
+    """(`product by TMA`, how many tasks are computed so), in the order in which they first occur; of compiled kernels alone."""
     threads: int
     passes: tuple[Measured, ...]
     """At least one."""
@@ -63,6 +69,11 @@ class RunReport:
     def measured(self) -> Measured:
         """The last pass."""
         return self.passes[-1]
+
+    @property
+    def fp32_products(self) -> Fp32Products:
+        """How factors of fp32 are multiplied, where there are any: torch's and interpreted kernels do it exactly."""
+        return self.choices.fp32_products if self.ways else Fp32Products.IEEE
 
     @property
     def wall_s(self) -> float:
@@ -84,6 +95,8 @@ class RunReport:
             "outside_arena_bytes": self.device.outside_arena_bytes,
             "dispatch": self.dispatch.value,
             "kernels": self.kernels,
+            "fp32_products": self.fp32_products.value,
+            **({"ways": dict(self.ways), "tiles": self.choices.tiles_text} if self.ways else {}),
             "threads": self.threads,
             "wall_s": self.wall_s,
             "schedule_s": self.schedule_s,

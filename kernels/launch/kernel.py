@@ -27,7 +27,7 @@ from einpage.kernels.on_triton.contract import contract_launches
 from einpage.kernels.on_triton.map import map_launches
 from einpage.kernels.tiles.target import Target
 from einpage.kernels.writer.descriptor import ALIGNED
-from einpage.kernels.writer.launch import Descriptor, Launch
+from einpage.kernels.writer.launch import RESULT, Descriptor, Launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,8 @@ class TritonKernel:
     """(function, its launch)."""
     check: IndexCheck | None
     """For a device to call with host copies once its inputs are known, before what uses them runs; None where nothing is to check."""
+    ways: tuple[str, ...] = ()
+    """How its products and attentions are written, for people."""
     scratch_bytes: int = 0
     _compiled: dict[tuple[int, tuple[bool, ...]], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """By launch, and which of its pointers are aligned."""
@@ -89,7 +91,7 @@ class TritonKernel:
 
     def _arguments(self, launch: Launch, operands: Operands, result: Tensor) -> tuple[tuple[object, ...], dict[str, int]]:
         pointers: list[Any] = [operands[i][j].view(-1)[offset:] if offset else operands[i][j] for i, j, offset in launch.pointers]
-        pointers += [_tensor_descriptor(d, operands[d.operand][d.tile]) for d in launch.descriptors]
+        pointers += [_tensor_descriptor(d, result if d.operand == RESULT else operands[d.operand][d.tile]) for d in launch.descriptors]
         return (*pointers, result, *launch.starts), {"num_warps": launch.tiles.warps, "num_stages": launch.tiles.stages}
 
     def _verify(self, operands: Operands, result: Tensor) -> None:
@@ -107,7 +109,7 @@ class TritonKernel:
 def _tensor_descriptor(d: Descriptor, tile: Tensor) -> Any:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    return TensorDescriptor(tile.view(-1)[d.offset :], list(d.shape), [d.stride, 1], list(d.block))
+    return TensorDescriptor(tile.view(-1)[d.offset :], list(d.shape), list(d.strides), list(d.block))
 
 
 def triton_kernel(job: Job, target: Target | None = None) -> TritonKernel | GatherKernel:
@@ -119,8 +121,13 @@ def triton_kernel(job: Job, target: Target | None = None) -> TritonKernel | Gath
             launches = launches_of(job, target or current_target())
         case _:
             assert_never(job)
+    word = {ContractJob: "product", AttentionJob: "attention"}.get(type(job))
     return TritonKernel(
-        job.reads, job.result, tuple((build(launch.text), launch) for launch in launches), index_checks(job, _expressions(job))
+        job.reads,
+        job.result,
+        tuple((build(launch.text), launch) for launch in launches),
+        index_checks(job, _expressions(job)),
+        tuple(f"{word} by {launch.way}" for launch in launches if word is not None),
     )
 
 

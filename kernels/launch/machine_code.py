@@ -18,5 +18,11 @@ class MachineCode:
     """Instructions that multiply matrices."""
     narrowest_copy: int = 0
     """The fewest bytes that an asynchronous copy moves, at best 16; 0 where there is none."""
+    loop_tensor_core: int = 0
+    """Of the tensor-core instructions, those in the loop that has the most."""
+    loop_engine_loads: int = 0
+    """Loads by the copy engine (TMA) in the loop that has the most of them: where warps are specialised, another than the above."""
+    engine_stores: int = 0
+    """Stores by the copy engine."""
     error: str = ""
     """Why it did not compile; empty where it did."""

@@ -6,16 +6,17 @@ import os
 
 import torch
 
-from einpage.kernels.tiles.target import Target, table_of
+from einpage.kernels.tiles.target import AS_IT_IS, Choices, Target, table_of
 from einpage.kernels.tiles.tiles import SHARED_LIMIT
 
 
-def current_target() -> Target:
+def current_target(choices: Choices = AS_IT_IS) -> Target:
     """The GPU at hand; the default where there is none or Triton's kernels are interpreted."""
     if os.environ.get("TRITON_INTERPRET") == "1" or not torch.cuda.is_available():
-        return Target()
+        return Target(choices=choices)
     major, minor = torch.cuda.get_device_capability()
-    return Target(table_of(10 * major + minor, shared_bytes()))
+    multiprocessors = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+    return Target(table_of(10 * major + minor, shared_bytes()), multiprocessors=multiprocessors, choices=choices)
 
 
 def shared_bytes() -> int:

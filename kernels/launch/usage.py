@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from einpage.kernels.launch.kernel import launches_of
 from einpage.kernels.launch.machine_code import MachineCode
 from einpage.kernels.tiles.target import Target
 from einpage.kernels.tiles.tiles import SHARED_LIMIT
-from einpage.kernels.writer.launch import Launch
+from einpage.kernels.writer.launch import RESULT, Launch
 
 START_S = 120.0
 """How long the compiling process may take to start."""
@@ -40,17 +40,23 @@ class Resources(MachineCode):
     capability: int
 
     @property
+    def stored_bytes(self) -> int:
+        """Of a block of the result, what the copy engine writes."""
+        return self.launch.stored_elements * self.job.result.dtype.nbytes if self.engine_stores else 0
+
+    @property
     def fits(self) -> bool:
         """Whether it compiled, and takes no more shared memory than a program may have."""
         return not self.error and self.shared_bytes <= SHARED_LIMIT[self.capability]
 
 
-def resources(jobs: Iterable[Job], target: Target, timeout_s: float = 60.0) -> list[Resources]:
-    """Compile every kernel of `jobs` for `target`, each within `timeout_s` seconds. Raises RuntimeError where no compiler starts."""
+def resources(jobs: Iterable[Job], target: Target, timeout_s: float = 60.0, skip: Collection[tuple[str, int, int]] = ()) -> list[Resources]:
+    """Compile every kernel of `jobs` for `target`, each within `timeout_s` seconds, but for those whose `compiled_as` is in `skip`. Raises
+    RuntimeError where no compiler starts."""
     requests: dict[str, tuple[Job, Launch]] = {}
     for job in jobs:
         if not isinstance(job, GatherJob):
-            for launch in launches_of(job, target):
+            for launch in (x for x in launches_of(job, target) if x.compiled_as not in skip):
                 requests.setdefault(json.dumps(_request(job, launch, target.capability)), (job, launch))
     compiler = Compiler()
     try:
@@ -64,7 +70,8 @@ def resources(jobs: Iterable[Job], target: Target, timeout_s: float = 60.0) -> l
 
 def _request(job: Job, launch: Launch, capability: int) -> dict[str, Any]:
     types = [_TYPE[job.reads[i].dtype] for i, _, _ in launch.pointers]
-    types += [f"tensordesc<{_TYPE[job.reads[d.operand].dtype][1:]}[{d.block[0]}, {d.block[1]}]>" for d in launch.descriptors]
+    views = [job.result if d.operand == RESULT else job.reads[d.operand] for d in launch.descriptors]
+    types += [f"tensordesc<{_TYPE[v.dtype][1:]}{[*d.block]}>" for v, d in zip(views, launch.descriptors, strict=True)]
     types += [_TYPE[job.result.dtype]] + ["i32"] * len(launch.starts)
     options = {"warps": launch.tiles.warps, "stages": launch.tiles.stages, "capability": capability}
     return {"text": launch.text, "types": types, **options}

@@ -21,6 +21,11 @@ from triton.compiler import ASTSource
 
 from einpage.kernels.launch.build import build
 from einpage.kernels.launch.machine_code import MachineCode
+from einpage.kernels.launch.ptx_loops import most_in_a_loop
+
+TENSOR_CORE = r"\b(?:mma\.sync|wgmma\.mma_async)"
+ENGINE_LOAD = r"\bcp\.async\.bulk\.tensor\.\w+\.shared"
+ENGINE_STORE = r"\bcp\.async\.bulk\.tensor\.\w+\.global"
 
 
 def compile_one(request: dict[str, Any]) -> MachineCode:
@@ -35,7 +40,8 @@ def compile_one(request: dict[str, Any]) -> MachineCode:
             options={"num_warps": request["warps"], "num_stages": request["stages"]},
         )
         registers, stack_bytes, spills = _registers(compiled.asm["cubin"])
-        tensor_core, narrowest_copy = _instructions(compiled.asm["ptx"])
+        ptx = compiled.asm["ptx"]
+        tensor_core, narrowest_copy = _instructions(ptx)
         return MachineCode(
             registers=registers,
             stack_bytes=stack_bytes,
@@ -43,6 +49,9 @@ def compile_one(request: dict[str, Any]) -> MachineCode:
             shared_bytes=compiled.metadata.shared,
             tensor_core=tensor_core,
             narrowest_copy=narrowest_copy,
+            loop_tensor_core=most_in_a_loop(ptx, TENSOR_CORE),
+            loop_engine_loads=most_in_a_loop(ptx, ENGINE_LOAD),
+            engine_stores=len(re.findall(ENGINE_STORE, ptx)),
         )
     except Exception as error:  # whatever the compiler raises is the answer
         return MachineCode(error=f"{type(error).__name__}: {error}"[-2000:])
@@ -62,7 +71,7 @@ def _registers(cubin: bytes) -> tuple[int, int, int]:
 def _instructions(ptx: str) -> tuple[int, int]:
     """How many tensor-core instructions there are, and the fewest bytes that an asynchronous copy moves (0 where there is none)."""
     copies = [int(n, 0) for n in re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], (\w+)", ptx)]
-    return len(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async)", ptx)), min(copies, default=0)
+    return len(re.findall(TENSOR_CORE, ptx)), min(copies, default=0)
 
 
 def _cuobjdump(what: str, path: str) -> str:

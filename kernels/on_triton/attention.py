@@ -18,11 +18,11 @@ from einpage.einsum_front.graph.job import AttentionJob
 from einpage.kernels.instructions.value_kind import ValueKind
 from einpage.kernels.on_triton.contract import letters_of
 from einpage.kernels.on_triton.key_bounds import KeyBound, key_bounds, masked_score
-from einpage.kernels.on_triton.key_loop import KeyAddresses, key_addresses, parts_of_row
-from einpage.kernels.tiles.attention_tiles import attention_tiles
+from einpage.kernels.on_triton.key_loop import KeyAddresses, RowDescriptor, batch_of, key_addresses, parts_of_row, rows_by_engine
+from einpage.kernels.tiles.attention_tiles import AttentionShape, attention_products
 from einpage.kernels.tiles.target import Target
-from einpage.kernels.tiles.tiles import cover
-from einpage.kernels.writer.launch import Launch
+from einpage.kernels.tiles.tiles import Tiles, cover
+from einpage.kernels.writer.launch import Descriptor, Launch
 from einpage.kernels.writer.linear_index import times
 from einpage.kernels.writer.values import Val, arithmetic, truth
 from einpage.kernels.writer.writer import TL_DTYPE, Scope, Writer
@@ -34,6 +34,11 @@ CACHED = 16 << 20
 def attention_launches(job: AttentionJob, target: Target) -> list[Launch]:
     """The kernel of `job` on `target`. Raises Unsupported where it cannot be written, as for a reduction within a score."""
     return [_AttentionGenerator(job, target).launch()]
+
+
+def attention_shape(job: AttentionJob) -> AttentionShape:
+    """What the choice of a tile for `job` depends on."""
+    return _AttentionGenerator(job, Target()).shape()
 
 
 class _AttentionGenerator:
@@ -48,19 +53,49 @@ class _AttentionGenerator:
         self._roles()
         self.row_count, self.batch_count = prod(self.extent[x] for x in self.rows), prod(self.extent[x] for x in self.batch)
         self.depth, self.width = prod(self.extent[x] for x in job.score_letters), prod(self.extent[x] for x in self.own)
-        factors = {self.dtype[load.name] for load in (job.q, job.k, job.v)}
-        dtype = factors.pop() if len(factors) == 1 else DType.FP32
         self.parts = parts_of_row(self.writer, job.row, (job.k, job.v))
-        head = max(self.depth, self.width)
-        self.tiles = target.attention or attention_tiles(dtype, head, self.row_count, len(self.parts), target.capability)
         self.keys = self.extent[job.row]
-        self.size = {
-            "ROWS": cover(self.row_count, self.tiles.rows, 16),
-            "KEYS": cover(self.keys, self.tiles.columns, 16),
+        self.fp32_products = attention_products(self.shape(), target.capability, target.fp32_products)
+        self.by_engine: dict[Load, Descriptor] | None = None
+        for tiles in target.attentions(self.shape()):
+            self.tiles, self.size = tiles, self._sizes(tiles)
+            self.by_engine = self._by_engine() if tiles.descriptors else None
+            if self.by_engine is not None or not tiles.descriptors:
+                break
+        self.blocks = -(-self.row_count // self.size["ROWS"])
+
+    def shape(self) -> AttentionShape:
+        """What the choice of a tile depends on."""
+        dtypes = {self.dtype[load.name] for load in (self.job.q, self.job.k, self.job.v)}
+        dtype = dtypes.pop() if len(dtypes) == 1 else DType.FP32
+        return AttentionShape(dtype, max(self.depth, self.width), self.batch_count, self.row_count, self.keys, len(self.parts))
+
+    def _sizes(self, tiles: Tiles) -> dict[str, int]:
+        """How much of each axis a block has."""
+        return {
+            "ROWS": cover(self.row_count, tiles.rows, 16),
+            "KEYS": cover(self.keys, tiles.columns, 16),
             "INNER": cover(self.depth, 1 << 30, 16),
             "WIDTH": cover(self.width, 1 << 30, 16),
         }
-        self.blocks = -(-self.row_count // self.size["ROWS"])
+
+    def _by_engine(self) -> dict[Load, Descriptor] | None:
+        """Keys and values as the copy engine reads them; None where it cannot. Warps are specialised over one loop, in which nothing else
+        is read, and after queries that the engine has brought: the compiler fails with anything more."""
+        job, size = self.job, self.size
+        asked: list[tuple[Load, Sequence[Letter], Sequence[Letter], tuple[int, int]]] = [
+            (job.k, [job.row], job.score_letters, (size["KEYS"], size["INNER"])),
+            (job.v, [job.row], self.own, (size["KEYS"], size["WIDTH"])),
+        ]
+        if self.tiles.specialised:
+            asked.append((job.q, self.rows, job.score_letters, (size["ROWS"], size["INNER"])))
+        found: dict[Load, Descriptor] = {}
+        for load, rows, lanes, block in asked:
+            d = rows_by_engine(self.writer, load, rows, self.batch, lanes, block)
+            if d is None:
+                return None
+            found[load] = d
+        return None if self.tiles.specialised and any(loads(e) for e in (self.score.body, *self.score.conditions)) else found
 
     def _roles(self) -> None:
         """Target letters as batch, queries and those of v alone. The queries' letter that the mask compares with keys is outermost: a
@@ -85,13 +120,11 @@ class _AttentionGenerator:
         ragged = self.row_count % self.size["ROWS"] > 0
         inside = w.assign("row_inside", f"tl.minimum(row, {self.row_count - 1})") if ragged else "row"
         queries = Scope({**batch, **w.split(inside, self.rows, "r")}, {})
-        q = self._inner("[None, :]")
-        loaded = w.load(job.q, Scope({**queries.letters, **q.letters}, {**queries.masks, **q.masks}))
-        self.q = self._full(loaded, "rd", "(ROWS, INNER)", q.masks)
+        self.queries, self.scalars = queries, batch
+        self.q = self._loaded_queries()
         width = w.assign("width", f"{w.lanes('WIDTH', '[None, :]')}  # [{' '.join(self.own)}]")
         width_masks = {"w": w.assign("width_mask", f"{width} < {self.width}")} if self.width < self.size["WIDTH"] else {}
         self.lanes = {"d": self._inner("[:, None]"), "w": Scope(w.split(width, self.own, "w"), width_masks)}
-        self.queries, self.scalars = queries, batch
         self._hoist(self.score.body)
         for condition in self.score.conditions:
             self._hoist(condition)
@@ -163,14 +196,12 @@ class _AttentionGenerator:
         """The loops over keys, in each tile of keys."""
         job, w = self.job, self.writer
         parts = self.parts
-        across, down = w.lanes("KEYS", "[None, :]"), w.lanes("KEYS", "[:, None]")
-        k = key_addresses(w, job.k, job.row, parts, self.scalars, self.lanes["d"].letters, across, "(INNER, KEYS)")
-        v = key_addresses(w, job.v, job.row, parts, self.scalars, self.lanes["w"].letters, down, "(KEYS, WIDTH)")
+        k, v = (self._described(job.k), self._described(job.v)) if self.tiles.descriptors else self._pointed_to()
         if k is None or v is None:
             k = v = None
             parts = [w.range_by_letter[job.row]]
-        self.addresses: tuple[KeyAddresses | None, KeyAddresses | None] = (k, v)
-        pointers = [a for a in (k, v) if a is not None]
+        self.addresses: tuple[_Keys, _Keys] = (k, v)
+        pointers = [a for a in (k, v) if isinstance(a, KeyAddresses)]
         some_from, all_from = self._bound(False, False), self._bound(False, True)
         some_to, all_to = self._bound(True, True), self._bound(True, False)
         spans = [(p.start - w.range_by_letter[job.row].start, p.end - w.range_by_letter[job.row].start) for p in parts]
@@ -189,6 +220,32 @@ class _AttentionGenerator:
             ragged = any((b - a) % self.size["KEYS"] for a, b in spans)
             self._loops("begin", "end", some_from, all_from, all_to, some_to, ragged)
 
+    def _loaded_queries(self) -> str:
+        """A block [ROWS, INNER] of q."""
+        w, job = self.writer, self.job
+        if self.tiles.specialised:
+            narrow = ".to(tl.int32)" if w.wide else ""
+            return w.assign(job.q.name, self._described(job.q).block(f"first{narrow}", "(ROWS, INNER)"))
+        q = self._inner("[None, :]")
+        loaded = w.load(job.q, Scope({**self.queries.letters, **q.letters}, {**self.queries.masks, **q.masks}))
+        return self._full(loaded, "rd", "(ROWS, INNER)", q.masks)
+
+    def _described(self, load: Load) -> RowDescriptor:
+        """Keys, values or queries that the copy engine reads."""
+        assert self.by_engine is not None, "a tile was chosen that the copy engine cannot read"
+        narrow = ".to(tl.int32)" if self.writer.wide else ""
+        batch = tuple(f"{self.scalars[x].text}{narrow}" for x in batch_of(self.writer, load, self.batch))
+        return RowDescriptor(self.writer.descriptor(self.by_engine[load], load.name), batch)
+
+    def _pointed_to(self) -> tuple[_Keys, _Keys]:
+        """The pointers of keys and values, made before the loops."""
+        job, w = self.job, self.writer
+        across, down = w.lanes("KEYS", "[None, :]"), w.lanes("KEYS", "[:, None]")
+        return (
+            key_addresses(w, job.k, job.row, self.parts, self.scalars, self.lanes["d"].letters, across, "(INNER, KEYS)"),
+            key_addresses(w, job.v, job.row, self.parts, self.scalars, self.lanes["w"].letters, down, "(KEYS, WIDTH)"),
+        )
+
     def _loops(self, start: str, end: str, some_from: str, all_from: str, all_to: str, some_to: str, ragged: bool) -> None:
         """Lines for keys `start` .. `end`: those that only some queries see, those that all see, the rest.
 
@@ -197,7 +254,7 @@ class _AttentionGenerator:
         w = self.writer
         unbounded = [c for c in self.score.conditions if c not in {bound.condition for bound in self.bounds}]
         last = end if ragged or some_from else ""
-        if self.keys <= self.size["KEYS"] and (self.bounds or ragged):
+        if self.tiles.specialised or (self.keys <= self.size["KEYS"] and (self.bounds or ragged)):
             self._loop(some_from or start, some_to or end, self.score.conditions, last)
             return
         if some_from:
@@ -244,7 +301,8 @@ class _AttentionGenerator:
 
     def _loop(self, start: str, end: str, conditions: Sequence[Expr], last: str) -> None:
         """One loop over blocks of keys; where `last` is given a block may reach beyond that key."""
-        with self.writer.loop("start", f"range({start}, {end}, KEYS)"):
+        steps = f"tl.range({start}, {end}, KEYS, warp_specialize=True)" if self.tiles.specialised else f"range({start}, {end}, KEYS)"
+        with self.writer.loop("start", steps):
             self._step(conditions, last)
 
     def _step(self, conditions: Sequence[Expr], last: str) -> None:
@@ -258,8 +316,9 @@ class _AttentionGenerator:
         scope.masks = {**scope.masks, **({"t": masks[0]} if masks else {})}
         scope.accs = {0: Val("score", frozenset("rt"), ValueKind.FLOAT)}
         k = self._keys(key, masks)
-        wide = "" if self.dtype[job.q.name] is self.dtype[job.k.name] else ".to(tl.float32)"
-        w.line(f"score = tl.dot({self.q}{wide}, {k}{wide}{self._precision(job.q.name, job.k.name)})")
+        dtypes = [self.dtype[load.name] for load in (job.q, job.k)]
+        wide = "" if dtypes[0] is dtypes[1] else ".to(tl.float32)"
+        w.line(f"score = {w.dot(self.q + wide, k + wide, '', dtypes, self.fp32_products)}")
         value = arithmetic(w.value(self.score.body, scope), False)
         if value.axes != frozenset("rt"):
             value = Val(f"({value.text} + tl.zeros((ROWS, KEYS), tl.float32))", frozenset("rt"), ValueKind.FLOAT)
@@ -277,12 +336,8 @@ class _AttentionGenerator:
         v = self._values(last)
         dtype = self.dtype[job.v.name]
         weight = "weight" if dtype is DType.FP32 else f"weight.to({TL_DTYPE[dtype]})"
-        w.line(f"attended = tl.dot({weight}, {v}, attended * kept[:, None]{self._precision(job.v.name)})")
+        w.line(f"attended = {w.dot(weight, v, 'attended * kept[:, None]', [dtype], self.fp32_products)}")
         w.line("most = most_now")
-
-    def _precision(self, *names: str) -> str:
-        half = {self.dtype[n] for n in names} in ({DType.BF16}, {DType.FP16})
-        return "" if half else ', input_precision="ieee"'
 
     def _keys(self, key: str, masks: Sequence[str]) -> str:
         """A block [INNER, KEYS] of k."""
@@ -294,14 +349,22 @@ class _AttentionGenerator:
         masks = [f"({key} < {last})"] if last else []
         return self._read(self.job.v, self.addresses[1], key, self.lanes["w"], masks, "tw", "(KEYS, WIDTH)")
 
-    def _read(self, load: Load, a: KeyAddresses | None, key: str, lanes: Scope, key_masks: Sequence[str], axes: str, full: str) -> str:
+    def _read(self, load: Load, a: _Keys, key: str, lanes: Scope, key_masks: Sequence[str], axes: str, full: str) -> str:
         w = self.writer
+        if isinstance(a, RowDescriptor):
+            start = "tl.full((), start, tl.int32)" if w.wide else "start"
+            name = w.assign(load.name, a.block(start, "(KEYS, INNER)" if axes == "dt" else full))
+            return f"{name}.T" if axes == "dt" else name
         if a is not None:
             mask = " & ".join([*key_masks, *lanes.masks.values()])
             return w.assign(load.name, f"tl.load({a.block('start', w.wide)}" + (f", mask={mask}, other=0)" if mask else ")"))
         masks = {**lanes.masks, **({"t": key_masks[0]} if key_masks else {})}
         letters = {**self.scalars, **lanes.letters, self.job.row: Val(key, frozenset("t"), ValueKind.INT)}
         return self._full(w.load(load, Scope(letters, masks)), axes, full, masks)
+
+
+_Keys = KeyAddresses | RowDescriptor | None
+"""How keys, or values, are read; None: every address anew."""
 
 
 def _over(text: str, by: int) -> str:

@@ -15,6 +15,7 @@ from einpage.einsum_front.algebra.expr import Letter, Load
 from einpage.kernels.instructions.value_kind import ValueKind
 from einpage.kernels.layout.affine import address
 from einpage.kernels.on_triton.product_loops import Loop
+from einpage.kernels.tiles.fp32_products import Fp32Products
 from einpage.kernels.tiles.tiles import Tiles
 from einpage.kernels.writer.descriptor import descriptor_of
 from einpage.kernels.writer.values import NONE, Val
@@ -62,9 +63,16 @@ class ProductWriter:
     """Writes loops for one block of rows and columns."""
 
     def __init__(
-        self, w: Writer, scope: Scope, axes: Mapping[str, BlockAxis], found: Sequence[Loop], size: Mapping[str, int], tiles: Tiles
+        self,
+        w: Writer,
+        scope: Scope,
+        axes: Mapping[str, BlockAxis],
+        found: Sequence[Loop],
+        size: Mapping[str, int],
+        tiles: Tiles,
+        fp32_products: Fp32Products,
     ) -> None:
-        self.w, self.scope, self.axes, self.size, self.tiles = w, scope, axes, size, tiles
+        self.w, self.scope, self.axes, self.size, self.tiles, self.fp32_products = w, scope, axes, size, tiles, fp32_products
         self.inner = size["INNER"]
         self.dtype_by_name = {v.name: v.dtype for v in w.reads}
         self.inside: dict[str, dict[Letter, Val]] = {}
@@ -83,6 +91,8 @@ class ProductWriter:
             sides = list(dict.fromkeys(side for t in loop.terms for side in ((t.left, "r"), (t.right, "c"))))
             blocks = {side: self._descriptor(side, loop) or self._pointers(side, loop) for side in sides} if loop.hoisted else {}
             whole_steps = count // self.inner * self.inner
+            if blocks and all(isinstance(b, DescriptorBlock) for b in blocks.values()):
+                whole_steps = -(-count // self.inner) * self.inner  # beyond the end the engine brings zeros
             if whole_steps > self.inner:
                 k = w.fresh("inner")
                 steps = (
@@ -109,9 +119,10 @@ class ProductWriter:
                     loaded[side] = (
                         self._hoisted(loop, blocks[side], side, k, lanes) if loop.hoisted else self._general(loop, side, k, lanes)
                     )
-            same = self.dtype_by_name[t.left.name] is self.dtype_by_name[t.right.name]
-            left, right = (loaded[side] + ("" if same else ".to(tl.float32)") for side in ((t.left, "r"), (t.right, "c")))
-            w.line(f'{accs[t.number]} = tl.dot({left}, {right}, {accs[t.number]}, input_precision="ieee")')
+            dtypes = [self.dtype_by_name[load.name] for load in (t.left, t.right)]
+            wide = "" if dtypes[0] is dtypes[1] else ".to(tl.float32)"
+            left, right = (loaded[side] + wide for side in ((t.left, "r"), (t.right, "c")))
+            w.line(f"{accs[t.number]} = {w.dot(left, right, accs[t.number], dtypes, self.fp32_products)}")
 
     def _pointers(self, side: Side, loop: Loop) -> PointerBlock:
         """The pointers of a factor at the first step, chosen among its tiles row by row where it lies in several."""
@@ -149,9 +160,7 @@ class ProductWriter:
         if found is None:
             return None
         d, transposed = found
-        if d not in self.w.descriptors:
-            self.w.descriptors[d] = self.w.fresh(f"{load.name}_desc")
-        return DescriptorBlock(self.w.descriptors[d], f"{a.name}_first{'.to(tl.int32)' if self.w.wide else ''}", transposed)
+        return DescriptorBlock(self.w.descriptor(d, load.name), f"{a.name}_first{'.to(tl.int32)' if self.w.wide else ''}", transposed)
 
     def _hoisted(self, loop: Loop, block: PointerBlock | DescriptorBlock, side: Side, k: str, lanes: int | None) -> str:
         """Load one step of a factor."""

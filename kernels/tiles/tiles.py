@@ -22,6 +22,19 @@ class Tiles:
     """Factors are read by the copy engine (TMA, sm_90), where they lie so that it can."""
     specialised: bool = False
     """Some warps copy while others multiply."""
+    persistent: bool = False
+    """A program of a matrix product computes one block after the other, loads the next while it stores the last, and stores by TMA too."""
+
+    @property
+    def way(self) -> str:
+        """How factors are read and blocks follow each other, for people: `TMA, persistent`, or `pointers`."""
+        words = [
+            (self.descriptors, "TMA"),
+            (not self.descriptors, "pointers"),
+            (self.persistent, "persistent"),
+            (self.specialised, "specialised"),
+        ]
+        return ", ".join(word for holds, word in words if holds)
 
 
 SHARED_LIMIT = {80: 166_912, 86: 101_376, 90: 232_448}

@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import View
+from einpage.kernels.tiles.fp32_products import Fp32Products
 from einpage.kernels.tiles.tiles import Tiles
 from einpage.kernels.writer.launch import Descriptor, Launch
 from einpage.kernels.writer.preamble import RESERVED, preamble
@@ -41,6 +43,8 @@ class KernelText:
         self.starts: dict[Letter, str] = {}
         """The parameter that holds where a letter's range starts, for those whose value is used."""
         self.out = self.fresh("out_ptr")
+        self.fp32_products: Fp32Products | None = None
+        """How factors of fp32 are multiplied; None where there were none."""
         self._depth = 1
 
     def fresh(self, hint: str) -> str:
@@ -61,6 +65,21 @@ class KernelText:
     def lanes(self, constant: str, across: str) -> str:
         """The numbers of an axis of `constant` lanes, `across` being `[None, :]` or `[:, None]`, wide enough for any stride."""
         return f"tl.arange(0, {constant}){across}{'.to(tl.int64)' if self.wide else ''}"
+
+    def dot(self, left: str, right: str, acc: str, dtypes: Sequence[DType], asked: Fp32Products) -> str:
+        """A product of two blocks added to `acc`, where that is no empty text; factors of two dtypes, or of fp32, are multiplied as `asked`
+        says."""
+        parts = [left, right, acc] if acc else [left, right]
+        if set(dtypes) not in ({DType.BF16}, {DType.FP16}):
+            self.fp32_products = asked
+            parts.append(f'input_precision="{asked.value}"')
+        return f"tl.dot({', '.join(parts)})"
+
+    def descriptor(self, d: Descriptor, name: str) -> str:
+        """The parameter that describes `d`, a part of what is called `name`."""
+        if d not in self.descriptors:
+            self.descriptors[d] = self.fresh(f"{name}_desc")
+        return self.descriptors[d]
 
     def line(self, text: str) -> None:
         """Append a line at the present depth of loops."""
@@ -120,7 +139,7 @@ class KernelText:
         text = "\n".join([*head, *(f"    {k}: tl.constexpr = {v}" for k, v in constants.items()), *lines, ""])
         pointers = tuple((*key, self.base[key]) for key in self.pointers)
         numbers = tuple(start_by_letter[letter] for letter in self.starts)
-        return Launch(text, pointers, tuple(self.descriptors), numbers, tuple(constants.items()), programs, tiles)
+        return Launch(text, pointers, tuple(self.descriptors), numbers, tuple(constants.items()), programs, tiles, self.fp32_products)
 
 
 def without_unread(lines: list[str]) -> list[str]:

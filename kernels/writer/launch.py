@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
+from einpage.kernels.tiles.fp32_products import Fp32Products
 from einpage.kernels.tiles.tiles import Tiles
+
+STORES = 2
+"""In how many parts the copy engine writes a block of a result: while it writes one, the next is computed."""
+
+
+RESULT = -1
+"""The result, where a descriptor names an operand."""
 
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """A matrix within one tile, as the GPU's copy engine (TMA) reads it block by block; beyond its end are zeros."""
+    """A part of one tile, as the GPU's copy engine (TMA) reads or writes it block by block: a matrix, or several of one shape. What is read
+    beyond its end is zero, what is written there is left out."""
 
     operand: int
+    """RESULT for one that is written."""
     tile: int
     offset: int
-    """Element of the tile at which the matrix starts."""
-    shape: tuple[int, int]
-    stride: int
-    """Elements from one row to the next; those of a row are contiguous."""
-    block: tuple[int, int]
-    """Rows and columns that one load reads."""
+    """Element of the tile at which it starts."""
+    shape: tuple[int, ...]
+    """Of two to five dimensions: rows and columns last."""
+    strides: tuple[int, ...]
+    """Elements from one value of each dimension to the next; of the last, 1."""
+    block: tuple[int, ...]
+    """How much of each dimension one load reads, or one store writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +49,21 @@ class Launch:
     """The constants of the text: how much one program takes along each axis."""
     programs: int
     tiles: Tiles
+    """What it is written for, which is not what was asked where that cannot be."""
+    fp32_products: Fp32Products | None = None
+    """How it multiplies factors of fp32; None where it has none."""
+
+    @property
+    def compiled_as(self) -> tuple[str, int, int]:
+        """What tells a compiled kernel from others: its text, warps and stages."""
+        return self.text, self.tiles.warps, self.tiles.stages
+
+    @property
+    def way(self) -> str:
+        """How it reads factors, how its programs follow each other, how it multiplies fp32, for people: `TMA, persistent`."""
+        return self.tiles.way + (f", {self.fp32_products.value}" if self.fp32_products else "")
+
+    @property
+    def stored_elements(self) -> int:
+        """Elements of a block of the result that the copy engine writes."""
+        return sum(STORES * prod(d.block) for d in self.descriptors if d.operand == RESULT)

@@ -208,13 +208,21 @@ class Writer(JobText):
         """Write `value` to the result at `target`, over all of `axes`."""
         indices = [self.index(i) for i in target]
         value = arithmetic(value, False)
-        shape = ", ".join(SHAPE[a] for a in axes) + (", 1" if len(axes) == 1 else "")
+        shape = _shape(axes)
         across = [] if self.axes(indices, scope) == frozenset(axes) else [f"tl.zeros(({shape}), tl.int{64 if self.wide else 32})"]
         where = " + ".join([self.out, *across, *self.address(self.result.boxes[0], indices, scope.letters)])
-        text = f"tl.full((1, 1), {value.text}, tl.float32)" if value.axes == NONE else value.text
-        text = text if value.axes == frozenset(axes) else f"tl.broadcast_to({text}, ({shape}))"
         mask = " & ".join(scope.masks[a] for a in axes if a in scope.masks)
-        self.line(f"tl.store({where}, ({text}).to({TL_DTYPE[self.result.dtype]}){f', mask={mask}' if mask else ''})")
+        self.line(f"tl.store({where}, {self._stored(value, axes)}{f', mask={mask}' if mask else ''})")
+
+    def store_block(self, descriptor: str, place: Sequence[str], value: Val, axes: str) -> None:
+        """Have the copy engine write `value`, over all of `axes`, from `place` on."""
+        self.line(f"{descriptor}.store([{', '.join(place)}], {self._stored(arithmetic(value, False), axes)})")
+
+    def _stored(self, value: Val, axes: str) -> str:
+        """`value` over all of `axes`, in the result's dtype."""
+        text = f"tl.full((1, 1), {value.text}, tl.float32)" if value.axes == NONE else value.text
+        text = text if value.axes == frozenset(axes) else f"tl.broadcast_to({text}, ({_shape(axes)}))"
+        return f"({text}).to({TL_DTYPE[self.result.dtype]})"
 
 
 def _looked_up_terms(box: Box, looked_up: Mapping[int, Val]) -> list[str]:
@@ -222,5 +230,9 @@ def _looked_up_terms(box: Box, looked_up: Mapping[int, Val]) -> list[str]:
     return [f"({v.text} - {box.start[d]}) * {step[d]}" if box.start[d] else f"{v.text} * {step[d]}" for d, v in looked_up.items()]
 
 
-SHAPE = {"r": "ROWS", "c": "COLS", "k": "INNER", "w": "WIDTH"}
-"""The constant that gives each axis its length."""
+def _shape(axes: str) -> str:
+    return ", ".join(SHAPE[a] for a in axes) + (", 1" if len(axes) == 1 else "")
+
+
+SHAPE = {"r": "ROWS", "c": "COLS", "h": "HALF", "k": "INNER", "w": "WIDTH"}
+"""The constant that gives each axis its length; h are the columns of half a block."""

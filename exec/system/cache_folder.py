@@ -1,0 +1,13 @@
+"""Where einpage caches what it may lose: profiles of machines, tiles of GPUs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """$EINPAGE_CACHE, else einpage/ in $XDG_CACHE_HOME, else in ~/.cache."""
+    if own := os.environ.get("EINPAGE_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "einpage"
