@@ -16,6 +16,7 @@ from torch import Tensor
 
 from einpage.einsum_front.base.dtype import Stored
 from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob
+from einpage.kernels.errors import Unsupported
 from einpage.kernels.instructions.torch_kernel import Operands, TorchKernel
 from einpage.kernels.launch import this_gpu
 from einpage.kernels.launch.bound_launch import BoundLaunch
@@ -56,6 +57,8 @@ def prepare(job: Job, backend: Backend = Backend.TORCH, products: Products = ONL
     """The kernel of `job`; `products` says how torch's multiplies, `choices` how Triton's do. Raises Unsupported, with the reason, where
     the backend cannot do it."""
     if backend is Backend.TRITON:
+        if stored := next((view.name for view in job.reads if isinstance(view.element_type, Stored)), None):
+            raise Unsupported(f"{stored} is kept as it is stored, and Triton's kernels read numbers: say --weights-as run")
         from einpage.kernels.launch.kernel import triton_kernel
 
         return triton_kernel(job, this_gpu.current_target(choices))

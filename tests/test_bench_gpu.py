@@ -5,10 +5,7 @@ The whole script in its dry run is a slow test; here its parts are broken one at
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from bench.gpu import __main__ as everything
-from bench.gpu import kernel_tests, kernels, smollm2, summary, tiles
+from bench.gpu import compile, kernel_tests, kernels, models, plain_products, results_file, smollm2, summary, tiles
+from bench.gpu.cells import TINY
 from bench.gpu.host_weights import in_host_memory
-from bench.gpu.models import TINY
-from bench.gpu.one import GO_ON, PARTS
-from bench.gpu.report import GPU_ONLY, DeviceLost, Report, Setting
+from bench.gpu.report import Report, Setting
 from bench.gpu.runs import opened
 from bench.ring import Ring, flat_parameters
 from einpage.einsum_front.base.dtype import DType
@@ -35,8 +30,7 @@ def report(folder: Path, part: str = "kernels", dry: bool = True) -> Report:
 
 
 def on_disk(made: Report) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((made.setting.out / f"{made.part}.json").read_text(encoding="utf-8"))
-    return found
+    return results_file.part_facts(made.setting.out, made.part)
 
 
 # Rows and gates
@@ -56,7 +50,7 @@ def test_figures_of_what_is_wrong_are_withheld(tmp_path: Path) -> None:
 def test_a_dry_run_has_no_figure_of_a_gpu(tmp_path: Path) -> None:
     made = report(tmp_path)
     made.row("right", True, "error 0", {"case": "a"}, {"seconds": 1.0, "ratio": 0.9}, "")
-    assert on_disk(made)["rows"] == [{"case": "a", "check": "error 0", "seconds": 1.0, "ratio": None}]
+    assert on_disk(made)["rows"] == [{"what": "right", "call": 0, "case": "a", "check": "error 0", "seconds": 1.0, "ratio": None}]
 
 
 def test_rows_are_on_disk_before_a_part_ends_and_it_is_green_only_then(tmp_path: Path) -> None:
@@ -65,6 +59,16 @@ def test_rows_are_on_disk_before_a_part_ends_and_it_is_green_only_then(tmp_path:
     assert (on_disk(made)["state"], on_disk(made)["green"], len(on_disk(made)["rows"])) == ("cut", False, 1)
     made.finish()
     assert (on_disk(made)["state"], on_disk(made)["green"]) == ("finished", True)
+
+
+def test_what_is_said_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever ends the process when a line has come does not lose what it says."""
+    made, known = report(tmp_path), list[int]()
+    monkeypatch.setattr(made, "say", lambda text: known.append(len(on_disk(made)["gates"]) + len(on_disk(made)["absent"])))
+    made.check("one", True, "")
+    made.row("two", True, "", {}, {}, "")
+    made.lacks("three", "")
+    assert known == [1, 2, 3]
 
 
 def test_a_part_that_checked_nothing_is_not_green(tmp_path: Path) -> None:
@@ -114,21 +118,54 @@ def test_a_kernel_that_breaks_does_not_end_the_part(tmp_path: Path, monkeypatch:
     assert {gate["detail"] for gate in made.gates} == {"RuntimeError: out of everything"}
 
 
-PASSED, FAILED, SKIPPED = "<testcase {}/>", "<testcase {}><failure/></testcase>", "<testcase {}><skipped/></testcase>"
-
-
 @pytest.mark.parametrize(
-    ("cases", "green"),
-    [((PASSED, SKIPPED), True), ((PASSED, FAILED), False), ((SKIPPED, SKIPPED), False), ((), False)],
+    ("outcomes", "green"),
+    [(("passed", "skipped"), True), (("passed", "failed"), False), (("skipped", "skipped"), False), ((), False)],
     ids=["passed", "failed", "all skipped", "none"],
 )
-def test_tests_are_counted(tmp_path: Path, cases: tuple[str, ...], green: bool) -> None:
-    text = "".join(case.format('classname="tests.test_a" name="b"') for case in cases)
-    (tmp_path / "tests.xml").write_text(f"<testsuites><testsuite>{text}</testsuite></testsuites>")
+def test_tests_are_counted(tmp_path: Path, outcomes: tuple[str, ...], green: bool) -> None:
     made = report(tmp_path, "tests")
-    kernel_tests._count(made, tmp_path / "tests.xml")
+    found = {f"tests/test_a.py::test_{i}": {"outcome": outcome, "said": ""} for i, outcome in enumerate(outcomes)}
+    kernel_tests._count(made, found)
     made.finish()
     assert made.green == green
+
+
+def test_operands_that_cannot_be_had_cost_their_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(kernels.Square):
+        def cases(self, device: torch.device) -> Any:
+            raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(kernels, "tiny", lambda: (Full(40, DType.FP32), kernels.Square(41, DType.FP32)))
+    made = report(tmp_path)
+    kernels.measure(made)
+    assert [(gate["what"], gate["ok"]) for gate in made.gates] == [("40³ fp32", False), ("41³ fp32", True)]
+
+
+def test_nobody_compiles_any_more_when_kernels_are_measured(tmp_path: Path) -> None:
+    """They would hold memory of the device, and its processors; the last is cut short here."""
+    jobs = [compile.Wanted(f"{n}", plain_products.product_job(n, n, n, DType.FP32)) for n in (8, 9)]
+    assert [fault for _, _, fault in compile.compile_all(jobs, True, 60.0)] == [None, None]
+    assert not active_children()
+    slow = [compile.Wanted("slow", plain_products.product_job(6000, 6000, 6000, DType.FP32))]
+    assert [*compile.compile_all(slow, True, 0.0)] == []
+    assert not active_children()
+
+
+def test_what_failed_in_an_earlier_call_is_tested_again(tmp_path: Path) -> None:
+    made = Report("tests", Setting(tmp_path, True, 60.0, "a test", call=1))
+    kept = {f"{outcome} {call}": {"outcome": outcome, "said": "", "call": call} for outcome in ("passed", "failed") for call in (0, 1)}
+    made.facts["outcomes"] = kept
+    assert list(kernel_tests._before(made)) == ["passed 0", "passed 1", "failed 1"]
+
+
+def test_whole_models_are_green(tmp_path: Path) -> None:
+    """Their kernels one behind the other included, which read what another node left."""
+    made = report(tmp_path, "first")
+    models.measure_first(made)
+    made.finish()
+    assert made.green, made.gates
+    assert made.rows[0]["kernels_alone_s"] > 0
 
 
 def test_an_absent_model_is_said_and_is_not_green(tmp_path: Path) -> None:
@@ -176,118 +213,3 @@ def test_a_ring_is_the_layers_in_a_row(resident: int) -> None:
         ring = Ring(layers, host, torch.device("cpu"), resident)
         for _ in range(2):
             assert torch.equal(ring(x, lambda layer, x: torch.tanh(layer(x))), wanted)
-
-
-# All parts in a row
-
-
-WRITE = "import json, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(json.dumps({})); time.sleep({})"
-
-
-@pytest.fixture
-def parts_of(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Replace each part by a process that leaves a file and then takes so long."""
-
-    def replaced(facts: dict[str, Any], seconds: float) -> None:
-        whole = {"gates": [], "rows": [], "absent": {}, "left_out": [], "seconds": 0.1, **facts}
-        program = WRITE.format(repr(whole), seconds)
-        monkeypatch.setattr(
-            everything, "part_command", lambda part, asked, s, resume: [sys.executable, "-c", program, str(asked.out / f"{part}.json")]
-        )
-
-    monkeypatch.setattr(everything, "GRACE_S", 0.5)
-    return replaced
-
-
-GATE = {"what": "a", "ok": True, "detail": ""}
-ROW = {"h2d_bytes_per_s": 5e10, "d2h_bytes_per_s": 4e10, "device_copy_bytes_per_s": 3e12}
-
-
-@pytest.mark.parametrize(
-    ("facts", "words", "status"),
-    [
-        ({"state": "finished", "green": True, "gates": [GATE]}, [], 0),
-        ({"state": "finished", "green": False, "gates": [{**GATE, "ok": False}]}, [], 1),
-        ({"state": "finished", "green": False, "absent": {"SmolLM2": "no file"}}, [], 1),
-        ({"state": "finished", "green": False, "absent": {"SmolLM2": "no file"}}, ["--dry-run"], 0),
-    ],
-    ids=["green", "red", "absent", "absent in a dry run"],
-)
-def test_the_exit_status_says_whether_all_is_green(
-    parts_of: Any, tmp_path: Path, facts: dict[str, Any], words: list[str], status: int
-) -> None:
-    parts_of(facts, 0)
-    assert everything.main(["--out", str(tmp_path), "--parts", "links,smollm2", *words]) == status
-
-
-def test_a_part_that_hangs_is_cut_and_keeps_what_it_had(parts_of: Any, tmp_path: Path) -> None:
-    parts_of({"state": "cut", "green": False, "gates": [GATE], "rows": [ROW]}, 300)
-    assert everything.main(["--out", str(tmp_path), "--parts", "links", "--seconds", "1.5"]) == 1
-    assert json.loads((tmp_path / "links.json").read_text())["rows"] == [ROW]
-    assert json.loads((tmp_path / "summary.json").read_text())["rows"][0]["word"] == "cut"
-
-
-def test_what_an_earlier_run_left_is_not_this_runs(parts_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "links.json").write_text(
-        '{"state": "finished", "green": true, "gates": [], "rows": [], "absent": {}, "left_out": [], "seconds": 1}'
-    )
-    monkeypatch.setattr(everything, "part_command", lambda part, asked, s, resume: [sys.executable, "-c", ""])
-    assert everything.main(["--out", str(tmp_path), "--parts", "links"]) == 1
-
-
-@pytest.mark.parametrize("end", [f"sys.exit({GO_ON})", "import os; os.kill(os.getpid(), 6)"], ids=["lost its device", "died"])
-def test_a_part_that_ends_too_soon_goes_on_in_a_new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
-    def command(part: str, asked: Any, seconds: float, resume: bool) -> list[str]:
-        facts = {"state": "finished" if resume else "cut", "green": resume, "gates": [GATE], "rows": [], "absent": {}, "left_out": []}
-        program = WRITE.format(repr({**facts, "seconds": 1}), 0) + ("" if resume else f"; {end}")
-        return [sys.executable, "-c", program, str(asked.out / f"{part}.json")]
-
-    monkeypatch.setattr(everything, "part_command", command)
-    assert everything.main(["--out", str(tmp_path), "--parts", "smollm2"]) == 0
-
-
-def test_who_goes_on_keeps_rows_and_does_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = report(tmp_path)
-    assert first.begin("a")
-    first.row("a", True, "", {"case": "a"}, {}, "")
-    assert first.begin("b")
-    assert on_disk(first)["begun"] == ["a", "b"]
-
-    def lost() -> None:
-        raise DeviceLost
-
-    monkeypatch.setattr(first, "need_device", lost)
-    with pytest.raises(DeviceLost):
-        first.failed("b", RuntimeError("an illegal memory access"))
-    second = Report("kernels", first.setting, resume=True)
-    assert [second.begin(what) for what in "abc"] == [False, False, True]
-    assert [row["case"] for row in second.rows] == ["a"]
-    assert [gate["ok"] for gate in second.gates] == [True, False]
-    third = Report("kernels", first.setting, resume=True)  # the second died in the middle of c
-    assert [(gate["what"], gate["ok"]) for gate in third.gates] == [("a", True), ("b", False), ("c", False)]
-
-
-def test_a_part_that_looks_for_something_better_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def command(part: str, asked: Any, seconds: float, resume: bool) -> list[str]:
-        facts = {"state": "finished", "green": part == "smollm2", "gates": [GATE], "rows": [], "absent": {}, "left_out": [], "seconds": 1}
-        return [sys.executable, "-c", WRITE.format(repr(facts), 0), str(asked.out / f"{part}.json")]
-
-    monkeypatch.setattr(everything, "part_command", command)
-    assert everything.main(["--out", str(tmp_path), "--parts", "smollm2,tiles"]) == 0
-    assert everything.main(["--out", str(tmp_path), "--parts", "tests,smollm2"]) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_dry_run_passes(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHON": sys.executable, "OUT": str(tmp_path)}
-    done = subprocess.run(["bench/gpu.sh", "--dry-run"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"machine.yaml", "summary.json", *(f"{part}.json" for part in PARTS if part not in summary.FOLDED)}
-    for part in sorted(left - {"machine.yaml", "summary.json"}):
-        facts = json.loads((tmp_path / part).read_text(encoding="utf-8"))
-        assert facts["dry_run"] and facts["state"] == "finished" and facts["command"] and facts["machine"]
-        assert all(row[name] is None for row in facts["rows"] for name in GPU_ONLY & set(row))
-    (compiled,) = (row for row in json.loads((tmp_path / "summary.json").read_text())["rows"] if row["part"] == "compile")
-    assert len(compiled["rows"]) > 20

@@ -19,7 +19,7 @@ SUFFIXES = "py|md|yaml|json|sh|toml|txt|csv|html|svg|gz"
 FILE = re.compile(rf"(?<![\w/.…<>*-])((?:[\w.-]+/)*[\w-]+\.(?:{SUFFIXES}))\b(?![\w/*-])")
 FOLDER = re.compile(r"`((?:[\w.-]+/)+)`")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
-NOT_OURS = frozenset(("plan.json", "timeline.html", "config.json", "tokenizer.json", "machine.yaml", "spec.yaml"))
+NOT_OURS = frozenset(("plan.json", "results.json", "timeline.html", "config.json", "tokenizer.json", "machine.yaml", "spec.yaml"))
 """Files that a user has, or a command writes; and names in capitals stand for a file."""
 
 

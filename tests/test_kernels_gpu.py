@@ -1,7 +1,7 @@
 """The generated kernels compiled and run on a GPU: the cases of the interpreter's tests, large ragged sizes, random jobs.
 
 Small cases are judged by the naive fp64 definition, large ones by the plain-torch twin on the CPU; results are poisoned first. Needs a CUDA
-device, and Triton compiling: run with TRITON_INTERPRET=0 (`bench/gpu.sh --parts tests` does).
+device, and Triton compiling: run with TRITON_INTERPRET=0 (`bench/gpu.sh --only tests` does).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """All parts in a row, each in a process of its own and cut at its own limit: `python -m bench.gpu --out DIR [--dry-run]` (bench/gpu.sh).
 
-What one part leaves of its time the later ones may use; the whole ends in time whatever a part does. Results are on disk after every row.
-Exit status 0 only if every part that was asked for (but OPTIONAL ones) finished with all gates green; in a dry run a part without its
-files may be absent.
+What one part leaves of its time the later ones may use; the whole ends in time whatever a part does. The one results file is whole at
+every moment. The last line says how it went. Exit status 0 only if every part that was asked for (but optional ones) finished with all
+gates green; in a dry run a part without its files or wheels may be absent. Needs Python alone.
 """
 
 from __future__ import annotations
@@ -15,26 +15,14 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
+from types import FrameType
 
-from bench.gpu import summary
-from bench.gpu.one import GO_ON, PARTS
+from bench import results
+from bench.gpu import results_file, summary
+from bench.gpu.parts import GO_ON, PART_BY_NAME, PARTS, TOTAL_S, usual
 from bench.results import ROOT
 
-LIMIT_S = {
-    "links": 30.0,
-    "compile": 70.0,
-    "kernels": 85.0,
-    "tests": 70.0,
-    "smollm2": 30.0,
-    "models": 155.0,
-    "peers": 100.0,
-    "tiles": 35.0,
-}
-
-TOTAL_S = 575.0
-OPTIONAL = ("tiles",)
-"""Parts that look for something better, and prove nothing of what is used."""
-TURNS = 6
+TURNS = 8
 """How often a part is begun that dies or loses its device."""
 GRACE_S = 5.0
 """Between a part's own deadline and its end by force."""
@@ -43,29 +31,67 @@ GRACE_S = 5.0
 def main(words: list[str] | None = None) -> int:
     began = perf_counter()
     asked = arguments(words)
-    parts = tuple(part for part in PARTS if part in asked.parts)
-    asked.out.mkdir(parents=True, exist_ok=True)
-    for part in parts:  # what an earlier run left here is not this run's
-        (asked.out / f"{part}.json").unlink(missing_ok=True)
+    signal.signal(signal.SIGTERM, _interrupt)
+    command = "bench/gpu.sh " + " ".join(sys.argv[1:] if words is None else words)
+    try:
+        asked.lock = results_file.lock(asked.out)
+    except (results_file.Busy, OSError) as error:
+        print(f"gpu.sh: {error}", file=sys.stderr)
+        return 2
+    try:
+        return _measured(asked, command, began)
+    finally:
+        os.close(asked.lock)
+
+
+def _measured(asked: argparse.Namespace, command: str, began: float) -> int:
+    """Run the parts, and say what they found. The exit status."""
+    _start(asked, command)
+    try:
+        _run_all(asked, began)
+    except KeyboardInterrupt:
+        print("interrupted: what was measured is kept; --resume goes on", flush=True)
+    found = summary.read(asked.out, asked.only)
+    seconds = perf_counter() - began
+    table = [*summary.lines(found)]
+    results_file.put(asked.out, table=table)
+    print("", *table, summary.verdict(found, asked.out / results_file.NAME, seconds), sep="\n", flush=True)
+    allowed = {"green", "absent"} if asked.dry_run else {"green"}
+    needed = [summary.word(part) for name, part in found.items() if not PART_BY_NAME[name].optional]
+    return 0 if needed and all(word in allowed for word in needed) else 1
+
+
+def _start(asked: argparse.Namespace, command: str) -> None:
+    """The results file of this call: anew, or what an earlier call left."""
+    here = asked.out / results_file.NAME
+    if asked.resume is None:
+        results_file.clear(asked.out)
+    else:
+        results_file.clear_parts(asked.out)
+        if asked.resume != here and not here.is_file():
+            results_file.put(asked.out, **results_file.read(asked.resume.parent))
+    before = results_file.read(asked.out)
+    calls = [*before.get("calls", []), {"command": command, "commit": results.commit()}]
+    facts = {"command": command, "commit": results.commit(), "dry_run": asked.dry_run, "calls": calls}
+    results_file.put(asked.out, **facts, parts=before["parts"])
+    asked.call = len(calls) - 1
+
+
+def _run_all(asked: argparse.Namespace, began: float) -> None:
     spare = 0.0
-    for i, part in enumerate(parts):
+    done = summary.read(asked.out, asked.only) if asked.resume is not None else {}
+    names = [name for name in asked.only if not (name in done and summary.is_done(done[name]))]
+    for i, name in enumerate(names):
         left = asked.seconds - (perf_counter() - began)
-        later = sum(LIMIT_S[other] for other in parts[i + 1 :])
-        seconds = min(left - GRACE_S, max(LIMIT_S[part] + spare, left - later))
+        later = sum(PART_BY_NAME[other].limit_s for other in names[i + 1 :])
+        limit = PART_BY_NAME[name].limit_s
+        seconds = min(left - GRACE_S, max(limit + spare, left - later))
         if seconds < GRACE_S:
-            print(f"[{part}] not started: {left:.0f} s are left", flush=True)
+            print(f"[{name}] not started: {left:.0f} s are left", flush=True)
             continue
         started = perf_counter()
-        _run(part, asked, seconds)
-        spare = max(0.0, spare + LIMIT_S[part] - (perf_counter() - started))
-    found = summary.read(asked.out, parts)
-    seconds = perf_counter() - began
-    command = "bench/gpu.sh " + " ".join(sys.argv[1:] if words is None else words)
-    path = summary.write(asked.out, command, found, seconds, asked.dry_run)
-    print("", *summary.lines(found), f"{seconds:.0f} s in all; {path}", sep="\n", flush=True)
-    allowed = {"green", "absent"} if asked.dry_run else {"green"}
-    needed = [summary.word(part) for name, part in found.items() if name not in OPTIONAL]
-    return 0 if needed and all(word in allowed for word in needed) else 1
+        _run(name, asked, seconds)
+        spare = max(0.0, spare + limit - (perf_counter() - started))
 
 
 def _run(part: str, asked: argparse.Namespace, seconds: float) -> None:
@@ -73,16 +99,19 @@ def _run(part: str, asked: argparse.Namespace, seconds: float) -> None:
     began = perf_counter()
     for turn in range(TURNS):
         left = seconds - (perf_counter() - began)
-        status = _process(part, asked, left, resume=turn > 0 and (asked.out / f"{part}.json").is_file()) if left > 0 else None
+        go = "on" if turn > 0 else "again" if asked.resume is not None else "anew"
+        status = _process(part_command(part, asked, left, go), part, left, asked.lock) if left > 0 else None
+        if status is None or status < 0:
+            results_file.note_end(asked.out, part)
         if status is None or 0 <= status != GO_ON:
             return
         print(f"[{part}] {'lost its device' if status == GO_ON else f'died of signal {-status}'}", flush=True)
 
 
-def _process(part: str, asked: argparse.Namespace, seconds: float, resume: bool) -> int | None:
+def _process(command: list[str], part: str, seconds: float, lock: int) -> int | None:
     """Its exit status; None where it was cut."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)}
-    process = subprocess.Popen(part_command(part, asked, seconds, resume), cwd=ROOT, env=environment, start_new_session=True)
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, process_group=0, pass_fds=(lock,))
     try:
         return process.wait(seconds + GRACE_S)
     except subprocess.TimeoutExpired:
@@ -94,31 +123,53 @@ def _process(part: str, asked: argparse.Namespace, seconds: float, resume: bool)
         process.wait()
 
 
-def part_command(part: str, asked: argparse.Namespace, seconds: float, resume: bool) -> list[str]:
-    words = [sys.executable, "-m", "bench.gpu.one", part, "--out", str(asked.out), "--seconds", f"{seconds:.1f}"]
+def part_command(part: str, asked: argparse.Namespace, seconds: float, go: str) -> list[str]:
+    words = [sys.executable, "-m", "bench.gpu.one", part, "--out", str(asked.out), "--seconds", f"{seconds:.1f}", "--go", go]
+    words += ["--parent", str(os.getpid()), "--call", str(asked.call)]
     words += ["--dry-run"] if asked.dry_run else []
-    words += ["--resume"] if resume else []
+    words += ["--cases", asked.cases] if asked.cases else []
+    words += ["--rehearse", asked.rehearse] if asked.rehearse else []
     return words + (["--model", str(asked.model)] if asked.model else [])
 
 
+def _interrupt(signal_number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
 def arguments(words: list[str] | None) -> argparse.Namespace:
+    names = ",".join(part.name for part in PARTS)
     parser = argparse.ArgumentParser(
         prog="bench/gpu.sh",
         description=__doc__,
-        epilog="Also: --wheels DIR (install what is missing from there), --commit ID (what results call the commit).",
+        epilog="Also: --wheels DIR (what is missing is taken from there), --wheels-needed, --commit ID (what results call the commit).",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", type=Path, help="folder for the results (default: $OUT, else bench/results/gpu; of a dry run local/gpu)")
     parser.add_argument("--dry-run", action="store_true", help="the whole script on the CPU with tiny sizes: measures nothing")
-    parser.add_argument("--parts", type=lambda text: text.split(","), default=list(PARTS), help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=usual(), metavar="PARTS", help=f"some of {names}")
+    parser.add_argument("--cases", default="", metavar="TEXT", help="only the cases whose names have TEXT in them")
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="go on where an earlier call ended, by its results (default: those in --out); what was right stays, all else is done again",
+    )
     parser.add_argument("--seconds", type=float, default=TOTAL_S, help="for everything (default %(default).0f)")
-    parser.add_argument("--model", type=Path, help="SmolLM2's GGUF file (default: the one in .cache)")
+    parser.add_argument("--model", type=Path, help="SmolLM2's GGUF file (default: the one in .cache, or its parts in bench/weights)")
+    parser.add_argument("--rehearse", default="", metavar="MODULE", help="with --dry-run: it puts another driver in the place of CUDA's")
     asked = parser.parse_args(words)
-    unknown = sorted(set(asked.parts) - set(PARTS))
-    if unknown:
-        parser.error(f"--parts {','.join(unknown)}: there are {', '.join(PARTS)}")
+    if unknown := [name for name in asked.only if name not in PART_BY_NAME]:
+        parser.error(f"--only {','.join(unknown)}: there are {names}")
+    if asked.rehearse and not asked.dry_run:
+        parser.error("--rehearse needs --dry-run")
+    asked.only = [part.name for part in PARTS if part.name in asked.only]
     folder = ROOT / "bench" / "results" / ("local/gpu" if asked.dry_run else "gpu")
     asked.out = (asked.out or Path(os.environ.get("OUT") or folder)).resolve()
+    if asked.resume is not None:
+        asked.resume = Path(asked.resume).resolve() if asked.resume else asked.out / results_file.NAME
+        if not asked.resume.is_file():
+            parser.error(f"--resume: there are no results at {asked.resume}")
     return asked
 
 

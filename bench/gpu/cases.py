@@ -17,9 +17,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bench.gpu.formulas import FORMULAS, attention_error, error_of, heads
 from bench.results import ROOT
-from einpage.einsum_front.algebra.expr import Acc, Axis, Letter, Load
 from einpage.einsum_front.base.dtype import DType
-from einpage.einsum_front.graph.job import AttentionJob, Box, Contraction, ContractJob, Job, Range, View
+from einpage.einsum_front.graph.job import AttentionJob, ContractJob, Job, View
 from einpage.exec.planning.model import open_model
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import build_graph
@@ -49,15 +48,6 @@ class Case:
 def product(name: str, job: ContractJob, device: torch.device) -> Case:
     """The case of a `product_job`."""
     return _case(name, "product", job, 2 * prod(r.extent for r in job.ranges), device)
-
-
-def product_job(rows: int, columns: int, inner: int, dtype: DType) -> ContractJob:
-    """y[r,c] = x[r,k] * w[c,k]: a projection, its weight as checkpoints hold it."""
-    r, c, k = Letter("r"), Letter("c"), Letter("k")
-    ranges = (Range(r, 0, rows), Range(c, 0, columns), Range(k, 0, inner))
-    x, w = Load("x", (Axis(r), Axis(k))), Load("w", (Axis(c), Axis(k)))
-    reads = (_whole("x", (rows, inner), dtype), _whole("w", (columns, inner), dtype))
-    return ContractJob(ranges, reads, _whole("y", (rows, columns), dtype), (Contraction(x, w, (k,)),), (r, c), Acc(0), None, True)
 
 
 def llama(name: str, sizes: Mapping[str, int], wanted: tuple[str, ...], dtype: DType, device: torch.device) -> Iterator[Case]:
@@ -159,7 +149,3 @@ def _attention(q: Tensor, k: Tensor, v: Tensor) -> Calls:
         found[backend.name.removesuffix("_ATTENTION").lower()] = call
     assert found, "no fused backend takes these operands"
     return found
-
-
-def _whole(name: str, shape: tuple[int, ...], dtype: DType) -> View:
-    return View(name, dtype, (Box((0,) * len(shape), shape),))

@@ -6,18 +6,18 @@ In a dry run torch's kernels are prepared and called.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures import TimeoutError as PoolTimeout
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from time import perf_counter
 
 import torch
 
+from bench.gpu.cells import CELLS, DRY_CELLS, SIZES, TINY, Cell
 from bench.gpu.kernels import real, tiny
-from bench.gpu.models import CELLS, DRY_CELLS, SIZES, TINY
 from bench.gpu.report import Report
 from bench.results import ROOT
 from einpage.einsum_front.base.dtype import DType
@@ -33,6 +33,8 @@ from einpage.kernels.tiles.target import Target
 
 MOST_PROCESSES = 12
 SPARE_S = 4.0
+END_S = 2.0
+"""How long a process that compiles is given to end by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Wanted:
 
 def measure(report: Report) -> None:
     setting = report.setting
-    jobs = [*wanted(setting.dry)]
+    jobs = [w for w in wanted(report) if not report.knows(w.title)]
     done = 0
     for w, seconds, fault in compile_all(jobs, setting.dry, setting.left_s() - SPARE_S):
         done += 1
@@ -66,27 +68,46 @@ def compile_all(jobs: Sequence[Wanted], dry: bool, seconds: float) -> Iterator[t
     except (PoolTimeout, BrokenProcessPool):  # the latter where a compiler takes its process along
         return
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # whoever started this part ends what is still compiling
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in active_children():  # each holds some of the device's memory, which would count as a run's
+            process.join(END_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
 
 
-def wanted(dry: bool) -> Iterator[Wanted]:
-    """Distinct jobs: those that are timed by themselves, then those of the models' layers; the products of one size once."""
-    seen: set[Job] = set()
-    for title, job in _all(dry):
-        if job not in seen and not isinstance(job, GatherJob):
-            seen.add(job)
-            yield Wanted(title, job)
+def wanted(report: Report) -> list[Wanted]:
+    """Distinct jobs: those that are timed by themselves, then those of the models' layers; the products of one size once. What cannot be
+    made here, for want of a wheel, is absent."""
+    dry, found = report.setting.dry, list[tuple[str, Job]]()
+    cells = DRY_CELLS if dry else CELLS
+    sources = [(group.title, group.jobs()) for group in (tiny() if dry else real())]
+    sources += [(f"{model} {seq}", _model_jobs(model, seq, dry)) for model, seq in dict.fromkeys((c.model, c.seq) for c in cells)]
+    for title, jobs in sources:
+        try:
+            found += jobs
+        except Exception as error:
+            report.failed(title, error)
+    return distinct(found)
 
 
-def _all(dry: bool) -> Iterator[tuple[str, Job]]:
-    for group in tiny() if dry else real():
-        yield from group.jobs()
-    for model, seq in dict.fromkeys((cell.model, cell.seq) for cell in (DRY_CELLS if dry else CELLS)):
-        sizes = {**(TINY if dry else SIZES)[model], "layers": 1, "seq": seq}
-        graph = build_graph(open_model(ROOT / "specs/llama.yaml", sizes).program, PlanRequest(1 << 60, DType.FP16, ("logits",))).graph
-        for task in graph.tasks:
-            assert task.job is not None
-            yield f"{model} {seq} {task.name.partition('[')[0]}", task.job
+def distinct(jobs: Iterable[tuple[str, Job]]) -> list[Wanted]:
+    """Without those that are no kernel's, and each once."""
+    title_by_job = {job: title for title, job in reversed([*jobs]) if not isinstance(job, GatherJob)}
+    return [Wanted(title, job) for job, title in reversed(title_by_job.items())]
+
+
+def model_jobs(cell: Cell, dry: bool) -> list[Wanted]:
+    """Those that a cell of `models` runs unsplit: most of its kernels are the same in its tiles."""
+    return distinct(_model_jobs(cell.model, cell.seq, dry))
+
+
+def _model_jobs(model: str, seq: int, dry: bool) -> Iterator[tuple[str, Job]]:
+    sizes = {**(TINY if dry else SIZES)[model], "layers": 1, "seq": seq}
+    graph = build_graph(open_model(ROOT / "specs/llama.yaml", sizes).program, PlanRequest(1 << 60, DType.FP16, ("logits",))).graph
+    for task in graph.tasks:
+        assert task.job is not None
+        yield f"{model} {seq} {task.name.partition('[')[0]}", task.job
 
 
 def compiled(wanted: Wanted, dry: bool) -> tuple[float, str | None]:

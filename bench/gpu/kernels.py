@@ -14,8 +14,9 @@ from time import perf_counter
 
 import torch
 
-from bench.gpu.cases import TITLE, Case, layer_jobs, llama, product, product_job
-from bench.gpu.report import Report
+from bench.gpu.cases import TITLE, Case, layer_jobs, llama, product
+from bench.gpu.plain_products import product_job
+from bench.gpu.report import DeviceLost, Report
 from bench.gpu.timing import Clock
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import ContractJob, Job
@@ -115,13 +116,22 @@ def measure(report: Report) -> None:
         if not setting.dry and setting.left_s() < LEAST_LEFT_S:
             report.leave_out(group.title)
             continue
-        for case in group.cases(setting.device):
-            if not report.begin(case.name, LEAST_LEFT_S):
-                continue
-            try:
-                _measure(report, clock, case)
-            except Exception as error:
-                report.failed(case.name, error)
+        try:
+            for case in group.cases(setting.device):
+                _try(report, clock, case)
+        except DeviceLost:
+            raise
+        except Exception as error:  # operands that the device has no room for, a spec that cannot be read here
+            report.failed(group.title, error)
+
+
+def _try(report: Report, clock: Clock, case: Case) -> None:
+    if not report.begin(case.name, LEAST_LEFT_S):
+        return
+    try:
+        _measure(report, clock, case)
+    except Exception as error:
+        report.failed(case.name, error)
 
 
 def _measure(report: Report, clock: Clock, case: Case) -> None:

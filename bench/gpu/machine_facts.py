@@ -9,21 +9,28 @@ import subprocess
 from functools import cache
 from importlib import metadata
 
-import torch
-
-PACKAGES = ("torch", "triton", "transformers", "accelerate", "deepspeed", "numpy", "scipy", "hypothesis", "gguf", "tokenizers")
+PACKAGES = (
+    *("torch", "triton", "transformers", "accelerate", "deepspeed", "flextensor"),
+    *("numpy", "scipy", "hypothesis", "gguf", "tokenizers", "jsonschema"),
+)
 
 
 @cache
 def machine_line() -> str:
-    """The GPU where there is one, the driver, cores and memory."""
-    gpu = "no GPU"
-    if torch.cuda.is_available():
-        p = torch.cuda.get_device_properties(0)
-        gpu = f"{p.name}, {p.total_memory / 2**30:.1f} GiB, sm_{p.major}{p.minor}, driver {smi('driver_version') or 'unknown'}"
+    """The GPU where there is one, the driver, cores and memory; as far as is known where torch, or the device, is broken."""
+    gpu, cuda = "no GPU", None
+    try:
+        import torch
+
+        cuda = torch.version.cuda
+        if torch.cuda.is_available():
+            p = torch.cuda.get_device_properties(0)
+            gpu = f"{p.name}, {p.total_memory / 2**30:.1f} GiB, sm_{p.major}{p.minor}, driver {smi('driver_version') or 'unknown'}"
+    except Exception as error:  # a broken library raises what it likes
+        gpu = f"torch does not work: {type(error).__name__}: {' '.join(str(error).split())[:120]}"
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     cores = len(os.sched_getaffinity(0))
-    return f"{gpu}; {platform.machine()}, {cores} cores, {memory:.0f} GiB; Python {platform.python_version()}; CUDA {torch.version.cuda}"
+    return f"{gpu}; {platform.machine()}, {cores} cores, {memory:.0f} GiB; Python {platform.python_version()}; CUDA {cuda}"
 
 
 @cache
@@ -44,7 +51,10 @@ def smi(field: str) -> str | None:
     if tool is None:
         return None
     asked = [tool, f"--query-gpu={field}", "--format=csv,noheader,nounits", "--id=0"]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=20)
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
     return done.stdout.strip() if done.returncode == 0 else None
 
 

@@ -1,25 +1,31 @@
 """How near the floor are whole models? LLaMA-7B and a 24-layer 65B, seeded random fp16 weights, in arenas of 4, 8 and 16 GiB.
 
-Floor = max(compute alone, bytes ÷ link): compute alone is a pass of the same model with everything resident, where it fits, else the time
-that kernels kept the device in the serial run; the bytes are the fewest that any plan must bring in, the link is the measured one. Gates:
-static, dynamic and serial give the same logits to the bit; those of the resident run are within 2e-2 of them; bytes moved are the plan's
-(the engines assert it); the device's memory beyond the arena stays under a GiB. What the time does not allow is left out.
+Floor = max(compute alone, bytes ÷ link): compute alone is a pass of the same model with everything resident, where it fits, else the plan's
+own kernels one behind the other between two of the device's events, with no copy and no wait of the host among them; the bytes are the
+fewest that any plan must bring in, the link is the measured one. Gates: static, dynamic and serial give the same logits to the bit; those
+of the resident run are within 2e-2 of them; bytes moved are the plan's (the engines assert it); the device's memory beyond the arena stays
+under a GiB. What the time does not allow is left out. `first` is one cell, early: the first proof of driver, events and graphs; `large` is
+65B's, in a call of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from time import perf_counter
 
 import torch
 
+from bench.gpu.cells import CELLS, DRY_CELLS, DRY_FIRST, DRY_LARGE, FIRST, LARGE, SIZES, TINY, Cell
+from bench.gpu.compile import compile_all, model_jobs
 from bench.gpu.formulas import relative
 from bench.gpu.host_weights import HostWeights, in_host_memory
 from bench.gpu.links import link_rate, profile
 from bench.gpu.report import Report
-from bench.gpu.runs import WARM_UPS, Runs, Watched, forget_memory, opened, prepared, repeat
-from bench.plan_quality import MODELS
+from bench.gpu.runs import WARM_UPS, Runs, Watched, forget_memory, kept_arena, kernels_alone_s, opened, prepared, repeat
 from einpage.einsum_front.base.units import format_bytes
+from einpage.exec.device.stream_memory import KeptMemory
 from einpage.exec.planning.model import Model
 from einpage.exec.run.choose import Dispatch
 from einpage.exec.run.prepared import Prepared
@@ -28,52 +34,25 @@ from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import Queue
 from einpage.memplan.report import Report as PlanReport
 
-GIB = 1 << 30
 TOLERANCE = 2e-2
-MOST_OUTSIDE = GIB
+MOST_OUTSIDE = 1 << 30
 """Of device memory beyond the arena."""
 MOST_GATHERED = 0.1
 """Of everything: what a pass with everything resident may still bring in, the rows of the embedding."""
 TARGET = 0.93
 """Of floor ÷ measured."""
-SIZES = {"7B": MODELS["7B"], "65B/24": {**MODELS["65B"], "layers": 24}}
-TINY = {"tiny": {"model": 64, "layers": 2, "heads": 4, "kv_heads": 4, "ffn": 96, "vocab": 128}}
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    model: str
-    seq: int
-    budget: int
-
-
-CELLS = (
-    Cell("7B", 512, 8 * GIB),
-    Cell("7B", 16384, 8 * GIB),
-    Cell("7B", 2048, 8 * GIB),
-    Cell("7B", 512, 4 * GIB),
-    Cell("7B", 16384, 4 * GIB),
-    Cell("7B", 512, 16 * GIB),
-    Cell("65B/24", 2048, 16 * GIB),
-    Cell("65B/24", 512, 8 * GIB),
-    Cell("65B/24", 16384, 16 * GIB),
-    Cell("65B/24", 2048, 4 * GIB),
-    Cell("7B", 16384, 16 * GIB),
-    Cell("7B", 2048, 4 * GIB),
-    Cell("7B", 2048, 16 * GIB),
-)
-"""Most important first; the larger model comes once and its neighbours with it."""
-DRY_CELLS = (Cell("tiny", 48, 96 << 10), Cell("tiny", 96, 160 << 10))
+COMPILING_S = 25.0
 LEAST_LEFT_S = {"7B": 20.0, "65B/24": 45.0, "tiny": 0.0}
 """What a cell takes at most, with its weights to load and its kernels to compile."""
 
 
 @dataclass(slots=True)
 class Bench:
-    """What cells share: one model's weights, compute alone by (model, length)."""
+    """What cells share: one model's weights, and the host's arena."""
 
     report: Report
     machine: Machine
+    kept: KeptMemory
     host_weights_of: str = ""
     host_weights: HostWeights | None = None
 
@@ -91,36 +70,66 @@ class Bench:
 
 
 def measure(report: Report) -> None:
+    _measure_all(report, DRY_CELLS if report.setting.dry else CELLS)
+
+
+def measure_first(report: Report) -> None:
+    _measure_all(report, DRY_FIRST if report.setting.dry else FIRST)
+
+
+def measure_large(report: Report) -> None:
+    _measure_all(report, DRY_LARGE if report.setting.dry else LARGE)
+
+
+def _measure_all(report: Report, cells: Sequence[Cell]) -> None:
     setting = report.setting
-    bench = Bench(report, profile(setting.out, setting.dry))
-    alone: dict[tuple[str, int], Runs] = {}
-    for cell in DRY_CELLS if setting.dry else CELLS:
-        name = f"{cell.model} {cell.seq} in {format_bytes(cell.budget)}"
+    _compile(report, [cell for cell in cells if not report.knows(_name(cell))][:1])
+    with closing(kept_arena(setting)) as kept:
+        _measure_cells(Bench(report, profile(setting.out, setting.dry), kept), cells)
+
+
+def _measure_cells(bench: Bench, cells: Sequence[Cell]) -> None:
+    report, alone = bench.report, dict[tuple[str, int], Runs]()
+    for cell in cells:
+        name = _name(cell)
         if not report.begin(name, LEAST_LEFT_S[cell.model]):
             continue
         try:
             _measure(bench, cell, name, alone)
         except Exception as error:
             report.failed(name, error)
-        forget_memory(setting)
+        forget_memory(report.setting)
+
+
+def _name(cell: Cell) -> str:
+    return f"{cell.model} {cell.seq} in {format_bytes(cell.budget)}"
+
+
+def _compile(report: Report, cells: Sequence[Cell]) -> None:
+    """What the cells run, by several processes, into Triton's cache: one after the other they would take most of the part's time."""
+    for cell in () if report.setting.dry else cells:
+        began = perf_counter()
+        done = [w.title for w, _, fault in compile_all(model_jobs(cell, False), False, COMPILING_S) if fault is None]
+        report.say(f"{len(done)} kernels of {_name(cell)} compiled in {perf_counter() - began:.1f} s")
 
 
 def _measure(bench: Bench, cell: Cell, name: str, alone: dict[tuple[str, int], Runs]) -> None:
     setting = bench.report.setting
     model = bench.model(cell)
     began = perf_counter()
-    with prepared(setting, model, bench.machine, cell.budget) as ready:
+    with prepared(setting, model, bench.machine, cell.budget, kept=bench.kept) as ready:
         load_s = perf_counter() - began
         with Watched(setting) as watched:
             repeat(ready, Dispatch.STATIC, WARM_UPS)
         times = {Dispatch.STATIC: 3, Dispatch.DYNAMIC: 3, Dispatch.SERIAL: 1}
         runs = {dispatch: repeat(ready, dispatch, 1 if setting.dry else n) for dispatch, n in times.items()}
-        row = _figures(bench, ready, runs, watched)
+        kernels_s = kernels_alone_s(ready)
+        row = {**_figures(bench, ready, runs, watched), "kernels_alone_s": kernels_s, "schedule_s": ready.schedule_s}
         ready_report = ready.planned.report
     del ready
     forget_memory(setting)
     _compute_alone(bench, cell, model, alone)
-    _report(bench, cell, name, runs, alone.get((cell.model, cell.seq)), {**row, "load_s": load_s}, ready_report)
+    _report(bench, cell, name, runs, kernels_s, alone.get((cell.model, cell.seq)), {**row, "load_s": load_s}, ready_report)
 
 
 def _figures(bench: Bench, ready: Prepared, runs: dict[Dispatch, Runs], watched: Watched) -> dict[str, object]:
@@ -131,7 +140,7 @@ def _figures(bench: Bench, ready: Prepared, runs: dict[Dispatch, Runs], watched:
         "walls_s": {dispatch.value: run.walls_s for dispatch, run in runs.items()},
         "predicted_s": ready.planned.report.predicted_s,
         "measured_ratio": runs[Dispatch.STATIC].wall_s / ready.planned.report.predicted_s,
-        "kernels_s": runs[Dispatch.SERIAL].measured.busy_s[Queue.COMPUTE],
+        "serial_compute_s": runs[Dispatch.SERIAL].measured.busy_s[Queue.COMPUTE],
         "h2d_bytes": runs[Dispatch.STATIC].measured.moved_bytes[Queue.H2D],
         "d2h_bytes": runs[Dispatch.STATIC].measured.moved_bytes[Queue.D2H],
         "arena_bytes": ready.device.arena_bytes,
@@ -150,7 +159,7 @@ def _compute_alone(bench: Bench, cell: Cell, model: Model, alone: dict[tuple[str
     if key in alone or not room or need > bench.machine.device_bytes:
         return
     try:
-        with prepared(setting, model, bench.machine, need, passes=3) as ready:
+        with prepared(setting, model, bench.machine, need, 3, bench.kept) as ready:
             repeat(ready, Dispatch.STATIC, 1)
             found = repeat(ready, Dispatch.STATIC, 1)
     except DoesNotFit:  # the host has no room for it
@@ -167,7 +176,14 @@ def _resident_bytes(model: Model) -> int:
 
 
 def _report(
-    bench: Bench, cell: Cell, name: str, runs: dict[Dispatch, Runs], alone: Runs | None, row: dict[str, object], plan: PlanReport
+    bench: Bench,
+    cell: Cell,
+    name: str,
+    runs: dict[Dispatch, Runs],
+    kernels_s: float,
+    alone: Runs | None,
+    row: dict[str, object],
+    plan: PlanReport,
 ) -> None:
     report, static = bench.report, runs[Dispatch.STATIC]
     same = all(torch.equal(static.logits, run.logits) for run in runs.values()) and bool(static.logits.isfinite().all())
@@ -178,13 +194,13 @@ def _report(
     outside = row["driver_outside_arena_bytes"]
     if isinstance(outside, int):
         report.check(f"{name}: memory", outside < MOST_OUTSIDE, f"{outside / 2**20:.0f} MiB of device memory beyond the arena")
-    compute_s = static_kernels_s(runs) if alone is None else alone.wall_s
+    compute_s = kernels_s if alone is None else alone.wall_s
     least_bytes = plan.bytes_bound_h2d
     link_s = least_bytes / link_rate(report.setting.out, bench.machine)
     floor_s = max(compute_s, link_s)
     found = {
         "compute_alone_s": compute_s,
-        "compute_alone_by": "kernels of the serial run" if alone is None else "a pass with everything resident",
+        "compute_alone_by": "its kernels one behind the other, by events" if alone is None else "a pass with everything resident",
         "link_s": link_s,
         "floor_s": floor_s,
         "floor_ratio": static.wall_s / floor_s,
@@ -200,8 +216,3 @@ def _report(
     line += f", ÷ predicted {row['measured_ratio']:.3f}"
     ok = same and (error is None or error <= TOLERANCE)
     report.row(name, ok, "bits equal" + ("" if error is None else f", resident within {error:.1e}"), key, {**row, **found}, line)
-
-
-def static_kernels_s(runs: dict[Dispatch, Runs]) -> float:
-    """Seconds that kernels kept the compute engine, one after the other."""
-    return runs[Dispatch.SERIAL].measured.busy_s[Queue.COMPUTE]

@@ -1,42 +1,54 @@
-"""The peers: transformers' LLaMA over the weights in host memory: everything resident, accelerate, DeepSpeed, the hand-written ring.
+"""The peers: transformers' LLaMA over the weights in host memory: everything resident, accelerate, DeepSpeed, FlexTensor, the hand-written
+ring.
 
-Each maker gives a call that runs one prefill and returns the last position's logits, or raises Missing where the peer is not installed. All
-share one set of host weights; none may take more device memory than its cap (the caller enforces it).
+Each maker gives a Prefill, or raises Missing where the peer is not installed, with the wheel that it takes. All share one set of host
+weights; none may take more device memory than its cap (the caller enforces it).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from bench.gpu.wheels import cure
 from bench.ring import Ring
 
-Prefill = Callable[[Tensor], Tensor]
-"""Token ids [1, seq] on the device → logits [vocab]."""
-
-
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+FLEXTENSOR_PROFILED = 3
+"""Passes that it profiles."""
 
 
 class Missing(Exception):
     """A peer that cannot be tried here, and why."""
 
 
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Token ids [1, seq] on the device → logits [vocab]."""
+
+    run: Callable[[Tensor], Tensor]
+    warm_ups: int = 1
+    """Runs before those that count: one, or as many as a peer takes to see what it is to plan for."""
+    close: Callable[[], object] = lambda: None
+    """Gives back what it holds."""
+
+
 def transformer(
     sizes: Mapping[str, int], weights: Mapping[str, torch.Tensor], dtype: torch.dtype = torch.float16, eps: float = 1e-5, theta: float = 1e4
 ) -> Any:
     """LlamaForCausalLM whose parameters are these very tensors, on the host; tied where there is no head among them."""
-    if find_spec("transformers") is None:
-        raise Missing("transformers is not installed")
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    make_config, make_model = cast(Any, LlamaConfig), cast(Any, LlamaForCausalLM)
+    transformers = _import("transformers")
+    try:
+        make_config, make_model = cast(Any, transformers.LlamaConfig), cast(Any, transformers.LlamaForCausalLM)
+    except Exception as error:  # it loads them now, and what they import
+        raise _missing("transformers", error) from error
     config = make_config(
         hidden_size=sizes["model"],
         intermediate_size=sizes["ffn"],
@@ -98,6 +110,21 @@ def deepspeed_zero3(model: Any, device: torch.device) -> Prefill:
     return _whole(engine.module)
 
 
+def flextensor_offload(model: Any, device: torch.device, most_bytes: int) -> Prefill:
+    """FlexTensor in its memory mode: it sees what a pass uses, profiles passes, and plans which tensors are resident."""
+    flextensor = _import("flextensor")
+    if device.type != "cuda":
+        raise Missing("FlexTensor needs a GPU, even to plan")
+    total = torch.cuda.get_device_properties(device).total_memory
+    modules = ["model.embed_tokens", "model.layers.*", "model.norm", "lm_head"]
+    config = flextensor.OffloadConfig(
+        include_patterns=modules, max_gpu_mem_fraction=most_bytes / total, profiling_iters=FLEXTENSOR_PROFILED, profile_read_only=True
+    )
+    prefill = _whole(flextensor.offload(model, config=config))
+    warm_ups = int(flextensor.get_offload_manager().iters_before_inference) + 1
+    return Prefill(prefill.run, warm_ups, partial(flextensor.release, preserve_model=False))
+
+
 def ring_layers(model: Any) -> list[nn.Module]:
     """What goes through the slots: the layers, and the head as one more."""
     return [*model.model.layers, nn.Sequential(model.model.norm, model.lm_head)]
@@ -124,7 +151,7 @@ def ring(model: Any, host: Sequence[Tensor], device: torch.device, kept: int) ->
 
             return run(x, call)[0, -1]
 
-    return prefill
+    return Prefill(prefill)
 
 
 def _whole(model: Any) -> Prefill:
@@ -133,13 +160,16 @@ def _whole(model: Any) -> Prefill:
             logits: Tensor = model(tokens, logits_to_keep=1, use_cache=False).logits[0, -1]
         return logits
 
-    return prefill
+    return Prefill(prefill)
 
 
 def _import(name: str) -> Any:
-    if find_spec(name) is None:
-        raise Missing(f"{name} is not installed")
     try:
         return import_module(name)
-    except Exception as error:
-        raise Missing(f"{name} does not import: {error}") from error
+    except Exception as error:  # one that is broken raises what it likes
+        raise _missing(name, error) from error
+
+
+def _missing(name: str, error: Exception) -> Missing:
+    known = cure(error.name) if isinstance(error, ModuleNotFoundError) else None
+    return Missing(known or f"{name} does not import: {type(error).__name__}: {' '.join(str(error).split())[:200]}")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -19,17 +20,21 @@ from torch import Tensor
 from bench.gpu.machine_facts import device_used_before
 from bench.gpu.report import Setting
 from bench.results import ROOT
-from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.dtype import RUN_DTYPES, DType
+from einpage.exec.device.stream_memory import KeptMemory
+from einpage.exec.device.streams import COMPUTE, StreamDevice
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.load.inputs import TokenLists
 from einpage.exec.planning.model import Model, open_model
 from einpage.exec.planning.request import PlanRequest
-from einpage.exec.run.choose import DeviceKind, Dispatch, RunOptions
+from einpage.exec.run.choose import DeviceKind, Dispatch, RunOptions, kept_memory
 from einpage.exec.run.prepared import Prepared, prepare_run
+from einpage.memplan.graph.memgraph import Compute, NodeId
 from einpage.memplan.machine.machine import Machine
 
 SPEC = ROOT / "specs" / "llama.yaml"
 POLL_S = 0.005
+KERNEL_PASSES = 2
 WARM_UPS = 2
 """Runs before those that count: the first compiles, the second may record a CUDA graph."""
 
@@ -47,17 +52,25 @@ def opened_tokens(vocab: int, seq: int) -> list[int]:
 
 
 @contextmanager
-def prepared(setting: Setting, model: Model, machine: Machine, budget: int, passes: int | None = None) -> Iterator[Prepared]:
-    """Planned and loaded in fp16 on the setting's device, its own kernels; all memory is given back at the end."""
+def prepared(
+    setting: Setting, model: Model, machine: Machine, budget: int, passes: int | None = None, kept: KeptMemory | None = None
+) -> Iterator[Prepared]:
+    """Planned and loaded in fp16 on the setting's device, its own kernels; all memory is given back at the end, the host's to `kept`
+    where its arena is used. A rehearsal's streams run torch's kernels."""
     kernels = "torch" if setting.dry else "triton"
     options = RunOptions(
         PlanRequest(budget, DType.FP16, ("logits",), passes=passes), device=DeviceKind(setting.device_word), kernels=kernels
     )
-    ready = prepare_run(model, machine, options)
+    ready = prepare_run(model, machine, options, kept=kept)
     try:
         yield ready
     finally:
         ready.close()
+
+
+def kept_arena(setting: Setting) -> KeptMemory:
+    """The host's arena for a part's runs: mapped, backed and registered once. To be closed."""
+    return kept_memory(DeviceKind(setting.device_word))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +94,34 @@ def repeat(ready: Prepared, dispatch: Dispatch, times: int) -> Runs:
         passes = ready.run(dispatch)
         walls += [m.wall_s for m in passes[1:] or passes]
     return Runs(tuple(walls), passes[-1], ready.outputs()["logits"])
+
+
+def kernels_alone_s(ready: Prepared) -> float:
+    """Seconds that the plan's kernels take one behind the other, by the device's own events around all of them: no copy, no wait of the
+    host, and what a launch costs the host is hidden behind the kernel before. On a device without streams, by the wall clock.
+
+    Which bytes a kernel finds in the arena does not change how long it takes, but for indices: those that look up by them are left out.
+    """
+    device = ready.device
+    memgraph = ready.planned.memgraph
+    jobs = {NodeId(i): memgraph.graph.tasks[node.task].job for i, node in enumerate(memgraph.nodes) if isinstance(node, Compute)}
+    nodes = [node for node, job in jobs.items() if job is not None and all(view.dtype in RUN_DTYPES for view in job.reads)]
+    found = []
+    for _ in range(KERNEL_PASSES):
+        if not isinstance(device, StreamDevice):
+            began = perf_counter()
+            for node in nodes:
+                device.compute(node)
+            found.append(perf_counter() - began)
+            continue
+        first = device.driver.record(COMPUTE)
+        for node in nodes:
+            for chunk in range(device.chunks(node)):
+                device.enqueue(node, chunk)
+        last = device.driver.record(COMPUTE)
+        device.driver.synchronize(last)
+        found.append(device.driver.seconds(first, last))
+    return min(found)
 
 
 class Watched:

@@ -7,6 +7,7 @@ same weights), within 2e-2 of the largest; static, dynamic and serial dispatch e
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from bench.gpu.links import profile
 from bench.gpu.report import Report, Setting
 from bench.gpu.runs import SPEC, WARM_UPS, forget_memory, prepared, repeat
+from bench.gpu.weights_file import NoModel, model_file
 from bench.results import ROOT
 from einpage.exec.load.inputs import TokenLists
 from einpage.exec.planning.model import open_model
@@ -22,7 +24,6 @@ from einpage.exec.run.choose import Dispatch
 from einpage.exec.run.prepared import Prepared
 from einpage.memplan.machine.places import Queue
 
-MODEL = ROOT / ".cache" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 REFERENCE = ROOT / "tests" / "data" / "smollm2_reference.json"
 TOLERANCE = 2e-2
 BUDGET = 64 << 20
@@ -33,10 +34,12 @@ LEAST_LEFT_S = 10.0
 
 def measure(report: Report) -> None:
     setting = report.setting
-    path = setting.model or MODEL
-    if not path.is_file():
-        report.lacks("SmolLM2", f"{path.name} is neither in .cache nor named by --model: no answer was checked")
+    try:
+        path = model_file(setting.model)
+    except NoModel as error:
+        report.lacks("SmolLM2", f"{error}; no answer was checked")
         return
+    import_module("gguf")  # here, so that without it the part is absent, once
     prompts = json.loads(REFERENCE.read_text(encoding="utf-8"))["prompts"]
     for prompt in prompts[:1] if setting.dry else prompts:
         if not report.begin(prompt["text"], LEAST_LEFT_S):

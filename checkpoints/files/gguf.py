@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
 
 from einpage.checkpoints.files.checkpoint import (
     StoredBytes,
@@ -51,11 +49,16 @@ _MOST_TEXT = 64 << 20
 _STRING, _ARRAY = 8, 9
 _SCALAR_FORMAT = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
-_FORMATS: dict[int, BlockFormat] = {
-    GGMLQuantizationType.F16: BlockFormat.FP16,
-    GGMLQuantizationType.BF16: BlockFormat.BF16,
-    **{GGMLQuantizationType[f.value.upper()]: f for f in BlockFormat if f.is_quantised},
+_FORMATS = {
+    1: BlockFormat.FP16,
+    2: BlockFormat.Q4_0,
+    3: BlockFormat.Q4_1,
+    8: BlockFormat.Q8_0,
+    12: BlockFormat.Q4_K,
+    14: BlockFormat.Q6_K,
+    30: BlockFormat.BF16,
 }
+"""By GGUF's number of an element type."""
 
 MetadataValue: TypeAlias = "bool | int | float | str"
 
@@ -133,6 +136,9 @@ class GgufFile:
         rows, columns = rows_and_columns(entry.shape)
         assert 0 <= start <= end <= rows, f"{name}: rows {start}:{end} of {rows}"
         row_bytes = columns // elements * nbytes
+        from gguf.constants import GGMLQuantizationType
+        from gguf.quants import dequantize
+
         raw = read_bytes(self.path, entry.offset + start * row_bytes, (end - start) * row_bytes)
         if entry.type == GGMLQuantizationType.F16:
             return raw.view("<f2").reshape(end - start, columns)
@@ -210,6 +216,9 @@ def _read_entry(at: _Cursor) -> tuple[str, GgufTensor]:
 @cache
 def _block(kind: int) -> tuple[int, int] | None:
     """(elements, bytes) of one quantisation block of an element type that can be read as floats; None otherwise."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType  # not at the top: who reads no GGUF needs no such library
+    from gguf.quants import dequantize
+
     try:
         type_ = GGMLQuantizationType(kind)
         elements, nbytes = GGML_QUANT_SIZES[type_]

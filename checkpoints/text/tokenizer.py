@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
-
-from tokenizers import Tokenizer as HubTokenizer
+from typing import TYPE_CHECKING, TypeVar
 
 from einpage.checkpoints.files.checkpoint import WeightError
 from einpage.checkpoints.files.gguf import open_gguf
-from einpage.checkpoints.text.gguf_tokenizer import UnsupportedTokenizer, gguf_tokenizer
 from einpage.einsum_front.base.errors import EinpageError, UsageError
 from einpage.einsum_front.base.files import read_bytes
 from einpage.einsum_front.base.json_text import JsonError, parsed
+
+if TYPE_CHECKING:  # who gives token ids needs no such library
+    from tokenizers import Tokenizer as HubTokenizer
 
 Result = TypeVar("Result")
 
@@ -147,6 +147,8 @@ def load_tokenizer(where: str) -> Tokenizer:
 
 
 def _from_json(path: Path) -> Tokenizer:
+    from tokenizers import Tokenizer as HubTokenizer
+
     backend = _called(lambda: HubTokenizer.from_file(str(path)), f"{path}: not a tokenizer")
     backend.no_padding()
     backend.no_truncation()
@@ -154,19 +156,21 @@ def _from_json(path: Path) -> Tokenizer:
 
 
 def _from_gguf(path: Path) -> Tokenizer:
+    from einpage.checkpoints.text.gguf_tokenizer import UnsupportedTokenizer, gguf_tokenizer
+
     file = open_gguf(path)
     try:
-        found = _called(lambda: gguf_tokenizer(file), f"{path}: corrupt tokenizer")
+        found = _called(lambda: gguf_tokenizer(file), f"{path}: corrupt tokenizer", UnsupportedTokenizer)
     except UnsupportedTokenizer as error:
         raise TokenizerError(f"{path}: {error}; {CURE}") from error
     return Tokenizer(found.backend, found.prefix, found.suffix)
 
 
-def _called(call: Callable[[], Result], failed: str) -> Result:
+def _called(call: Callable[[], Result], failed: str, expected: type[Exception] = EinpageError) -> Result:
     """What `call` returns; TokenizerError where the library raises plain Exception, or panics."""
     try:
         return call()
-    except (EinpageError, UnsupportedTokenizer, KeyboardInterrupt, SystemExit):
+    except (EinpageError, ImportError, KeyboardInterrupt, SystemExit, expected):
         raise
     except BaseException as error:  # a panic of the library is no Exception
         raise TokenizerError(f"{failed}: {error}; {CURE}") from error

@@ -9,14 +9,15 @@ import json
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import ValidationError
+from typing import TYPE_CHECKING, Any
 
 from einpage.einsum_front.base.errors import Span, SpecError, did_you_mean, listing
 from einpage.einsum_front.spec.source import SourceFile
 from einpage.einsum_front.spec.yamltree import YamlMapping, YamlNode, YamlScalar, YamlSequence, json_value
+
+if TYPE_CHECKING:  # what reads no spec needs no such library
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import ValidationError
 
 _SCHEMA = Path(__file__).parents[2] / "specs" / "schema.json"
 _KINDS = {
@@ -31,6 +32,8 @@ _KINDS = {
 
 @cache
 def _validator() -> Draft202012Validator:
+    from jsonschema import Draft202012Validator
+
     return Draft202012Validator(json.loads(_SCHEMA.read_text(encoding="utf-8")))
 
 

@@ -47,7 +47,7 @@ class NotFiniteWeight:
     """The first."""
 
 
-BLOCK_BYTES = 2 << 20
+BLOCK_BYTES = 4 << 20
 """Of a block as float32. Dequantising takes up to four times that for a moment, in each thread."""
 MOST_THREADS = 16
 """That fill at once."""

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from einpage.checkpoints.files.checkpoint import rows_and_columns
 from einpage.checkpoints.files.safetensors import open_safetensors
@@ -291,7 +290,7 @@ def _read_binary(path: Path, name: str, origin: str) -> NDArray[Any]:
         return _read_safetensors(path, name)
     except OSError as error:
         raise InputError(f"{origin}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, EOFError, TypeError, SyntaxError, OverflowError, RecursionError, tokenize.TokenError, SafetensorError) as error:
+    except (ValueError, EOFError, TypeError, SyntaxError, OverflowError, RecursionError, tokenize.TokenError) as error:
         told = " ".join(str(error).split())[:_MOST_TOLD]
         raise InputError(f"{origin}: not a readable {path.suffix} file: {told}") from error
     except EinpageError as error:
@@ -340,8 +339,13 @@ def _read_safetensors(path: Path, name: str) -> NDArray[Any]:
     shape = file.tensors[held]
     if file.fault(held) is None:
         return file.read_rows(held, 0, rows_and_columns(shape)[0]).reshape(shape)
-    with safe_open(path, "np") as integers:
-        array: NDArray[Any] = integers.get_tensor(held)
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "np") as integers:
+            array: NDArray[Any] = integers.get_tensor(held)
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
     return array
 
 

@@ -31,7 +31,14 @@ NAMED_S, GUESSED_S, ALL_S = 300.0, 600.0, 3600.0
 TEST_S = 60
 """How long a single test may run: a slip may make a loop endless."""
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv*", ".cache", "__pycache__", ".*_cache", ".hypothesis")
-PREFIX = {"einsum_front": "front", "checkpoints": "checkpoints", "memplan": "memplan", "kernels": "kernels", "exec": "exec"}
+PREFIX = {
+    "einsum_front": "front",
+    "checkpoints": "checkpoints",
+    "memplan": "memplan",
+    "kernels": "kernels",
+    "exec": "exec",
+    "bench": "bench",
+}
 IMPORTED = (
     "pytest",
     "hypothesis",

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("einsum_front", "checkpoints", "memplan", "kernels", "exec")
+FOLDERS = ("einsum_front", "checkpoints", "memplan", "kernels", "exec", "bench")
 
 
 @dataclass(frozen=True, slots=True)
