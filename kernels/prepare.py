@@ -139,7 +139,7 @@ def numbers_of(blocks: Tensor, stored: Stored, shape: tuple[int, ...]) -> Tensor
 
 def triton_version() -> str:
     """What times of the generated kernels depend on beside the GPU."""
-    from einpage.kernels.launch.kernels_version import triton_kernels_version
+    from einpage.kernels.tiles.kernels_version import triton_kernels_version
 
     return triton_kernels_version()
 

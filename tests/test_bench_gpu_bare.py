@@ -297,7 +297,7 @@ def test_outcomes_that_an_earlier_process_has_are_not_made_again(tmp_path: Path)
     kept = tmp_path / "outcomes"
     kept.write_text('{"test": "test_some.py::test_it[0]", "outcome": "passed", "said": ""}\n{"test": "cut')
     words = [sys.executable, "-m", "pytest", "-q", "-p", "bench.gpu.outcomes", "--outcomes", str(kept), "-p", "no:cacheprovider"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")} | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([*words, "test_some.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert "4 passed, 1 skipped, 1 deselected" in done.stdout, done.stdout
     assert len(outcomes.read(kept)) == 6

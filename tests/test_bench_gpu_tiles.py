@@ -13,7 +13,8 @@ import torch
 pytest.importorskip("triton")
 
 from bench.gpu import tiles
-from bench.gpu.cases import Case, product, product_job
+from bench.gpu.cases import Case, product
+from bench.gpu.plain_products import product_job
 from bench.gpu.report import Report, Setting
 from bench.gpu.tiles import Table, Trial, is_risky, offered
 from einpage.einsum_front.base.dtype import DType

@@ -104,7 +104,9 @@ class BoundKernel:
     check = None
     bound = 0
 
-    def __init__(self, job: Any) -> None:
+    ways = ()
+
+    def __init__(self, job: Any, choices: Any = None) -> None:
         self._kernel = prepare(job)
 
     def warm(self, operands: Any, result: Any) -> None:
@@ -158,7 +160,7 @@ def test_nothing_is_made_or_bound_or_scheduled_in_later_passes(monkeypatch: pyte
 
 def test_one_record_a_node_and_the_waits_of_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = long_plan(50)
-    monkeypatch.setattr(streams, "prepare_launches", lambda job: BoundKernel.__new__(BoundKernel))
+    monkeypatch.setattr(streams, "prepare_launches", lambda *_: BoundKernel.__new__(BoundKernel))
     monkeypatch.setattr(BoundKernel, "bind", lambda *_: BoundLaunch(lambda: None))
     driver = CountingDriver()
     host = filled_host(plan, {t.value: np.zeros(64, np.float32) for t in plan.graph.tensors})

@@ -31,8 +31,9 @@ from einpage.exec.run import choose
 from einpage.exec.run.choose import DeviceKind, RunOptions
 from einpage.exec.run.generation import Conversation, Generation
 from einpage.exec.run.loaded_model import KEPT, LoadedModel, ReadyPhase
+from einpage.memplan import plan as memplan_plan
 from einpage.memplan.graph.memgraph import NodeId
-from einpage.memplan.graph.simulate import all_moved_bytes
+from einpage.memplan.graph.simulate import all_moved_bytes, simulate
 from einpage.memplan.machine.places import Queue
 from fake_driver import FakeDriver
 from hand_plan import hand_plan
@@ -176,14 +177,19 @@ def test_a_first_token_is_hardly_later_for_what_stays(opening: Opened) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kib", "later", "is_beside"),
+    ("kib", "later", "joins", "is_beside"),
     [
-        pytest.param(64, 1.1, True, id="a first token 3 % later"),
-        pytest.param(64, 1.0, False, id="no later allowed"),
-        pytest.param(48, 10.0, False, id="slower than alone and loading what stays"),
+        pytest.param(64, 1.1, True, True, id="a first token 3 % later"),
+        pytest.param(64, 1.0, True, False, id="no later allowed"),
+        pytest.param(48, 10.0, False, False, id="slower than alone and loading what stays"),
     ],
 )
-def test_prompts_are_read_beside_what_stays_where_that_pays(kib: int, later: float, is_beside: bool) -> None:
+def test_prompts_are_read_beside_what_stays_where_that_pays(
+    kib: int, later: float, joins: bool, is_beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without joined loads there is a budget at which it does not."""
+    if not joins:
+        monkeypatch.setattr(memplan_plan, "with_joined_loads", lambda memgraph, machine: (memgraph, simulate(memgraph, machine).makespan_s))
     with patch.object(text_lengths, "LEAST_POSITIONS", 3), patch.object(plan_set, "LATER_FIRST_TOKEN", later):
         found = opened(RAGGED, 8, kib << 10).plans.first
     assert (found.first is not None) == found.planned.memgraph.loops == is_beside

@@ -170,6 +170,13 @@ def test_a_weight_that_something_else_reads_too_is_numbers(tmp_path: Path) -> No
     model = einpage.load_spec(spec, weights=tmp_path / "m.safetensors")
     planned = einpage.plan(model, budget="1MiB", weights_as="stored", outputs=["o", "q", "r"])
     assert {v.name for v in planned.graph.values if isinstance(v.element_type, Stored)} == {"v"}
+    both = [
+        einpage.run(
+            model, budget="1MiB", weights_as=form, outputs=["r"], device="cpu", machine="cpu", inputs={"x": torch.ones(4, 64)}
+        ).outputs["r"]
+        for form in ("stored", "run")
+    ]
+    assert torch.allclose(*both, rtol=1e-5, atol=1e-4)
 
 
 def test_a_scale_that_is_no_number_is_told(tmp_path: Path, machine: Machine) -> None:
@@ -194,8 +201,26 @@ def test_plans_are_saved_and_verified_with_the_checkpoint(
     assert "verified" in ran(capsys, "verify", out)[0]
     _, error = ran(capsys, "verify", out, "--spec", "llama", status=2)
     assert "give that too, as --weights PATH" in error
-    _, error = ran(capsys, "verify", out, "--spec", "llama", "--weights", str(llamas["q8_0"]), status=2)
-    assert "element_type" in error or "OTHER_GRAPH" in error
+    said, error = ran(capsys, "verify", out, "--spec", "llama", "--weights", str(llamas["q8_0"]), status=2)
+    assert "element_type is q4_0 rows 1 fp32, and should be q8_0 rows 1 fp32" in said + error
+    text = Path(out).read_text(encoding="utf-8")
+    for wrong in ("q4_0 rows 0 fp32", "q4_0 rows 9 fp32", f"q4_0 rows {'9' * 30} fp32", "q4_0 rows 1 int32", "q6_k rows 1 fp32"):
+        Path(out).write_text(text.replace("q4_0 rows 1 fp32", wrong), encoding="utf-8")
+        assert "damaged plan file" in ran(capsys, "verify", out, status=2)[1], wrong
+    for wrong in ('"foo"', "[1]", "null"):
+        Path(out).write_text(
+            text.replace('"weights_as":"auto"', f'"weights_as":{wrong}').replace('"weights_as": "auto"', f'"weights_as": {wrong}'),
+            encoding="utf-8",
+        )
+        assert "its recipe has no 'weights_as'" in ran(capsys, "verify", out, "--spec", "llama", "--weights", weights, status=2)[1], wrong
+
+
+def test_what_has_no_effect_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("plan", "llama", "--budget", "4MiB", "--weights-as", "stored", "--set", "layers=1", "--set", "seq=5", "--set", "model=64")
+    words += ("--set", "heads=4", "--set", "ffn=96", "--set", "vocab=96")
+    for weights in ((), ("--weights", "random:0")):
+        assert "--weights-as stored has no effect" in ran(capsys, *words, *weights)[1]
+    assert "no effect" not in ran(capsys, *words[:4], *words[6:])[1]
 
 
 def test_blocks_are_cut_between_them(llamas: dict[str, Path]) -> None:

@@ -72,6 +72,8 @@ FORMS: dict[str, tuple[str, ...]] = {
     "comparison": ("o[b,s,m] = x[b,s,m] * (y[b,s,m] > 0.1) + (x[b,s,m] < 0) * (not y[b,s,m] > 0 or x[b,s,m] > 1)",),
     "sum": ("o[b,m] = sum[s](x[b,s,m])",),
     "sum without a letter": ("o[b,m] = sum[s](where(1, g[m], s))",),
+    "sum of what lacks a letter": ("o[b,m] = sum[s](x[b,s,m] + g[m])",),
+    "two indices of one letter": ("o[b,z] = square[z + 1,z + 2] * c",),
     "sum over all": ("o = sum[b,s,m](x[b,s,m] * y[b,s,m]**2)",),
     "reductions without a letter": (
         "r[m] = mean[s](where(1, g[m], s)) * max[s](where(1, g[m], s)) * min[s](where(1, c, s))",
@@ -102,7 +104,7 @@ FORMS: dict[str, tuple[str, ...]] = {
     "where by data": ("o[b,s,m] = where(x[b,s,m] > y[b,s,m], x[b,s,m] * g[m], y[b,s,m])",),
     "where in a product": ("o[b,s,n] = where(s < lengths[b], x[b,s,m], 0) * w[n,m]",),
     "what a condition discards": ("o[b,s,m] = where(x[b,s,m] > 0, sqrt(x[b,s,m]) + log(x[b,s,m]), 0) + where(s > 0, y[b,s,m] / s, 0)",),
-    "what a condition discards of a factor": ("o[b,m] = sum[s](where(x[b,s,m] > 0, y[b,s,m] * log(x[b,s,m]), 0))",),
+    "what a condition discards of a factor": ("o[b,m] = sum[s](where(x[b,s,m] > 0, g[m] * log(x[b,s,m]), 0))",),
     "and in a sum": ("o[b,m] = sum[s](where(x[b,s,m] > 0, log(x[b,s,m]), 0) * y[b,s,m])",),
     "number as an index": ("o[b,m] = q[b,2,0,m] * sum[s](q[b,s,1,m]) + q[b,s,0,m] * x[b,s,m]",),
     "one element": ("o[b] = x[b,0,1] * square[1,2] + x[b,4,0]",),
@@ -208,7 +210,7 @@ def test_a_form_of_the_language(name: str) -> None:
 def test_what_a_condition_discards_has_a_finite_gradient() -> None:
     for name in DISCARDED:
         program = form_program(*FORMS[name])
-        found = own_gradients(program, ["x", "y"], with_towards(program, data_of(program, 7), 7))
+        found = own_gradients(program, reachable(program), with_towards(program, data_of(program, 7), 7))
         assert all(torch.isfinite(g).all() and g.any() for g in found.values()), name
 
 

@@ -150,6 +150,20 @@ def test_a_sum_over_rows_and_a_layer_of_several(format: BlockFormat, rows: int) 
         assert_right(stored.numbers, out)
 
 
+@pytest.mark.parametrize("format", [BlockFormat.Q4_1, BlockFormat.Q6_K, BlockFormat.BF16])
+@pytest.mark.parametrize("products", EACH)
+def test_a_weight_times_itself(format: BlockFormat, products: Products) -> None:
+    """r[k,d] = v[k,j] * v[d,j] in several panels, and p[k,q] = w[0,k,j] * w[2,q,j]: both factors are rows of one weight."""
+    n, rows = 2 * max(32, format.elements), (600 << 10) // (8 * max(32, format.elements)) + 70
+    whole = contract(ld("v", *"kj"), ld("v", *"dj"), "j", "kd", {"k": rows, "d": rows, "j": n}, (view("v", rows, n),))
+    slices = contract(ld("v", Num(0), *"kj"), ld("v", Num(2), *"qj"), "j", "kq", {"k": 30, "q": 20, "j": n}, (view("v", 3, 30, n),))
+    for case in (whole, slices):
+        stored = StoredCase(case, {"v": Stored(format, 1, DType.FP32)}, seed=9)
+        out = case.poisoned()
+        computed(stored.job, stored.operands(), out, products)
+        assert_right(stored.numbers, out)
+
+
 def test_a_part_of_a_row_that_no_block_ends_at() -> None:
     """A task of a chain sums over 24 of 64 numbers; its tile holds whole blocks."""
     case = contract(ld("x", *"rk"), ld("w", *"ck"), "k", "rc", {"r": 4, "k": (8, 32), "c": 6}, (view("x", 4, 64), view("w", 6, 64)))

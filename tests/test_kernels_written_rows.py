@@ -136,7 +136,7 @@ def test_what_it_does_not_read_in_one_piece_is_left_to_maps() -> None:
     of = job()
     strangers = (
         job(cut=True),
-        replace(of, result=replace(of.result, dtype=BF)),
+        replace(of, result=replace(of.result, element_type=BF)),
         replace(of, reads=(view("at", BATCH, dtype=F), *of.reads[1:])),
     )
     for stranger in strangers:

@@ -33,8 +33,6 @@ from einpage.kernels.tiles.target import Target
 
 MOST_PROCESSES = 12
 SPARE_S = 4.0
-END_S = 2.0
-"""How long a process that compiles is given to end by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +66,10 @@ def compile_all(jobs: Sequence[Wanted], dry: bool, seconds: float) -> Iterator[t
     except (PoolTimeout, BrokenProcessPool):  # the latter where a compiler takes its process along
         return
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in active_children():  # each holds some of the device's memory, which would count as a run's
-            process.join(END_S)
-            if process.is_alive():
+        if not all(future.done() for future in futures):
+            for process in active_children():  # each holds some of the device's memory, which would count as a run's
                 process.kill()
-                process.join()
+        pool.shutdown(cancel_futures=True)
 
 
 def wanted(report: Report) -> list[Wanted]:

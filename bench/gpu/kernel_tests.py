@@ -73,10 +73,11 @@ def measure(report: Report) -> None:
 
 
 def command(dry: bool, folder: Path, path: Path) -> list[str]:
-    """pytest's, on as many processes as there are cores."""
+    """pytest's, on as many processes as there are cores; of plugins only ours and these two, whatever else is installed, or half so."""
     processes = min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
-    along = ["-n", str(processes), "--dist", "load"] if not dry and all(map(find_spec, ("xdist", "execnet"))) else []
-    ends = ["-o", "timeout=60"] if find_spec("pytest_timeout") else []
+    along = ["-p", "xdist.plugin"] if all(map(find_spec, ("xdist", "execnet"))) else []
+    along += ["-n", str(processes), "--dist", "load"] if along and not dry else []
+    ends = ["-p", "pytest_timeout", "-o", "timeout=60"] if find_spec("pytest_timeout") else []
     words = [sys.executable, "-m", "pytest", "-q", "-c", str(folder / "pytest.ini"), "--rootdir", str(ROOT), *ends, *along]
     return [*words, "-p", "no:cacheprovider", "-p", "bench.gpu.outcomes", "--outcomes", str(path), *(DRY if dry else REAL)]
 
@@ -84,7 +85,7 @@ def command(dry: bool, folder: Path, path: Path) -> list[str]:
 def _run(report: Report, folder: Path, path: Path, seconds: float) -> int | None:
     """The exit status; None where it had to be interrupted. Meanwhile the report has what there is."""
     dry = report.setting.dry
-    environment = {**os.environ, "TRITON_INTERPRET": "1" if dry else "0"}
+    environment = {**os.environ, "TRITON_INTERPRET": "1" if dry else "0", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     until, seen = perf_counter() + max(1.0, seconds), -1
     process = subprocess.Popen(command(dry, folder, path), cwd=ROOT, env=environment)
     while (status := process.poll()) is None and perf_counter() < until:

@@ -27,8 +27,9 @@ from einpage.exec.dispatch.engine import Measured
 from einpage.exec.load.inputs import TokenLists
 from einpage.exec.planning.model import Model, open_model
 from einpage.exec.planning.request import PlanRequest
-from einpage.exec.run.choose import DeviceKind, Dispatch, RunOptions, kept_memory
+from einpage.exec.run.choose import DeviceKind, Dispatch, RunOptions, choices_for, kept_memory
 from einpage.exec.run.prepared import Prepared, prepare_run
+from einpage.kernels.tiles.target import AS_IT_IS
 from einpage.memplan.graph.memgraph import Compute, NodeId
 from einpage.memplan.machine.machine import Machine
 
@@ -58,9 +59,10 @@ def prepared(
     """Planned and loaded in fp16 on the setting's device, its own kernels; all memory is given back at the end, the host's to `kept`
     where its arena is used. A rehearsal's streams run torch's kernels."""
     kernels = "torch" if setting.dry else "triton"
-    options = RunOptions(
-        PlanRequest(budget, DType.FP16, ("logits",), passes=passes), device=DeviceKind(setting.device_word), kernels=kernels
-    )
+    kind = DeviceKind(setting.device_word)
+    choices, refused = (AS_IT_IS, None) if setting.dry else choices_for(None, kind, DType.FP16)
+    request = PlanRequest(budget, DType.FP16, ("logits",), passes=passes)
+    options = RunOptions(request, device=kind, kernels=kernels, choices=choices, tiles_refused=refused)
     ready = prepare_run(model, machine, options, kept=kept)
     try:
         yield ready

@@ -29,8 +29,8 @@ from einpage.einsum_front.graph.job import AttentionJob, ContractJob, Job
 from einpage.exec.load.kept_tiles import kept_tiles, save_tiles
 from einpage.kernels.launch.candidates import candidates, shape_of
 from einpage.kernels.launch.kernel import TritonKernel, launches_of, triton_kernel
-from einpage.kernels.launch.kernels_version import triton_kernels_version
 from einpage.kernels.launch.this_gpu import current_target
+from einpage.kernels.tiles.kernels_version import triton_kernels_version
 from einpage.kernels.tiles.measured_tiles import MeasuredTile, MeasuredTiles
 from einpage.kernels.tiles.target import Target
 

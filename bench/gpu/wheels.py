@@ -51,7 +51,7 @@ NEEDED = (
     Needed("pytest", "pytest", ("tests",)),
     Needed("pluggy", "pluggy", ("tests",)),
     Needed("iniconfig", "iniconfig", ("tests",)),
-    Needed("packaging", "packaging", ("tests", "peers")),
+    Needed("packaging", "packaging", ("peers",)),
     Needed("Pygments", "pygments", ("tests",)),
     Needed("hypothesis", "hypothesis", ("tests",)),
     Needed("sortedcontainers", "sortedcontainers", ("tests",)),

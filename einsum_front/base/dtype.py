@@ -135,6 +135,10 @@ class Stored:
         """Elements of a row of a tile of this shape."""
         return prod(shape[len(shape) - self.row_dims :])
 
+    def holds(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tile of this shape can be of this type: it has rows, of whole blocks."""
+        return 1 <= self.row_dims <= len(shape) and self.row_elements(shape) % self.format.elements == 0
+
     def may_end_at(self, dim: int, index: int, shape: tuple[int, ...]) -> bool:
         """Whether tiles of a value of `shape` may begin or end at `index` of dimension `dim`: rows are cut along the outermost of
         their dimensions alone, between blocks."""
@@ -159,10 +163,13 @@ def as_run(type: ElementType) -> DType:
     return type.dtype if isinstance(type, Stored) else type
 
 
-def element_type(word: str) -> ElementType:
-    """The type whose `value` is `word`. Raises ValueError."""
+def element_type(word: str, shape: tuple[int, ...]) -> ElementType:
+    """The type whose `value` is `word`, of a value or a tile of `shape`. Raises ValueError, also where that is not of whole blocks."""
     match word.split():
-        case [format, "rows", row_dims, dtype] if row_dims.isascii() and row_dims.isdigit():
-            return Stored(BlockFormat(format), int(row_dims), DType(dtype))
+        case [format, "rows", row_dims, dtype] if row_dims.isascii() and row_dims.isdigit() and DType(dtype) in RUN_DTYPES:
+            found = Stored(BlockFormat(format), int(row_dims), DType(dtype))
+            if not found.holds(shape):
+                raise ValueError(f"{list(shape)} is not of whole blocks of {word}")
+            return found
         case _:
             return DType(word)

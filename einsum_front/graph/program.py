@@ -66,6 +66,14 @@ class WeightsAs(Enum):
     QUANTISED = "auto"
     """As stored where several numbers share a scale; else as numbers of the run's dtype."""
 
+    @staticmethod
+    def of_recipe(word: object) -> WeightsAs:
+        """What a plan file's recipe says. Raises KeyError for a word that is none."""
+        found = next((form for form in WeightsAs if form.value == word), None)
+        if found is None:
+            raise KeyError("weights_as")
+        return found
+
     def wants_stored(self, weight: Weight, dtype: DType) -> bool:
         """Whether `weight` is wanted as it is stored. What is stored in the run's dtype is that anyway."""
         if self is WeightsAs.RUN or weight.stored is None or weight.stored.format.value == dtype.value:

@@ -198,7 +198,7 @@ def saved_plans(a: argparse.Namespace) -> SavedTexts:
         )
         a.dtype, a.budget = DType(recipe["dtype"]).value, str(count_of(recipe["budget_bytes"]))
         a.set = [f"{name}={value}" for name, value in recipe["settings"].items()]
-        a.weights_as = WeightsAs(recipe["weights_as"]).value
+        a.weights_as = WeightsAs.of_recipe(recipe.get("weights_as", WeightsAs.RUN.value)).value
         a.no_fuse = ",".join(map(str, recipe["no_fuse"])) or None
     return SavedTexts(saved.plans, texts)
 

@@ -113,6 +113,10 @@ def weights_as_of(word: str | None, takes_blocks: bool) -> WeightsAs:
         return WeightsAs.QUANTISED if takes_blocks else WeightsAs.RUN
     found = WeightsAs(word)
     if found is not WeightsAs.RUN and not takes_blocks:
+        if found is WeightsAs.QUANTISED:
+            raise UsageError(
+                "this plan keeps weights as they are stored, and Triton's kernels read numbers: say --device cpu, or plan for a GPU"
+            )
         raise UsageError(f"--weights-as {word}: Triton's kernels read numbers; say --weights-as run, or --device cpu")
     return found
 

@@ -25,7 +25,7 @@ from einpage.einsum_front.graph.trace_file import read_trace
 from einpage.exec.command.machine import machine_facts
 from einpage.exec.command.options import files_read, names_of, no_fuse_of, pieces_of, request_of, settings_of, weights_as_of, write_timeline
 from einpage.exec.planning.advice import Advice, advice
-from einpage.exec.planning.judged_plan import Planned, Planner, plan_tasks
+from einpage.exec.planning.judged_plan import Planned, Planner, plan_tasks, stored_warnings
 from einpage.exec.planning.model import SIZES, Model, open_model, refuse_lacking_sizes, refuse_option_positions, shown_training
 from einpage.exec.planning.plan_set import PlannedSet, plan_texts, resident_weights
 from einpage.exec.planning.task_graph import split_as_told
@@ -65,7 +65,9 @@ def plan_command(a: argparse.Namespace) -> int:
         planned = plans.planned(a, budget, began, pace)
         helps = advice_for(a, planned, plans)
     machine = planned.machine
-    warnings = [*planned.warnings]
+    warnings = (
+        [*planned.warnings, *stored_warnings(planned, weights_as_of(a.weights_as, machine.is_cpu))] if not a.graph else [*planned.warnings]
+    )
     if budget > machine.device_bytes:
         warnings.append(f"budget {format_bytes(budget)} is more than the {format_bytes(machine.device_bytes)} of {machine.name}")
     write_each(
@@ -117,11 +119,12 @@ def _plan_set_command(a: argparse.Namespace, began: float) -> int:
         refuse_option_positions(model_at, texts.batch, "--generate", a.generate)
         plans = plan_texts(model_at, machine, request, texts, told.planning)
     plan_s = perf_counter() - began
+    warnings = [*first.warnings, *stored_warnings(plans.first.planned, request.weights_as)]
     write_each(((a.out, lambda path: save_plan_set(path, plans.plan_set, set_recipe(a, plans, rest, machine))),))
     if a.json:
-        print(json.dumps({**set_facts(plans), "plan_s": plan_s, "warnings": [*first.warnings]}))
+        print(json.dumps({**set_facts(plans), "plan_s": plan_s, "warnings": warnings}))
         return 0
-    for warning in first.warnings:
+    for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     print(set_text(plans, plan_s))
     return 0

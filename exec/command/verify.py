@@ -124,7 +124,7 @@ def wanted_graph(a: argparse.Namespace, recipe: Mapping[str, Any]) -> TaskGraph 
 
 def _weights_as(a: argparse.Namespace, recipe: Mapping[str, Any]) -> WeightsAs:
     """In which form a plan has its weights. Raises UsageError where only the checkpoint can say how they are stored, and none is given."""
-    found = WeightsAs(recipe.get("weights_as", WeightsAs.RUN.value))
+    found = WeightsAs.of_recipe(recipe.get("weights_as", WeightsAs.RUN.value))
     if found is not WeightsAs.RUN and not a.weights:
         raise UsageError(f"{a.plan} keeps weights as their checkpoint stores them: give that too, as --weights PATH")
     return found

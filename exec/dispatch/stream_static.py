@@ -77,7 +77,7 @@ class EnqueueList:
     """[item] Frees that come after it, and perhaps after others."""
     wait_pairs: tuple[NDArray[np.intp], NDArray[np.intp]]
     """`waits`, flat: items, and those that they wait for."""
-    freeing: tuple[NDArray[np.intp], NDArray[np.intp]]
+    free_pairs: tuple[NDArray[np.intp], NDArray[np.intp]]
     """`frees`, flat: Frees, and the items before them."""
     is_final: bool
     """Whether every group is replayed that can be: another list would be the same."""
@@ -106,8 +106,8 @@ def enqueue_list(device: StreamDevice, plan: Schedule, in_order: Sequence[Group]
             number += 1
     ranges = tuple(range(start, start + len(engine)) for start, engine in zip(first, plan.engines, strict=False))
     frees = tuple(item.frees for item in items)
-    wait_pairs, freeing = _flat(waits), _flat(frees)[::-1]
-    return EnqueueList(device, tuple(steps), ranges, tuple(item.node for item in items), waits, frees, wait_pairs, freeing, is_final)
+    wait_pairs, free_pairs = _flat(waits), _flat(frees)[::-1]
+    return EnqueueList(device, tuple(steps), ranges, tuple(item.node for item in items), waits, frees, wait_pairs, free_pairs, is_final)
 
 
 def _flat(lists: Sequence[Sequence[int]]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -219,7 +219,7 @@ class _StreamStaticRun(StreamRun):
         started, finished = np.asarray(self.run.started), np.asarray(self.run.finished)
         nodes = np.array(listed.nodes, np.intp)
         started[nodes], finished[nodes] = np.minimum(start_s, end_s), end_s
-        free, last = listed.freeing
+        free, last = listed.free_pairs
         finished[free] = 0.0
         np.maximum.at(finished, free, end_s[last])
         started[free] = finished[free]

@@ -14,11 +14,11 @@ from math import prod
 from time import perf_counter
 from typing import TypeAlias
 
-from einpage.einsum_front.base.dtype import Stored
+from einpage.einsum_front.base.dtype import BlockFormat, Stored
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.choose.working_set import WorkingSets
 from einpage.einsum_front.graph.packed import packed
-from einpage.einsum_front.graph.program import Program, Weight, needed
+from einpage.einsum_front.graph.program import Program, Weight, WeightsAs, needed
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import fused, split_for
@@ -129,6 +129,14 @@ def compacted(planned: Planned) -> Planned:
     """`planned` with its graph in packed arrays: a run keeps it in memory beside the weights."""
     graph = packed(planned.graph)
     return replace(planned, graph=graph, memgraph=replace(planned.memgraph, graph=graph))
+
+
+def stored_warnings(planned: Planned, weights_as: WeightsAs) -> tuple[str, ...]:
+    """A warning where weights are to be kept as they are stored, and none is."""
+    if weights_as is not WeightsAs.STORED or planned.report.weight_formats:
+        return ()
+    known = ", ".join(format.value for format in BlockFormat)
+    return (f"--weights-as stored has no effect: no weight of this plan has a checkpoint's rows in blocks that are kept ({known})",)
 
 
 def refuse_full_host(program: Program, machine: Machine, request: PlanRequest) -> None:

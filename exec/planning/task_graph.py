@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from enum import Enum
 
 from einpage.einsum_front.algebra.expr import Letter, Num
 from einpage.einsum_front.base.collection import garbage_collection_paused
-from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.dtype import DType, Stored
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import format_bytes
 from einpage.einsum_front.choose.best_first import coarsened, least_of_all, smallest_first
@@ -221,7 +222,7 @@ def difference(found: TaskGraph, wanted: TaskGraph) -> str | None:
     for name in ("name", "dtype", "split", "outputs"):
         has, should = getattr(found, name), getattr(wanted, name)
         if has != should:
-            return f"the graph's {name} is {has!r}, and should be {should!r}"
+            return f"the graph's {name} is {_told(has)}, and should be {_told(should)}"
     plain = replace(wanted, tasks=tuple(replace(task, job=None) for task in wanted.tasks))
     for name in ("values", "ops", "tensors", "tasks"):
         has, should = getattr(found, name), getattr(plain, name)
@@ -231,5 +232,10 @@ def difference(found: TaskGraph, wanted: TaskGraph) -> str | None:
             for field in fields(one):
                 a, b = getattr(one, field.name), getattr(other, field.name)
                 if a != b:
-                    return f"{name} {i}: {other.name}: {field.name} is {a!r}, and should be {b!r}"
+                    return f"{name} {i}: {other.name}: {field.name} is {_told(a)}, and should be {_told(b)}"
     return None
+
+
+def _told(value: object) -> str:
+    """For messages: words without their class."""
+    return str(value.value) if isinstance(value, Enum | Stored) else repr(value)

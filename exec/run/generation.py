@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.exec.load.inputs import LENGTHS, TOKENS, TokenLists, bind_inputs, refuse_ids_outside
-from einpage.exec.planning.judged_plan import MachineSource, least_host_bytes
+from einpage.exec.planning.judged_plan import MachineSource, least_host_bytes, stored_warnings
 from einpage.exec.planning.model import AT, ModelAt, asked, opened, refuse_positions
 from einpage.exec.planning.plan_set import PlannedPhase, PlannedSet, Planning, plan_texts
 from einpage.exec.planning.text_lengths import Bucket, TextLengths
@@ -93,7 +93,11 @@ class Generation:
         with loaded.alone():
             loaded.grow_to(plans.host_bytes)
             loaded.load(plans.first.model, plans.first.planned.memgraph)
-        self.warnings = (*plans.first.model.warnings, *weight_warnings(loaded.not_finite, options.plan.dtype))
+        self.warnings = (
+            *plans.first.model.warnings,
+            *stored_warnings(plans.first.planned, options.plan.weights_as),
+            *weight_warnings(loaded.not_finite, options.plan.dtype),
+        )
         self.figures = GenerationFigures()
 
     def close(self) -> None:

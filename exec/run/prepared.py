@@ -29,7 +29,15 @@ from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.exec.dispatch.serial import SerialDispatcher
 from einpage.exec.load.fill import NotFiniteWeight, fill
 from einpage.exec.load.inputs import bind_inputs, refuse_beyond
-from einpage.exec.planning.judged_plan import MachineSource, Planned, compacted, least_host_bytes, machine_now, plan_program
+from einpage.exec.planning.judged_plan import (
+    MachineSource,
+    Planned,
+    compacted,
+    least_host_bytes,
+    machine_now,
+    plan_program,
+    stored_warnings,
+)
 from einpage.exec.planning.model import Model
 from einpage.exec.run.choose import DeviceKind, Dispatch, RunOptions, dispatcher_type, host_arena, make_device, make_memory
 from einpage.exec.run.find_nan import CheckedDevice, FoundNan, find_nan
@@ -216,6 +224,7 @@ def run_model(
     warnings = (
         *model.warnings,
         *([] if options.tiles_refused is None else [options.tiles_refused]),
+        *stored_warnings(planned, options.plan.weights_as),
         *weight_warnings(not_finite, options.plan.dtype),
         *output_warnings(found, report.text, searched is not None),
         *slower,

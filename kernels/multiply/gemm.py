@@ -114,7 +114,7 @@ def _matrix(
     factor: Factor, region: Region, roles: tuple[Letters, Letters, Letters], name: str, scratch: Scratch
 ) -> tuple[Window, list[BoundStep]]:
     """The factor as a matrix, and the steps that unpack it and pack it where it must be."""
-    factor, steps = unpacked(factor, region, scratch)
+    factor, steps = unpacked(factor, region, name, scratch)
     window = factor_window(factor, region, roles)
     if window is not None:
         return window, steps

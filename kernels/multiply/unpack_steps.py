@@ -47,16 +47,16 @@ class ScratchBuffers(Protocol):
         """The number of buffer `name`, at least so large."""
 
 
-def unpacked(factor: Factor, region: Region, scratch: ScratchBuffers) -> tuple[Factor, list[BoundStep]]:
+def unpacked(factor: Factor, region: Region, side: str, scratch: ScratchBuffers) -> tuple[Factor, list[BoundStep]]:
     """`factor` with the tiles that have elements in `region` as numbers in scratch, where they are stored otherwise, and what puts them
-    there."""
+    there. `side` says which factor of its product it is: both may be rows of one weight."""
     found = factor.at(region)
     if not any(isinstance(tile.dtype, Stored) for tile in found):
         return factor, []
     tiles, steps = [], list[BoundStep]()
     for n, tile in enumerate(found):
         assert isinstance(tile.dtype, Stored), "a value is kept in one way"
-        numbers, more = _tile(tile, tile.dtype, clip(tile, region), f"{NUMBERS_OF} {tile.operand}, {n}", scratch)
+        numbers, more = _tile(tile, tile.dtype, clip(tile, region), f"{NUMBERS_OF} {tile.operand} as {side}, {n}", scratch)
         tiles.append(numbers)
         steps += more
     return Factor(tuple(tiles), factor.letters, factor.name), steps

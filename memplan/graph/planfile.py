@@ -312,12 +312,13 @@ def _value_in(row: Sequence[Any]) -> Value:
     if default is not None and type(default) not in (int, float):
         raise TypeError(f"default {shown(default)} is not a number")
     read = tuple(Source(_str(s), tuple(_ints(group) for group in groups), *map(_finite, plus)) for s, groups, *plus in sources)
-    return Value(_str(name), _str(base), _ints(shape), element_type(_str(dtype)), Kind(kind), read, default)
+    return Value(_str(name), _str(base), _ints(shape), element_type(_str(dtype), _ints(shape)), Kind(kind), read, default)
 
 
 def _tensor_in(i: int, row: Sequence[Any]) -> Tensor:
     name, value, start, end, dtype, kind = row
-    found = Tensor(TensorId(i), _str(name), _str(value), Box(_ints(start), _ints(end)), element_type(_str(dtype)), Kind(kind))
+    box = Box(_ints(start), _ints(end))
+    found = Tensor(TensorId(i), _str(name), _str(value), box, element_type(_str(dtype), box.shape), Kind(kind))
     _int(found.nbytes)
     return found
 

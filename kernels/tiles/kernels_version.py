@@ -9,14 +9,14 @@ import hashlib
 from functools import lru_cache
 from pathlib import Path
 
-import triton
-
 WINGS = ("layout", "tiles", "writer", "on_triton")
 
 
 @lru_cache(maxsize=1)
 def triton_kernels_version() -> str:
     """Of the files as they were when first asked, and of Triton."""
+    import triton
+
     digest = hashlib.sha256()
     for wing in WINGS:
         for path in sorted((Path(__file__).parents[1] / wing).glob("*.py")):
