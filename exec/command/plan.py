@@ -65,9 +65,7 @@ def plan_command(a: argparse.Namespace) -> int:
         planned = plans.planned(a, budget, began, pace)
         helps = advice_for(a, planned, plans)
     machine = planned.machine
-    warnings = (
-        [*planned.warnings, *stored_warnings(planned, weights_as_of(a.weights_as, machine.is_cpu))] if not a.graph else [*planned.warnings]
-    )
+    warnings = [*planned.warnings, *stored_warnings(planned, weights_as_of(a.weights_as, machine.is_cpu))]
     if budget > machine.device_bytes:
         warnings.append(f"budget {format_bytes(budget)} is more than the {format_bytes(machine.device_bytes)} of {machine.name}")
     write_each(
