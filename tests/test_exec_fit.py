@@ -45,12 +45,14 @@ def runs_of(times: KernelTimes, rows: Sequence[int] = ROWS) -> list[ProbeRuns]:
 
 
 def test_known_times_are_found_again() -> None:
-    found = fitted(runs_of(KNOWN), KNOWN.copies, KNOWN.wakeup_s, {16: 2.5})
+    found = fitted(runs_of(KNOWN), KNOWN.copies, KNOWN.wakeup_s, {16: (2.5, 3.5)})
     for work in [Work(KernelKind.PRODUCT, 40, 10**8), Work(KernelKind.MAP, 0, 0, 0, 9, 10**5, 10**3), Work(KernelKind.MAP, looks_up=True)]:
         assert found.seconds(work) == pytest.approx(KNOWN.seconds(work), rel=0.02), work
         assert found.sharing(work) == pytest.approx((KNOWN.sharing(work)[0], 1.2), rel=0.02)
-    narrow, wide = (found.seconds(Work(KernelKind.PRODUCT, 16, 10**9, strided=strided)) for strided in (False, True))
-    assert wide == pytest.approx(2.5 * narrow, rel=0.02)
+    usual, strided, by_columns, both = (
+        found.seconds(Work(KernelKind.PRODUCT, 16, 10**9, strided=s, by_columns=c)) for s, c in ((0, 0), (1, 0), (0, 1), (1, 1))
+    )
+    assert (strided, by_columns, both) == pytest.approx((2.5 * usual, 3.5 * usual, 3.5 * usual), rel=0.02)
     long = Work(KernelKind.ATTENTION, 256, 10**8, 5)
     assert found.seconds(long) == pytest.approx(KNOWN.seconds(long), rel=0.1)
     assert (found.start_s, found.wakeup_s, found.copies) == (KNOWN.start_s, KNOWN.wakeup_s, KNOWN.copies)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from einpage.einsum_front.base.libraries import ALL_COMPILED_ROWS, ALL_ONEDNN, ONLY_TORCH, Libraries
+from einpage.einsum_front.base.libraries import ALWAYS, ONLY_TORCH, Libraries
 from einpage.exec.load.inputs import TokenLists
 from einpage.exec.planning.model import Model, open_model
 from einpage.exec.planning.request import PlanRequest
@@ -18,7 +18,7 @@ from einpage.memplan.machine.profile import load_machine
 from specs_small import SMALL, SPECS
 
 MACHINE = load_machine("cpu", threads=1)
-OTHERS = Libraries(ALL_ONEDNN, ALL_COMPILED_ROWS)
+OTHERS = Libraries(ALWAYS, ALWAYS, ALWAYS)
 OPTIONS = RunOptions(PlanRequest(300 << 10, outputs=("all_logits",)), poison=True)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from einpage.einsum_front.base.dtype import RUN_DTYPES, DType
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.base.libraries import NO_COMPILED_ROWS, NO_ONEDNN, ONLY_TORCH, CompiledRows, Libraries, OneDnn
+from einpage.einsum_front.base.libraries import NEVER, ONLY_TORCH, FasterFrom, Libraries
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import OpId, Task, TaskId, TensorId
 from einpage.exec.measure import cpu as measure
@@ -225,36 +225,39 @@ def test_a_library_is_chosen_from_where_it_saves_most_over_all_sizes(
 ) -> None:
     share_by_columns = dict(zip(products.COLUMNS, shares, strict=True))
 
-    def share(libraries: Libraries, rows: int, columns: int, memory: torch.Tensor) -> float:
+    def share(libraries: Libraries, rows: int, columns: int, memory: torch.Tensor, *, by_columns: bool = False) -> float:
         return share_by_columns[columns] if (libraries, rows) == (products.BY_ONEDNN, 5) else 0.99
 
     monkeypatch.setattr(products, "_by_library", share)
-    assert products.measured_libraries() == Libraries(OneDnn(few_rows=None if least is None else products.INNER * least))
+    assert products.measured_libraries() == Libraries(FasterFrom(few_rows=None if least is None else products.INNER * least))
 
 
 LEAST = products.INNER * products.COLUMNS[0]
+EVERY = FasterFrom(*(LEAST,) * 5)
 
 
 @pytest.mark.parametrize(
     ("by_onednn", "by_compiled", "onednn", "compiled"),
     [
-        ((0.9, 0.9), (0.8, 0.8, 0.8), OneDnn(LEAST, LEAST), CompiledRows(LEAST, LEAST, LEAST)),
-        ((0.8, 0.8), (0.9, 0.9, 0.9), OneDnn(LEAST, LEAST), NO_COMPILED_ROWS),
-        ((0.9, 0.7), (0.8, 0.8, 0.6), OneDnn(LEAST, LEAST), CompiledRows(one_row=LEAST, more_rows=LEAST)),
-        ((1.2, 1.2), (0.99, 0.9, 0.99), NO_ONEDNN, CompiledRows(few_rows=LEAST)),
-        ((1.2, 1.2), (0.99, 0.99, 0.99), NO_ONEDNN, NO_COMPILED_ROWS),
+        ((0.9,) * 5, (0.8,) * 5, EVERY, EVERY),
+        ((0.8,) * 5, (0.9,) * 5, EVERY, NEVER),
+        ((0.9, 0.7, 0.9, 0.7, 0.9), (0.8, 0.8, 0.6, 0.8, 0.6), EVERY, FasterFrom(one_row=LEAST, more_rows=LEAST, most_rows=LEAST)),
+        ((1.2,) * 5, (0.99, 0.9, 0.99, 0.9, 0.99), NEVER, FasterFrom(few_rows=LEAST, many_rows=LEAST)),
+        ((1.2,) * 5, (0.99,) * 5, NEVER, NEVER),
     ],
 )
-def test_few_rows_are_multiplied_by_what_saves_most(
-    by_onednn: tuple[float, ...], by_compiled: tuple[float, ...], onednn: OneDnn, compiled: CompiledRows, monkeypatch: pytest.MonkeyPatch
+def test_each_shape_class_is_multiplied_by_what_saves_most(
+    by_onednn: tuple[float, ...], by_compiled: tuple[float, ...], onednn: FasterFrom, compiled: FasterFrom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def share(libraries: Libraries, rows: int, columns: int, memory: torch.Tensor) -> float:
-        if libraries == products.BY_COMPILED:
-            return by_compiled[{1: 0, 5: 1, 12: 2}[rows]]
-        return by_onednn[{1: 0, 5: 1}[rows]] if rows <= 5 else 1.0
+    def share(libraries: Libraries, rows: int, columns: int, memory: torch.Tensor, *, by_columns: bool = False) -> float:
+        at = [*products.ROWS.values()].index(rows)
+        if by_columns:
+            assert libraries == products.BY_COMPILED
+            return 0.9 if rows == 5 else 1.0
+        return (by_compiled if libraries == products.BY_COMPILED else by_onednn)[at]
 
     monkeypatch.setattr(products, "_by_library", share)
-    assert products.measured_libraries() == Libraries(onednn, compiled)
+    assert products.measured_libraries() == Libraries(onednn, compiled, FasterFrom(few_rows=LEAST))
 
 
 def test_how_much_longer_what_the_faster_library_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,26 +271,25 @@ def test_how_much_longer_what_the_faster_library_does_not_read(monkeypatch: pyte
     whole = products.INNER * products.COLUMNS[-1]
     for libraries, rows in (
         (ONLY_TORCH, 1),
-        (Libraries(compiled=CompiledRows(whole + 1)), 1),
-        (Libraries(compiled=CompiledRows(0)), 2),
-        (Libraries(OneDnn(few_rows=0)), 1),
+        (Libraries(compiled=FasterFrom(whole + 1)), 1),
+        (Libraries(compiled=FasterFrom(0)), 2),
+        (Libraries(FasterFrom(few_rows=0)), 1),
     ):
-        assert products.strided_factor(libraries, rows) == 1.0 and not compared
-    assert products.strided_factor(Libraries(compiled=CompiledRows(whole)), 1) == 2.0
-    assert products.strided_factor(Libraries(OneDnn(few_rows=whole), CompiledRows(0)), 2) == 2.0
+        assert products.layout_factors(libraries, rows) == (1.0, 1.0) and not compared
+    by_columns_too = FasterFrom(one_row=3)
+    assert products.layout_factors(Libraries(compiled=FasterFrom(whole), by_columns=by_columns_too), 1) == (1.0, 2.0)
+    assert products.layout_factors(Libraries(FasterFrom(few_rows=whole), FasterFrom(0)), 2) == (2.0, 1.0)
     one_row, few_rows = ([(of.job, of.libraries) for of in pair] for pair in compared)
     by_rows, by_columns = (products.product_job(1, products.INNER, products.COLUMNS[-1], DType.FP32, by_columns=by) for by in (False, True))
-    assert one_row == [(by_rows, products.BY_COMPILED), (by_columns, ONLY_TORCH)]
+    assert one_row == [(by_rows, products.BY_COMPILED), (by_columns, Libraries(by_columns=by_columns_too))]
     assert [libraries for _, libraries in few_rows] == [products.BY_ONEDNN, ONLY_TORCH] and few_rows[0][0] == few_rows[1][0]
 
 
-@pytest.mark.parametrize(
-    ("rows", "by_columns", "strided"), [(1, False, False), (1, True, True), (2, True, True), (2, False, False), (17, True, False)]
-)
-def test_few_rows_by_a_matrix_that_lies_column_by_column(rows: int, by_columns: bool, strided: bool) -> None:
+@pytest.mark.parametrize(("rows", "by_columns"), [(1, False), (1, True), (2, True), (2, False), (17, True), (17, False)])
+def test_products_with_a_matrix_that_lies_column_by_column(rows: int, by_columns: bool) -> None:
     job = products.product_job(rows, 8, 40, DType.FP32, by_columns=by_columns)
     work = work_of(Task(TaskId(0), "y", OpId(0), (), TensorId(0), (), 0, Nbytes(0), Nbytes(0), job, gathers=False))
-    assert work is not None and work.strided is strided
+    assert work is not None and work.by_columns is by_columns and not work.strided
 
 
 def test_no_library_multiplies_what_the_other_has_just_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,14 +312,14 @@ def test_no_library_multiplies_what_the_other_has_just_read(monkeypatch: pytest.
 
 def test_without_onednn_there_are_only_our_own_kernels_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "linear", lambda: None)
-    monkeypatch.setattr(products, "_by_library", lambda libraries, rows, columns, memory: 0.5)
-    assert products.measured_libraries() == Libraries(compiled=CompiledRows(LEAST, LEAST, LEAST))
+    monkeypatch.setattr(products, "_by_library", lambda libraries, rows, columns, memory, by_columns=False: 0.5)
+    assert products.measured_libraries() == Libraries(compiled=EVERY, by_columns=FasterFrom(LEAST, LEAST, LEAST))
 
 
 def test_without_a_compiler_they_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "compiles", lambda: False)
-    monkeypatch.setattr(products, "_by_library", lambda libraries, rows, columns, memory: 0.5)
-    assert products.measured_libraries() == Libraries(OneDnn(LEAST, LEAST, LEAST, LEAST))
+    monkeypatch.setattr(products, "_by_library", lambda libraries, rows, columns, memory, by_columns=False: 0.5)
+    assert products.measured_libraries() == Libraries(EVERY)
 
 
 def test_both_libraries_are_measured() -> None:

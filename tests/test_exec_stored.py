@@ -19,7 +19,7 @@ from command_line import facts, ran
 from einpage.checkpoints.match.resolve import open_weights
 from einpage.einsum_front.base.dtype import BlockFormat, Stored
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.base.libraries import ALL_COMPILED_ROWS, Libraries
+from einpage.einsum_front.base.libraries import ALWAYS, Libraries
 from einpage.einsum_front.elaborate.reference import evaluate
 from einpage.einsum_front.graph.taskgraph import Kind
 from einpage.exec.load.fill import read_weights
@@ -84,7 +84,7 @@ def llamas(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def machine() -> Machine:
     """Whose few rows our own kernels multiply, stored or not."""
-    return replace(load_machine("cpu"), libraries=Libraries(compiled=ALL_COMPILED_ROWS), threads=1)
+    return replace(load_machine("cpu"), libraries=Libraries(compiled=ALWAYS), threads=1)
 
 
 def tokens(count: int, batch: int = 1) -> list[list[int]]:

@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from einpage.einsum_front.base.dtype import BlockFormat, DType
+from einpage.einsum_front.base.libraries import MOST_UNPACKED_ROWS
 from einpage.kernels.on_llvm.blocks import NumberLayout
+from einpage.kernels.on_llvm.column_products import column_products
 from einpage.kernels.on_llvm.compile import why_not_llvm
 from einpage.kernels.on_llvm.ir import LANES
-from einpage.kernels.on_llvm.row_products import MOST_ROWS, row_products
+from einpage.kernels.on_llvm.matrix_products import COLUMNS, PANEL, ROWS, matrix_products
+from einpage.kernels.on_llvm.row_products import row_products
 from einpage.kernels.on_llvm.unpack import unpack_blocks
 from stored_blocks import dequantised, random_blocks
 
@@ -44,7 +47,7 @@ def weights(layout: NumberLayout, columns: int, inner: int) -> tuple[NDArray[np.
 
 
 def multiplied(
-    layout: NumberLayout, x: NDArray[np.float32], columns: int, adds: bool = False, transposed: bool = False
+    layout: NumberLayout, x: NDArray[np.float32], columns: int, adds: bool = False, transposed: bool = False, *, many: bool = False
 ) -> NDArray[np.float32]:
     """x [rows, inner] times the weights' transpose, written into a part of a larger array of UNTOUCHED."""
     rows, inner = x.shape
@@ -64,7 +67,10 @@ def multiplied(
         of_row,
         of_column,
     )
-    row_products(layout, rows, adds)(*numbers, columns, inner)
+    if many:
+        matrix_products(rows, adds)(*numbers, columns, inner, rows)
+    else:
+        row_products(layout, rows, adds)(*numbers, columns, inner)
     found, rest = (out[:, :rows].T, out[:, rows:]) if transposed else (out[:, :columns], out[:, columns:])
     assert (rest == UNTOUCHED).all(), "written beyond the result"
     return found
@@ -73,17 +79,47 @@ def multiplied(
 FORMATS = [DType.FP32, *BlockFormat]
 
 
-@pytest.mark.parametrize(("layout", "rows"), list(product(FORMATS, (1, 2, 3, 4, 5, 7, 8, 9, 15, MOST_ROWS))))
+@pytest.mark.parametrize(("layout", "rows"), list(product(FORMATS, (1, 2, 3, 4, 5, 7, 8, 9, 15, MOST_UNPACKED_ROWS))))
 def test_products_of_few_rows(layout: NumberLayout, rows: int) -> None:
     step = layout.elements if isinstance(layout, BlockFormat) else 1
     inners = (step, 3 * step) if step > 1 else (1, 15, 16, 17, 70)
     for inner, columns, adds, transposed in product(inners, (1, 2, 13), (False, True), (False, True)):
         x = np.random.default_rng(rows).standard_normal((rows, inner)).astype(np.float32)
         _, w, _ = weights(layout, columns, inner)
-        exact = x.astype(np.float64) @ w.astype(np.float64).T + (float(UNTOUCHED) if adds else 0.0)
-        scale = np.abs(x).astype(np.float64) @ np.abs(w).astype(np.float64).T + 8
-        error = np.abs(multiplied(layout, x, columns, adds, transposed) - exact) / scale
-        assert error.max() < 1e-6, (inner, columns, adds, transposed)
+        assert relative_error(multiplied(layout, x, columns, adds, transposed), x, w, adds) < 1e-6, (inner, columns, adds, transposed)
+
+
+def relative_error(found: NDArray[np.float32], x: NDArray[np.float32], w: NDArray[np.float32], adds: bool) -> float:
+    """How far x w^T is off at most, in parts of what its terms sum to in absolute value."""
+    exact = x.astype(np.float64) @ w.astype(np.float64).T + (float(UNTOUCHED) if adds else 0.0)
+    scale = np.abs(x).astype(np.float64) @ np.abs(w).astype(np.float64).T + 8
+    return float((np.abs(found - exact) / scale).max())
+
+
+@pytest.mark.parametrize("rows", [1, ROWS - 1, ROWS, 17, 18, 19, 20, 70])
+def test_products_of_many_rows(rows: int) -> None:
+    for inner, columns, adds, transposed in product(
+        (1, 16, 17, 70), (1, COLUMNS, PANEL, 2 * PANEL + COLUMNS + 3), (False, True), (False, True)
+    ):
+        x = np.random.default_rng(rows).standard_normal((rows, inner)).astype(np.float32)
+        _, w, _ = weights(DType.FP32, columns, inner)
+        found = multiplied(DType.FP32, x, columns, adds, transposed, many=True)
+        assert relative_error(found, x, w, adds) < 1e-6, (inner, columns, adds, transposed)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 9, MOST_UNPACKED_ROWS])
+def test_products_with_a_matrix_that_lies_column_by_column(rows: int) -> None:
+    for inner, columns, adds in product((1, 7, 8, 9, 70), (1, 15, 16, 17, 50), (False, True)):
+        random = np.random.default_rng(rows)
+        x, w = random.standard_normal((rows, inner)).astype(np.float32), random.standard_normal((inner, columns)).astype(np.float32)
+        wide_x, wide_w = (np.pad(of, ((0, 0), (0, 3)), constant_values=np.nan) for of in (x, w))
+        out = np.full((rows, columns + 2), UNTOUCHED, np.float32)
+        at, pitch = out.ctypes.data, columns + 2
+        column_products(rows, adds)(
+            wide_x.ctypes.data, inner + 3, wide_w.ctypes.data, 4 * (columns + 3), at, pitch, at, pitch, columns, inner
+        )
+        assert (out[:, columns:] == UNTOUCHED).all(), "written beyond the result"
+        assert relative_error(out[:, :columns], x, w.T.copy(), adds) < 1e-6, (inner, columns, adds)
 
 
 @pytest.mark.parametrize("format", list(BlockFormat))

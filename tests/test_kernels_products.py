@@ -10,12 +10,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from einpage.einsum_front.algebra.expr import Acc
 from einpage.einsum_front.base.dtype import DType
-from einpage.einsum_front.base.libraries import ALL_COMPILED_ROWS, ALL_ONEDNN, CompiledRows, Libraries, OneDnn
+from einpage.einsum_front.base.libraries import ALWAYS, MOST_MANY_ROWS, MOST_UNPACKED_ROWS, FasterFrom, Libraries
 from einpage.einsum_front.graph.job import AttentionJob, ContractJob
 from einpage.exec.measure.products import product_job
 from einpage.kernels.instructions.torch_kernel import TorchKernel
 from einpage.kernels.layout.window import Window
-from einpage.kernels.multiply.products import ONLY_MM, FewRows, Products, linear
+from einpage.kernels.multiply.products import MOST_INNER, ONLY_MM, ByRows, Products, linear
 from einpage.kernels.on_torch.attention import prepare_attention
 from einpage.kernels.on_torch.contract import prepare_contract
 from einpage.kernels.prepare import prepare
@@ -25,7 +25,7 @@ from kernels_naive import Case, assert_right
 
 pytestmark = pytest.mark.skipif(linear() is None, reason="this torch was built without oneDNN")
 CASES = {**CONTRACTS, **ATTENTIONS}
-ONEDNN, COMPILED = Libraries(ALL_ONEDNN), Libraries(compiled=ALL_COMPILED_ROWS)
+ONEDNN, COMPILED = Libraries(ALWAYS), Libraries(compiled=ALWAYS, by_columns=ALWAYS)
 
 
 def kernel(case: Case, limit: int = 8 << 20, libraries: Libraries = ONEDNN) -> TorchKernel:
@@ -148,9 +148,9 @@ def test_others_are_not(x: Window, y: Window) -> None:
 
 
 def test_small_products_are_torchs() -> None:
-    assert Products(Libraries(OneDnn(few_rows=32))).windows(X, BY_ROWS) is not None
-    assert Products(Libraries(OneDnn(few_rows=33))).windows(X, BY_ROWS) is None
-    assert Products(Libraries(OneDnn(one_row=0, many_rows=0, most_rows=0))).windows(X, BY_ROWS) is None
+    assert Products(Libraries(FasterFrom(few_rows=32))).windows(X, BY_ROWS) is not None
+    assert Products(Libraries(FasterFrom(few_rows=33))).windows(X, BY_ROWS) is None
+    assert Products(Libraries(FasterFrom(one_row=0, more_rows=0, many_rows=0, most_rows=0))).windows(X, BY_ROWS) is None
 
 
 def test_kernels_of_other_products_are_others() -> None:
@@ -167,19 +167,19 @@ AS_ROW, AS_COLUMN = Window(0, 0, (1, 8), (8, 1), 3), Window(1, 0, (1, 8), (1, 1)
 @pytest.mark.parametrize(
     ("x", "y", "chosen"),
     [
-        (ROW, BY_COLUMNS, FewRows(AS_ROW, Window(1, 0, (4, 8), (8, 1), 5), False)),
-        (ROW, Window(1, 0, (1, 8, 4), (0, 1, 20), 5), FewRows(AS_ROW, Window(1, 0, (4, 8), (20, 1), 5), False)),
-        (X, COLUMN, FewRows(AS_COLUMN, Window(0, 0, (6, 8), (8, 1), 0), True)),
-        (X, BY_COLUMNS, FewRows(Window(1, 0, (4, 8), (8, 1), 5), Window(0, 0, (6, 8), (8, 1), 0), True)),
+        (ROW, BY_COLUMNS, ByRows(AS_ROW, Window(1, 0, (4, 8), (8, 1), 5), False)),
+        (ROW, Window(1, 0, (1, 8, 4), (0, 1, 20), 5), ByRows(AS_ROW, Window(1, 0, (4, 8), (20, 1), 5), False)),
+        (X, COLUMN, ByRows(AS_COLUMN, Window(0, 0, (6, 8), (8, 1), 0), True)),
+        (X, BY_COLUMNS, ByRows(Window(1, 0, (4, 8), (8, 1), 5), Window(0, 0, (6, 8), (8, 1), 0), True)),
     ],
 )
-def test_few_rows_or_columns_are_our_own_kernels(x: Window, y: Window, chosen: FewRows) -> None:
-    assert Products(COMPILED).few_rows(x, y) == chosen
-    (rows, inner), columns = chosen.few.size, chosen.matrix.size[0]
+def test_what_lies_row_by_row_is_our_own_kernels(x: Window, y: Window, chosen: ByRows) -> None:
+    assert Products(COMPILED).by_rows(x, y) == chosen
+    (rows, inner), columns = chosen.rows.size, chosen.matrix.size[0]
     name, elements = "one_row" if rows == 1 else "few_rows", columns * inner
-    assert Products(Libraries(compiled=CompiledRows(**{name: elements}))).few_rows(x, y) is not None
-    assert Products(Libraries(compiled=CompiledRows(**{name: elements + 1}))).few_rows(x, y) is None
-    assert ONLY_MM.few_rows(x, y) is None
+    assert Products(Libraries(compiled=FasterFrom(**{name: elements}))).by_rows(x, y) is not None
+    assert Products(Libraries(compiled=FasterFrom(**{name: elements + 1}))).by_rows(x, y) is None
+    assert ONLY_MM.by_rows(x, y) is None
 
 
 @pytest.mark.parametrize(
@@ -188,22 +188,69 @@ def test_few_rows_or_columns_are_our_own_kernels(x: Window, y: Window, chosen: F
         (ROW, BY_ROWS),
         (Window(0, 0, (1, 1, 8), (0, 1, 2), 0), BY_COLUMNS),
         (Window(0, 0, (2, 1, 8), (8, 8, 1), 0), Window(1, 0, (2, 8, 4), (32, 1, 8), 0)),
-        (Window(0, 0, (1, 17, 8), (0, 8, 1), 0), Window(1, 0, (1, 8, 17), (0, 1, 8), 0)),
+        (
+            Window(0, 0, (1, MOST_MANY_ROWS + 1, MOST_INNER + 1), (0, MOST_INNER + 1, 1), 0),
+            Window(1, 0, (1, MOST_INNER + 1, 200), (0, 1, MOST_INNER + 1), 0),
+        ),
     ],
 )
-def test_what_does_not_lie_row_by_row_or_has_more_rows_is_not(x: Window, y: Window) -> None:
-    assert Products(COMPILED).few_rows(x, y) is None
+def test_what_does_not_lie_row_by_row_or_is_larger_than_caches_is_not(x: Window, y: Window) -> None:
+    assert Products(COMPILED).by_rows(x, y) is None
+
+
+OF_ROWS, OF_COLUMNS = Window(0, 0, (1, 6, 8), (0, 9, 1), 3), Window(1, 0, (1, 8, 4), (0, 5, 1), 7)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "chosen"),
+    [
+        (ROW, BY_ROWS, ByRows(AS_ROW, Window(1, 0, (8, 4), (4, 1), 5), False)),
+        (
+            Window(0, 0, (1, 3, 8), (0, 9, 1), 3),
+            OF_COLUMNS,
+            ByRows(Window(0, 0, (3, 8), (9, 1), 3), Window(1, 0, (8, 4), (5, 1), 7), False),
+        ),
+        (
+            Window(0, 0, (1, 6, 8), (0, 1, 7), 3),
+            Window(1, 0, (1, 8, 2), (0, 1, 9), 7),
+            ByRows(Window(1, 0, (2, 8), (9, 1), 7), Window(0, 0, (8, 6), (7, 1), 3), True),
+        ),
+    ],
+)
+def test_few_rows_of_what_lies_column_by_column_are_our_own_kernels(x: Window, y: Window, chosen: ByRows) -> None:
+    (rows, _), elements = chosen.rows.size, chosen.matrix.size[0] * chosen.matrix.size[1]
+    name = "one_row" if rows == 1 else "few_rows"
+    for least, found in ((elements, chosen), (elements + 1, None)):
+        assert Products(Libraries(compiled=ALWAYS, by_columns=FasterFrom(**{name: least}))).by_columns(x, y) == found
+
+
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [
+        (OF_ROWS, BY_COLUMNS),
+        (Window(0, 0, (1, 6, 8), (0, 1, 6), 0), OF_COLUMNS),
+        (Window(0, 0, (2, 1, 8), (8, 8, 1), 0), Window(1, 0, (2, 8, 4), (32, 4, 1), 0)),
+        (
+            Window(0, 0, (1, MOST_UNPACKED_ROWS + 1, 8), (0, 8, 1), 0),
+            Window(1, 0, (1, 8, MOST_UNPACKED_ROWS + 1), (0, MOST_UNPACKED_ROWS + 1, 1), 0),
+        ),
+    ],
+)
+def test_others_that_lie_column_by_column_are_not(x: Window, y: Window) -> None:
+    assert Products(COMPILED).by_columns(x, y) is None
 
 
 def test_without_a_compiler_there_is_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("einpage.kernels.multiply.products.why_not_llvm", lambda: "it is not there")
-    assert Products(COMPILED).few_rows(ROW, BY_COLUMNS) is None
+    assert Products(COMPILED).by_rows(ROW, BY_COLUMNS) is None
+    assert Products(COMPILED).by_columns(ROW, BY_ROWS) is None
 
 
 @pytest.mark.parametrize("added", [False, True])
-@pytest.mark.parametrize(("rows", "columns"), [(1, 3000), (3000, 1), (1, 1), (7, 300), (300, 16)])
-def test_our_own_kernels_allocate_nothing(rows: int, columns: int, added: bool) -> None:
-    case = projection(rows, 700, columns, True, added)
+@pytest.mark.parametrize("by_columns", [True, False])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 3000), (3000, 1), (1, 1), (7, 300), (300, 16), (45, 130)])
+def test_our_own_kernels_allocate_nothing(rows: int, columns: int, by_columns: bool, added: bool) -> None:
+    case = projection(rows, 700, columns, by_columns, added)
     call, out, operands = kernel(case, libraries=COMPILED), case.poisoned(), case.operands()
     assert call.scratch_bytes == 0
     bound = call.bind(operands, out, torch.empty(0))
@@ -219,12 +266,21 @@ def test_our_own_kernels_allocate_nothing(rows: int, columns: int, added: bool) 
 
 def test_bits_do_not_depend_on_what_else_is_multiplied() -> None:
     torch.manual_seed(1)
-    x, w = torch.randn(16, 577), torch.randn(301, 577)
-    whole = torch.empty(16, 301)
     products = Products(COMPILED)
-    prepare(product_job(16, 577, 301, DType.FP32), products=products)(((x,), (w,)), whole)
-    for rows, columns in ((1, 17), (3, 1), (8, 40), (9, 100)):
-        part = torch.empty(rows, columns)
-        few, some = x[16 - rows :].clone(), w[100 : 100 + columns].clone()
-        prepare(product_job(rows, 577, columns, DType.FP32), products=products)(((few,), (some,)), part)
-        assert torch.equal(whole[16 - rows :, 100 : 100 + columns], part), (rows, columns)
+    for by_columns, most, others in (
+        (False, 150, ((1, 17), (3, 1), (8, 40), (9, 100), (17, 30), (64, 97), (131, 200))),
+        (True, 16, ((1, 17), (3, 2), (8, 40), (9, 100))),
+    ):
+        x, w = torch.randn(most, 577), torch.randn(301, 577)
+        whole = torch.empty(most, 301)
+        prepare(product_job(most, 577, 301, DType.FP32, by_columns=by_columns), products=products)(((x,), (of(w, by_columns),)), whole)
+        for rows, columns in others:
+            part = torch.empty(rows, columns)
+            few, some = x[most - rows :].clone(), of(w[100 : 100 + columns], by_columns)
+            prepare(product_job(rows, 577, columns, DType.FP32, by_columns=by_columns), products=products)(((few,), (some,)), part)
+            assert torch.equal(whole[most - rows :, 100 : 100 + columns], part), (by_columns, rows, columns)
+
+
+def of(w: torch.Tensor, by_columns: bool) -> torch.Tensor:
+    """`w` as a packed tensor, or its transpose."""
+    return (w.T if by_columns else w).clone(memory_format=torch.contiguous_format)

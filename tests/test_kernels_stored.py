@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from einpage.einsum_front.algebra.expr import Acc, Num
 from einpage.einsum_front.base.dtype import BlockFormat, DType, Stored
-from einpage.einsum_front.base.libraries import ALL_COMPILED_ROWS, ALL_ONEDNN, ONLY_TORCH, Libraries
+from einpage.einsum_front.base.libraries import ALWAYS, ONLY_TORCH, Libraries
 from einpage.einsum_front.graph.job import Box, Contraction, ContractJob, GatherJob, View
 from einpage.kernels.instructions.torch_kernel import TorchKernel
 from einpage.kernels.multiply import unpack_steps
@@ -26,8 +26,8 @@ from kernels_cases import contract
 from kernels_naive import Case, assert_right
 from stored_blocks import QUANTISED, dequantised, random_blocks
 
-COMPILED = Products(Libraries(compiled=ALL_COMPILED_ROWS))
-EACH = [COMPILED, Products(ONLY_TORCH), Products(Libraries(ALL_ONEDNN))]
+COMPILED = Products(Libraries(compiled=ALWAYS))
+EACH = [COMPILED, Products(ONLY_TORCH), Products(Libraries(ALWAYS))]
 
 
 class StoredCase:

@@ -96,7 +96,8 @@ def test_bad_ones_are_refused(old: str, new: str, told: str) -> None:
 
 
 def test_rows_ascend_and_there_are_some() -> None:
-    entry = "- rows: 1\n      flops_per_s: 1.0e+30\n      beside_copies: 1.0\n      strided: 1.0\n      slows_copies: 1.0\n"
+    factors = "".join(f"      {name}: 1.0\n" for name in ("beside_copies", "strided", "by_columns", "slows_copies"))
+    entry = f"- rows: 1\n      flops_per_s: 1.0e+30\n{factors}"
     assert entry in WHOLE
     with pytest.raises(UsageError, match="from 2"):
         machine_from_text(WHOLE.replace(entry, f"{entry}    {entry}"), "bad.yaml")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.base.libraries import MOST_FEW_ROWS, MOST_MANY_ROWS, ONLY_TORCH, CompiledRows, Libraries, OneDnn
+from einpage.einsum_front.base.libraries import MOST_FEW_ROWS, MOST_MANY_ROWS, MOST_UNPACKED_ROWS, ONLY_TORCH, FasterFrom, Libraries
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.memplan.machine.machine import Machine, all_task_seconds, task_seconds
 from einpage.memplan.machine.places import Queue
@@ -125,7 +125,7 @@ def test_missing_and_unreadable_files(tmp_path: Path) -> None:
         ("name: h100", "name: h100\nonednn: {few_rows: 1.5}", "onednn few_rows"),
         ("name: h100", "name: h100\nonednn: {few_rows: ~}", "onednn few_rows"),
         ("name: h100", "name: h100\ncompiled: {one_row: -1}", "compiled one_row is '-1'; it must be a whole number"),
-        ("name: h100", "name: h100\ncompiled: {many_rows: 1}", "compiled is a mapping of 1; it must be .* one_row, few_rows, more_rows"),
+        ("name: h100", "name: h100\ncompiled: {no_rows: 1}", "compiled is a mapping of 1; it must be .* one_row, few_rows, more_rows"),
         ("name: h100", "name: h100\nthreads: 2.0", "threads"),
         ("name: h100", f"name: h100\nlinks: {'[' * 2000}", "nested too deeply"),
         ("name: h100", f"name: h100\nlinks: [{'1, ' * 100}]", "100 entries; 64 are possible"),
@@ -161,9 +161,9 @@ def test_a_bad_profile_is_refused(old: str, new: str, told: str) -> None:
 @given(machines())
 def test_written_and_read_back(machine: Machine) -> None:
     chosen = (
-        Libraries(OneDnn(many_rows=0)),
-        Libraries(OneDnn(1, 2, 2**62, 3), CompiledRows(5, 0, 7)),
-        Libraries(compiled=CompiledRows(few_rows=0)),
+        Libraries(FasterFrom(many_rows=0)),
+        Libraries(FasterFrom(1, 2, 2**62, 3, 4), FasterFrom(5, 0, 7), FasterFrom(6, 0)),
+        Libraries(by_columns=FasterFrom(few_rows=0)),
     )
     for written in (machine, *(replace(machine, libraries=libraries) for libraries in chosen)):
         assert machine_from_text(machine_text(written), "round trip") == written
@@ -176,10 +176,11 @@ def test_a_profile_without_figures_of_libraries_leaves_every_product_to_torch() 
 
 
 def test_the_shape_class_of_a_product_is_its_number_of_rows() -> None:
-    onednn = OneDnn(one_row=300, few_rows=200, many_rows=100, most_rows=50)
-    found = {1: 300, 2: 200, MOST_FEW_ROWS: 200, MOST_FEW_ROWS + 1: 100, MOST_MANY_ROWS: 100, MOST_MANY_ROWS + 1: 50, 10**6: 50}
+    library = FasterFrom(one_row=300, few_rows=200, more_rows=150, many_rows=100, most_rows=50)
+    found = {1: 300, 2: 200, MOST_FEW_ROWS: 200, MOST_FEW_ROWS + 1: 150, MOST_UNPACKED_ROWS: 150, MOST_UNPACKED_ROWS + 1: 100}
+    found |= {MOST_MANY_ROWS: 100, MOST_MANY_ROWS + 1: 50, 10**6: 50}
     for rows, least in found.items():
-        assert onednn.is_faster(rows, least) and not onednn.is_faster(rows, least - 1), rows
+        assert library.is_faster(rows, least) and not library.is_faster(rows, least - 1), rows
 
 
 def test_a_date_is_text_where_text_is_wanted() -> None:

@@ -29,8 +29,8 @@ from einpage.exec.device.arena import MappedArena
 from einpage.exec.measure.copies import CopySamples, measured_copies
 from einpage.exec.measure.fit import fitted, spread
 from einpage.exec.measure.kernels_version import blas, kernels_version
-from einpage.exec.measure.probe_runs import LAYERS_BY_ROWS, ProbeRuns, probe_runs
-from einpage.exec.measure.products import measured_libraries, pointwise_job, product_job, strided_factor, unpack_seconds
+from einpage.exec.measure.probe_runs import PROBE_ROWS, ProbeRuns, probe_runs
+from einpage.exec.measure.products import layout_factors, measured_libraries, pointwise_job, product_job, unpack_seconds
 from einpage.exec.measure.profiles import Say, measured, profile_path
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.kernels.multiply.products import ONLY_MM, Products
@@ -73,7 +73,7 @@ def measured_cpu(*, threads: int | None = None, again: bool = False, say: Say | 
     return measured(cpu_profile(threads), lambda: measure_cpu(threads=threads), again, say)
 
 
-def measure_cpu(seconds: float = 1.2, threads: int | None = None, rows: tuple[int, ...] = tuple(LAYERS_BY_ROWS)) -> Machine:
+def measure_cpu(seconds: float = 1.2, threads: int | None = None, rows: tuple[int, ...] = PROBE_ROWS) -> Machine:
     """Measure the best rates for about `seconds`, with `threads` torch threads, then runs with so many rows each. Sets torch's number of
     threads for the process."""
     threads = default_threads() if threads is None else threads
@@ -119,10 +119,10 @@ def _with_runs(machine: Machine, runs: Sequence[ProbeRuns], copies: CopySamples,
     usual = host_links(copy_bytes_per_s, copy_bytes_per_s, _rounded(copies.least_s + handover_s))
     gathers_s = [max(0.0, seconds - usual[0].seconds(nbytes)) for run in runs for nbytes, seconds in run.gathers]
     times = CopyTimes(usual, _rounded(median(gathers_s or [0.0])), _rounded(max(1.0, copies.together)))
-    strided_by_rows = {run.rows: strided_factor(machine.libraries, run.rows) for run in runs}
+    layouts_by_rows = {run.rows: layout_factors(machine.libraries, run.rows) for run in runs}
     return replace(
         best,
-        kernel_times=fitted(runs, times, wakeup_s, strided_by_rows, unpack_seconds(machine.libraries)),
+        kernel_times=fitted(runs, times, wakeup_s, layouts_by_rows, unpack_seconds(machine.libraries)),
         measured=Measurement(spread(runs), round(load, 2), cores()),
     )
 

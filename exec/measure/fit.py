@@ -22,15 +22,15 @@ LEAST_SHARE = 0.05
 
 
 def fitted(
-    runs: Sequence[ProbeRuns], copies: CopyTimes, wakeup_s: float, strided_by_rows: Mapping[int, float], unpack_s: float = 0.0
+    runs: Sequence[ProbeRuns], copies: CopyTimes, wakeup_s: float, layouts_by_rows: Mapping[int, tuple[float, float]], unpack_s: float = 0.0
 ) -> KernelTimes:
-    """What explains the samples best. `strided_by_rows`: how many times longer products of strided operands take; `unpack_s`: a number of
-    a stored weight."""
+    """What explains the samples best. `layouts_by_rows`: how many times longer products take of operands that are parts of wider rows, and
+    of such that lie column by column; `unpack_s`: a number of a stored weight."""
     samples = [sample for run in runs for sample in run.kernels]
     alone_s = CopyingThread.BLOCK / copies.links[0].bytes_per_s
     slows = {run.rows: _factor([run.block_s / alone_s]) for run in runs}
     maps = _maps(_alike(samples, KernelKind.MAP))
-    products = _products(_alike(samples, KernelKind.PRODUCT), sorted(run.rows for run in runs), strided_by_rows)
+    products = _products(_alike(samples, KernelKind.PRODUCT), sorted(run.rows for run in runs), layouts_by_rows)
     attention = _attention(_alike(samples, KernelKind.ATTENTION), products.launch_s)
     start_s = median(run.start_s for run in runs)
     products, attention = (
@@ -65,8 +65,12 @@ def _maps(found: list[tuple[Work, float, float]]) -> MapTimes:
     )
 
 
-def _products(found: list[tuple[Work, float, float]], rows: list[int], strided_by_rows: Mapping[int, float]) -> ProductTimes:
-    used = [(work, seconds, beside) for work, seconds, beside in found if work.rows in rows and not (work.strided or work.functions)]
+def _products(found: list[tuple[Work, float, float]], rows: list[int], layouts_by_rows: Mapping[int, tuple[float, float]]) -> ProductTimes:
+    used = [
+        (work, seconds, beside)
+        for work, seconds, beside in found
+        if work.rows in rows and not (work.strided or work.by_columns or work.functions)
+    ]
     terms = np.array([(1.0, work.elements, *(work.flops * (work.rows == r) for r in rows)) for work, *_ in used])
     launch_s, epilogue_s, *flop_s = non_negative(terms, np.array([seconds for _, seconds, _ in used]))
     entries = tuple(
@@ -74,7 +78,7 @@ def _products(found: list[tuple[Work, float, float]], rows: list[int], strided_b
             r,
             _rounded(1 / each_s),
             _factor([beside for work, _, beside in used if work.rows == r]),
-            _factor([strided_by_rows[r]] if r in strided_by_rows else []),
+            *(_factor([factor]) for factor in layouts_by_rows.get(r, ())),
         )
         for r, each_s in zip(rows, flop_s, strict=True)
         if each_s > 0

@@ -1,6 +1,6 @@
 """Runs of a small model, in which every node is timed: what kernels take among others, as in any run, alone and beside copies.
 
-In: a Machine of which the best rates are known. Out: samples, one a node, of a model with as many tokens as there are ROWS to know. All its
+In: a Machine of which the best rates are known. Out: samples, one a node, of a model with as many tokens as there are rows to know. All its
 weights are on the device, so that nothing is copied but by a thread that this file starts. Its sizes are those of no model; its weights are
 more than caches hold, as weights are.
 """
@@ -33,9 +33,10 @@ from einpage.memplan.machine.profile import PROFILES
 from einpage.memplan.machine.work import Work, work_of
 
 SPEC = PROFILES.parent / "llama.yaml"
-SIZES = {"batch": 1, "model": 640, "heads": 10, "kv_heads": 5, "ffn": 1792, "vocab": 8192}
-LAYERS_BY_ROWS = {1: 2, 4: 2, 16: 2, 64: 2, 256: 2, 1024: 2}
+SIZES = {"batch": 1, "model": 640, "heads": 10, "kv_heads": 5, "ffn": 1792, "vocab": 8192, "layers": 2}
 """Two layers and the vocabulary are 60 MB."""
+PROBE_ROWS = (1, 4, 8, 16, 64, 256, 1024)
+"""One for each shape class of products, at least."""
 BUDGET = 256 << 20
 ALONE, BESIDE = 7, 5
 """Runs, the first of which does not count."""
@@ -85,7 +86,7 @@ class ProbeRuns:
     """Of each block that the thread copies meanwhile; 0 where it had no time for one."""
 
 
-def probe_runs(machine: Machine, rows_wanted: tuple[int, ...] = tuple(LAYERS_BY_ROWS)) -> Iterator[ProbeRuns]:
+def probe_runs(machine: Machine, rows_wanted: tuple[int, ...] = PROBE_ROWS) -> Iterator[ProbeRuns]:
     """Runs with each number of tokens, on a device of `machine`. A second or two."""
     with copying_thread() as copies:
         for rows in rows_wanted:
@@ -93,7 +94,7 @@ def probe_runs(machine: Machine, rows_wanted: tuple[int, ...] = tuple(LAYERS_BY_
 
 
 def _probe(machine: Machine, rows: int, copies: CopyingThread) -> ProbeRuns:
-    model = open_model(SPEC, {**SIZES, "seq": rows, "layers": LAYERS_BY_ROWS[rows]})
+    model = open_model(SPEC, {**SIZES, "seq": rows})
     planned = plan_program(model.program, machine, PlanRequest(BUDGET, warm=True))
     host = HostArena(planned.memgraph.host_bytes)
     slots = host_copies(planned.memgraph, host)
@@ -162,8 +163,8 @@ def _handovers(planned: Planned, measured: Measured, computes: NDArray[np.intp])
 class CopyingThread:
     """Copies blocks as a link's engine does, while it is let go, and times them."""
 
-    BLOCK, BLOCKS = 1 << 20, 64
-    """More than caches hold, of source and of target."""
+    BLOCK, BLOCKS, TARGETS = 1 << 20, 64, 32
+    """More than caches hold is copied, to as many places as a small arena has beside its residents."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -171,16 +172,16 @@ class CopyingThread:
         self._go, self._ended = threading.Event(), False
         self._lock, self._ready = threading.Lock(), list[int]()
         self._pushed = threading.Condition(self._lock)
-        self._source, self._target = (_bytes(self.BLOCK * self.BLOCKS) for _ in range(2))
+        self._source, self._target = (_bytes(self.BLOCK * blocks) for blocks in (self.BLOCKS, self.TARGETS))
         self.thread = threading.Thread(target=self._copy, name="einpage-probe-copies", daemon=True)
 
     def _copy(self) -> None:
         turn = 0
         while not self._ended:
             self._go.wait()
-            at = slice(self.BLOCK * (turn % self.BLOCKS), self.BLOCK * (turn % self.BLOCKS + 1))
+            source, target = turn % self.BLOCKS * self.BLOCK, turn % self.TARGETS * self.BLOCK
             started = perf_counter()
-            np.copyto(self._target[at], self._source[at])
+            np.copyto(self._target[target : target + self.BLOCK], self._source[source : source + self.BLOCK])
             self.seconds.append(perf_counter() - started)
             self._dispatch(turn)
             turn += 1

@@ -18,16 +18,14 @@ import torch
 
 from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Letter, Load
 from einpage.einsum_front.base.dtype import BlockFormat, DType, Stored
-from einpage.einsum_front.base.libraries import ALL_COMPILED_ROWS, ALL_ONEDNN, ONLY_TORCH, CompiledRows, Libraries, OneDnn
+from einpage.einsum_front.base.libraries import ALWAYS, MOST_UNPACKED_ROWS, ONLY_TORCH, FasterFrom, Libraries
 from einpage.einsum_front.graph.job import Box, Contraction, ContractJob, MapJob, Part, Range, View
 from einpage.kernels.instructions.torch_kernel import TorchKernel
 from einpage.kernels.multiply.products import Products, compiles, linear
 from einpage.kernels.prepare import prepare
 
-ROWS = {"one_row": 1, "few_rows": 5, "many_rows": 64, "most_rows": 256}
-"""What each shape class of oneDNN is measured with."""
-COMPILED_ROWS = {"one_row": 1, "few_rows": 5, "more_rows": 12}
-"""What each shape class of our own kernels is measured with."""
+ROWS = {"one_row": 1, "few_rows": 5, "more_rows": 12, "many_rows": 64, "most_rows": 256}
+"""What each shape class is measured with."""
 INNER = 512
 COLUMNS = (128, 512, 1024, 2048)
 WEIGHT_BYTES = 48 << 20
@@ -41,30 +39,35 @@ CALLS_S = 5e-4
 UNPACK_TURNS = 5
 CLEARLY = 0.97
 """Of torch.mm's time: what a library must stay under at a size to speak for itself, so that profiles do not differ by noise."""
-BY_ONEDNN, BY_COMPILED = Libraries(ALL_ONEDNN), Libraries(compiled=ALL_COMPILED_ROWS)
+BY_ONEDNN, BY_COMPILED = Libraries(ALWAYS), Libraries(compiled=ALWAYS, by_columns=ALWAYS)
 
 
 def measured_libraries() -> Libraries:
     """The shape classes and sizes at which another library than torch is faster."""
     memory = torch.ones(WEIGHT_BYTES // 4)
-    saved_by_class = {name: _saved(BY_ONEDNN, rows, memory) for name, rows in ROWS.items()} if linear() is not None else {}
-    compiled = {name: _saved(BY_COMPILED, rows, memory) for name, rows in COMPILED_ROWS.items()} if compiles() else {}
-    for name, saved in compiled.items():
-        of_onednn = "few_rows" if name == "more_rows" else name
-        if saved.share <= saved_by_class.get(of_onednn, NOTHING).share:
-            compiled[name] = NOTHING
-    onednn = OneDnn(**{name: saved.least_elements for name, saved in saved_by_class.items()})
-    return Libraries(onednn, CompiledRows(**{name: saved.least_elements for name, saved in compiled.items()}))
+    onednn, compiled, by_columns = dict[str, int | None](), dict[str, int | None](), dict[str, int | None]()
+    for name, rows in ROWS.items():
+        by_onednn = _saved(BY_ONEDNN, rows, memory) if linear() is not None else NOTHING
+        by_compiled = _saved(BY_COMPILED, rows, memory) if compiles() else NOTHING
+        onednn[name] = by_onednn.least_elements
+        compiled[name] = by_compiled.least_elements if by_compiled.share > by_onednn.share else None
+        if rows <= MOST_UNPACKED_ROWS and compiles():
+            by_columns[name] = _saved(BY_COMPILED, rows, memory, by_columns=True).least_elements
+    return Libraries(FasterFrom(**onednn), FasterFrom(**compiled), FasterFrom(**by_columns))
 
 
-def strided_factor(libraries: Libraries, rows: int) -> float:
-    """How many times longer a product of so many rows takes where an operand lies as what is faster does not read it, and torch.mm
-    does it: for oneDNN in parts of wider rows, for our own kernels column by column."""
+def layout_factors(libraries: Libraries, rows: int) -> tuple[float, float]:
+    """How many times longer a product of so many rows takes whose operands what is faster does not read: oneDNN where one is a part of
+    wider rows, our own kernels where one lies column by column (AtRows.strided, by_columns)."""
     memory, elements = torch.ones(WEIGHT_BYTES // 4), INNER * COLUMNS[-1]
-    if libraries.compiled.are_faster(rows, elements):
-        by_columns = _TimedProduct(product_job(rows, INNER, COLUMNS[-1], DType.FP32, by_columns=True), ONLY_TORCH)
-        return 1 / _share(_TimedProduct(product_job(rows, INNER, COLUMNS[-1], DType.FP32), BY_COMPILED), by_columns, memory)
-    return 1 / _by_library(BY_ONEDNN, rows, COLUMNS[-1], memory) if libraries.onednn.is_faster(rows, elements) else 1.0
+    if libraries.compiled.is_faster(rows, elements):
+        others = replace(ONLY_TORCH, by_columns=libraries.by_columns)
+        by_columns = _TimedProduct(product_job(rows, INNER, COLUMNS[-1], DType.FP32, by_columns=True), others)
+        by_rows = _TimedProduct(product_job(rows, INNER, COLUMNS[-1], DType.FP32), BY_COMPILED)
+        return 1.0, 1 / _share(by_rows, by_columns, memory)
+    if libraries.onednn.is_faster(rows, elements):
+        return 1 / _by_library(BY_ONEDNN, rows, COLUMNS[-1], memory), 1.0
+    return 1.0, 1.0
 
 
 def unpack_seconds(libraries: Libraries) -> float:
@@ -103,19 +106,19 @@ class _Saved:
 NOTHING = _Saved(None, 0.0)
 
 
-def _saved(libraries: Libraries, rows: int, memory: torch.Tensor) -> _Saved:
+def _saved(libraries: Libraries, rows: int, memory: torch.Tensor, *, by_columns: bool = False) -> _Saved:
     """The most that `libraries` save. A size that noise decides wrongly costs little: the sizes beside it are heard too."""
     most, saved = NOTHING, 0.0
     for columns in reversed(COLUMNS):
-        saved += log(CLEARLY / _by_library(libraries, rows, columns, memory))
+        saved += log(CLEARLY / _by_library(libraries, rows, columns, memory, by_columns=by_columns))
         if saved > most.share:
             most = _Saved(INNER * columns, saved)
     return most
 
 
-def _by_library(libraries: Libraries, rows: int, columns: int, memory: torch.Tensor) -> float:
+def _by_library(libraries: Libraries, rows: int, columns: int, memory: torch.Tensor, *, by_columns: bool = False) -> float:
     """What a product takes by `libraries`, of what it takes by torch.mm."""
-    job = product_job(rows, INNER, columns, DType.FP32)
+    job = product_job(rows, INNER, columns, DType.FP32, by_columns=by_columns)
     return _share(_TimedProduct(job, libraries), _TimedProduct(job, ONLY_TORCH), memory)
 
 

@@ -45,6 +45,10 @@ class Window:
         t = buffers[self.operand][self.tile]
         return t.as_strided(self.size, self.stride, t.storage_offset() + self.offset)
 
+    def flat(self) -> Window:
+        """Without its first dimension, whose size is 1."""
+        return Window(self.operand, self.tile, self.size[1:], self.stride[1:], self.offset)
+
 
 @dataclass(frozen=True, slots=True)
 class StridedTile:

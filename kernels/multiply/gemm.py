@@ -17,11 +17,14 @@ from torch import Tensor
 
 from einpage.einsum_front.algebra.expr import Letter, Region
 from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.libraries import MOST_UNPACKED_ROWS
 from einpage.kernels.layout.blocks import extents, regions
 from einpage.kernels.layout.window import BoundCall, BoundStep, JobBuffers, StridedTile, Window, scratch_tile
 from einpage.kernels.multiply.matrix import Factor, Letters, Roles, clip, factor_window, matrix_window, stored_window
-from einpage.kernels.multiply.products import ONLY_MM, FewRows, Products, linear
+from einpage.kernels.multiply.products import ONLY_MM, ByRows, Products, linear
 from einpage.kernels.multiply.unpack_steps import NUMBERS_OF, unpacked
+from einpage.kernels.on_llvm.column_products import column_products
+from einpage.kernels.on_llvm.matrix_products import matrix_products
 from einpage.kernels.on_llvm.row_products import row_products
 
 SCRATCH_ALIGNMENT = 64
@@ -99,9 +102,9 @@ def _product_of_part(
         if window is not None and stored is not None and stored_window(few, part, of_few)[1] is None:
             few_window, steps = _matrix(few, part, of_few, "x" if few is x else "y", scratch)
             pair = (few_window, window) if matrix is y else (window, few_window)
-            if (product := scratch.products.few_rows(*pair, *((None, stored) if matrix is y else (stored, None)))) is not None:
+            if (product := scratch.products.by_rows(*pair, *((None, stored) if matrix is y else (stored, None)))) is not None:
                 yield from steps
-                yield _few_rows(product, _flat(out), None if init is None else _flat(init))
+                yield _product_by_rows(product, out.flat(), None if init is None else init.flat())
                 return
     x_window, x_steps = _matrix(x, part, roles.of_x, "x", scratch)
     y_window, y_steps = _matrix(y, part, roles.of_y, "y", scratch)
@@ -153,36 +156,61 @@ def _copy(source: Window, target: Window) -> BoundStep:
 
 def _product_step(x: Window, y: Window, out: Window, init: Window | None, scratch: Scratch) -> BoundStep:
     """One product by the library that is faster at it; what that allocates is noted in `scratch`."""
-    few_rows = scratch.products.few_rows(x, y)
-    if few_rows is not None:
-        return _few_rows(few_rows, _flat(out), None if init is None else _flat(init))
+    by_rows = scratch.products.by_rows(x, y)
+    if by_rows is not None:
+        return _product_by_rows(by_rows, out.flat(), None if init is None else init.flat())
+    by_columns = scratch.products.by_columns(x, y)
+    if by_columns is not None:
+        side_by_side = out.stride[1 if by_columns.transposed else 2] == 1 and (init is None or init.stride == out.stride)
+        if side_by_side or by_columns.matrix.size[1] == 1:
+            return _product_by_columns(by_columns, out.flat(), None if init is None else init.flat())
     packed = scratch.products.windows(x, y)
     if packed is None:
         return _product(x, y, out, init)
     (rows, inner), (columns, _) = packed[0].size, packed[1].size
     scratch.product_bytes = max(scratch.product_bytes, scratch.products.temporary_bytes(rows, inner, columns))
-    return _onednn_product(*packed, _flat(out), None if init is None else _flat(init))
+    return _onednn_product(*packed, out.flat(), None if init is None else init.flat())
 
 
 @lru_cache(maxsize=4096)
-def _few_rows(product: FewRows, out: Window, init: Window | None) -> BoundStep:
-    (rows, inner), columns = product.few.size, product.matrix.size[0]
+def _product_by_rows(product: ByRows, out: Window, init: Window | None) -> BoundStep:
+    (rows, inner), columns = product.rows.size, product.matrix.size[0]
     layout = DType.FP32 if product.stored is None else product.stored.format
     bytes_of = (product.stored or DType.FP32).bytes_of
-    kernel = row_products(layout, rows, init is not None)
+    few, adds = rows <= MOST_UNPACKED_ROWS, init is not None
+    kernel = row_products(layout, rows, adds) if few else matrix_products(rows, adds)
+    sizes = (columns, inner) if few else (columns, inner, rows)
     of_row, of_column = (1, 0) if product.transposed else (0, 1)
 
     def multiply_into(buffers: JobBuffers) -> BoundCall:
-        few, target = product.few.of(buffers), out.of(buffers)
+        x, target = product.rows.of(buffers), out.of(buffers)
         matrix = buffers[product.matrix.operand][product.matrix.tile]
         addend = target if init is None or init == out else init.of(buffers)
         first = matrix.data_ptr() + bytes_of(product.matrix.offset)
         numbers = (
-            *(few.data_ptr(), product.few.stride[0], first, bytes_of(product.matrix.stride[0])),
+            *(x.data_ptr(), product.rows.stride[0], first, bytes_of(product.matrix.stride[0])),
             *(addend.data_ptr(), addend.stride(of_row), addend.stride(of_column)),
-            *(target.data_ptr(), target.stride(of_row), target.stride(of_column), columns, inner),
+            *(target.data_ptr(), target.stride(of_row), target.stride(of_column), *sizes),
         )
-        kept = few, matrix, target, addend  # addresses are of these
+        kept = x, matrix, target, addend  # addresses are of these
+        return lambda: (kernel(*numbers), kept)
+
+    return multiply_into
+
+
+@lru_cache(maxsize=4096)
+def _product_by_columns(product: ByRows, out: Window, init: Window | None) -> BoundStep:
+    (rows, inner), columns = product.rows.size, product.matrix.size[1]
+    kernel, of_row = column_products(rows, init is not None), 1 if product.transposed else 0
+
+    def multiply_into(buffers: JobBuffers) -> BoundCall:
+        x, matrix, target = product.rows.of(buffers), product.matrix.of(buffers), out.of(buffers)
+        addend = target if init is None or init == out else init.of(buffers)
+        numbers = (
+            *(x.data_ptr(), product.rows.stride[0], matrix.data_ptr(), DType.FP32.bytes_of(product.matrix.stride[0])),
+            *(addend.data_ptr(), addend.stride(of_row), target.data_ptr(), target.stride(of_row), columns, inner),
+        )
+        kept = x, matrix, target, addend  # addresses are of these
         return lambda: (kernel(*numbers), kept)
 
     return multiply_into
@@ -210,7 +238,7 @@ def _product(x: Window, y: Window, out: Window, init: Window | None) -> BoundSte
     onto: Callable[..., Tensor] = torch.baddbmm
     if x.size[0] == 1:
         fresh, onto = torch.mm, torch.addmm
-        x, y, out, init = _flat(x), _flat(y), _flat(out), None if init is None else _flat(init)
+        x, y, out, init = x.flat(), y.flat(), out.flat(), None if init is None else init.flat()
 
     def multiply_into(buffers: JobBuffers) -> BoundCall:
         target = out.of(buffers)
@@ -219,7 +247,3 @@ def _product(x: Window, y: Window, out: Window, init: Window | None) -> BoundSte
         return partial(onto, target if init == out else init.of(buffers), x.of(buffers), y.of(buffers), out=target)
 
     return multiply_into
-
-
-def _flat(w: Window) -> Window:
-    return Window(w.operand, w.tile, w.size[1:], w.stride[1:], w.offset)

@@ -3,7 +3,7 @@ is faster.
 
 In: the figures, two windows as BLAS reads them. Out: windows as the other library reads them, or None. Invariant: oneDNN is given whole
 packed matrices only; of others it makes copies, or multiplies them a thousand times slower. It has no `out=`: a product is allocated, then
-copied. Our own kernels (on_llvm/row_products.py) multiply few rows by a matrix that lies row by row, and allocate nothing.
+copied. Our own kernels (on_llvm) multiply rows by a matrix that lies row by row, too, and allocate nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from einpage.einsum_front.base.dtype import Stored
-from einpage.einsum_front.base.libraries import ALL_COMPILED_ROWS, ONLY_TORCH, Libraries
+from einpage.einsum_front.base.libraries import MOST_MANY_ROWS, MOST_UNPACKED_ROWS, ONLY_TORCH, Libraries
 from einpage.kernels.layout.window import Window
 from einpage.kernels.on_llvm.compile import why_not_llvm
 
@@ -24,6 +24,9 @@ PANEL_COLUMNS, MOST_PANEL_INNER = 64, 1024
 """Of the part of the second matrix that a thread of oneDNN packs at a time, at most."""
 PANEL_BESIDE = 8192
 """Bytes a thread allocates beside its panel, at most."""
+MOST_INNER = 1600
+"""Of our own products of more than MOST_MANY_ROWS rows. The ten rows that are multiplied at a time are twice the first cache then; beyond,
+libraries that pack them are faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +37,39 @@ class Products:
     threads: int = 1
     """What torch may use for one kernel."""
 
-    def few_rows(self, x: Window, y: Window, stored_x: Stored | None = None, stored_y: Stored | None = None) -> FewRows | None:
-        """How our own kernels compute a product of few rows or few columns; None where they are not to.
+    def by_rows(self, x: Window, y: Window, stored_x: Stored | None = None, stored_y: Stored | None = None) -> ByRows | None:
+        """How our own kernels compute a product; None where they are not to.
 
-        Both are [1, rows, columns] windows, as matrix_window gives them. One may be kept as it is stored: the other is of few then.
+        Both are [1, rows, columns] windows, as matrix_window gives them. One may be kept as it is stored: the other is of few rows then.
         """
         (batch, rows, inner), columns = x.size, y.size[2]
         stored = stored_x or stored_y
         fewest = rows if stored_y else columns if stored_x else min(rows, columns)
-        chosen = self.libraries.compiled if stored is None else ALL_COMPILED_ROWS
-        if batch != 1 or not chosen.are_faster(fewest, max(rows, columns) * inner) or not compiles():
+        if batch != 1 or not self._are_our_own(fewest, max(rows, columns), inner, stored) or not compiles():
             return None
         if inner > 1 and not x.stride[2] == y.stride[1] == 1:
             return None
         by_rows = Window(x.operand, x.tile, (rows, inner), (x.stride[1], 1), x.offset)
         by_columns = Window(y.operand, y.tile, (columns, inner), (y.stride[2], 1), y.offset)
-        return FewRows(by_columns, by_rows, True, stored) if stored_x or rows != fewest else FewRows(by_rows, by_columns, False, stored)
+        return ByRows(by_columns, by_rows, True, stored) if stored_x or rows != fewest else ByRows(by_rows, by_columns, False, stored)
+
+    def by_columns(self, x: Window, y: Window) -> ByRows | None:
+        """As `by_rows`, of few rows and a matrix that lies column by column."""
+        (batch, rows, inner), columns = x.size, y.size[2]
+        x_turned = Window(x.operand, x.tile, (1, inner, rows), (x.stride[0], x.stride[2], x.stride[1]), x.offset)
+        y_turned = Window(y.operand, y.tile, (1, columns, inner), (y.stride[0], y.stride[2], y.stride[1]), y.offset)
+        ways = [(x, y, False), (y_turned, x_turned, True)]
+        for few, matrix, transposed in ways if rows <= columns else reversed(ways):
+            count, elements = few.size[1], inner * matrix.size[2]
+            is_ours = count <= MOST_UNPACKED_ROWS and self.libraries.by_columns.is_faster(count, elements) and compiles()
+            if batch == 1 and is_ours and (inner == 1 or few.stride[2] == 1) and (matrix.size[2] == 1 or matrix.stride[2] == 1):
+                return ByRows(few.flat(), matrix.flat(), transposed)
+        return None
+
+    def _are_our_own(self, rows: int, columns: int, inner: int, stored: Stored | None) -> bool:
+        if stored is not None:
+            return rows <= MOST_UNPACKED_ROWS
+        return self.libraries.compiled.is_faster(rows, columns * inner) and (rows <= MOST_MANY_ROWS or inner <= MOST_INNER)
 
     def windows(self, x: Window, y: Window) -> tuple[Window, Window] | None:
         """x [rows, inner] and y transposed, [columns, inner], as oneDNN reads them; None where torch.mm is to multiply them.
@@ -78,15 +98,15 @@ class Products:
 
 
 @dataclass(frozen=True, slots=True)
-class FewRows:
+class ByRows:
     """A product as our own kernels compute it."""
 
-    few: Window
-    """[r, inner], the elements of a row side by side."""
+    rows: Window
+    """[r, inner], the elements of a row side by side; not more rows than `matrix` has, unless that is stored."""
     matrix: Window
-    """[n, inner], likewise."""
+    """[n, inner], likewise; where it lies column by column, [inner, n], the elements of a row side by side."""
     transposed: bool
-    """Whether `few` are the columns of the product, and not its rows."""
+    """Whether `rows` are the columns of the product, and not its rows."""
     stored: Stored | None = None
     """How the matrix is stored, where that is not as fp32 numbers."""
 

@@ -44,13 +44,9 @@ def numbers(ir: Ir, layout: NumberLayout, block: str) -> Iterator[str]:
 
 def fewer_numbers(ir: Ir, layout: NumberLayout, address: str, count: str) -> str:
     """The first `count` of a vector of numbers stored one by one, then zeros; nothing behind them is read. `count` is an i64."""
-    lanes = ir.value(f"trunc i64 {count} to i32")
-    all_lanes = ir.all_lanes("i32", lanes)
-    mask = ir.value(f"icmp ult {INTS} <{', '.join(f'i32 {n}' for n in range(LANES))}>, {all_lanes}")
+    mask = ir.first_lanes(count)
     if layout is DType.FP32:
-        return ir.value(
-            f"call {FLOATS} @llvm.masked.load.v{LANES}f32.p0(ptr {address}, i32 4, <{LANES} x i1> {mask}, {FLOATS} zeroinitializer)"
-        )
+        return ir.load_lanes(address, mask)
     shorts = f"<{LANES} x i16>"
     some = ir.value(
         f"call {shorts} @llvm.masked.load.v{LANES}i16.p0(ptr {address}, i32 2, <{LANES} x i1> {mask}, {shorts} zeroinitializer)"

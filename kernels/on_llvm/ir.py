@@ -12,6 +12,7 @@ LANES = 16
 FLOATS, INTS, BYTES = f"<{LANES} x float>", f"<{LANES} x i32>", f"<{LANES} x i8>"
 FMA = f"declare {FLOATS} @llvm.fma.v{LANES}f32({FLOATS}, {FLOATS}, {FLOATS})"
 MASKED_LOAD = f"declare {FLOATS} @llvm.masked.load.v{LANES}f32.p0(ptr, i32, <{LANES} x i1>, {FLOATS})"
+MASKED_STORE = f"declare void @llvm.masked.store.v{LANES}f32.p0({FLOATS}, ptr, i32, <{LANES} x i1>)"
 PREFETCH = "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
 LINE_BYTES = 64
 """What one prefetch brings, at least."""
@@ -55,6 +56,25 @@ class Ir:
     def load(self, of: str, address: str, align: int = 1) -> str:
         """What lies at `address`."""
         return self.value(f"load {of}, ptr {address}, align {align}")
+
+    def first_lanes(self, count: str) -> str:
+        """A mask of the first `count` lanes, an i64."""
+        lanes = self.all_lanes("i32", self.value(f"trunc i64 {count} to i32"))
+        return self.value(f"icmp ult {INTS} <{', '.join(f'i32 {n}' for n in range(LANES))}>, {lanes}")
+
+    def load_lanes(self, address: str, mask: str | None) -> str:
+        """A vector of fp32 numbers, or those of `mask` and zeros; nothing else is read."""
+        if mask is None:
+            return self.load(FLOATS, address, 4)
+        masked = f"ptr {address}, i32 4, <{LANES} x i1> {mask}, {FLOATS} zeroinitializer"
+        return self.value(f"call {FLOATS} @llvm.masked.load.v{LANES}f32.p0({masked})")
+
+    def store_lanes(self, vector: str, address: str, mask: str | None) -> None:
+        """Write a vector of fp32 numbers, or those of `mask`."""
+        if mask is None:
+            self.do(f"store {FLOATS} {vector}, ptr {address}, align 4")
+        else:
+            self.do(f"call void @llvm.masked.store.v{LANES}f32.p0({FLOATS} {vector}, ptr {address}, i32 4, <{LANES} x i1> {mask})")
 
     def all_lanes(self, of: str, scalar: str) -> str:
         """A vector of the same number in every lane."""

@@ -29,7 +29,9 @@ class AtRows:
     beside_copies: float = 1.0
     """How many times longer they take while copies are in flight; at least 1."""
     strided: float = 1.0
-    """How many times longer where an operand lies as the faster library does not read it (Work.strided); at least 1."""
+    """How many times longer where an operand is a part of wider rows (Work.strided); at least 1."""
+    by_columns: float = 1.0
+    """How many times longer where an operand lies column by column (Work.by_columns); at least 1."""
     slows_copies: float = 1.0
     """How many times longer copies take meanwhile; at least 1."""
 
@@ -57,8 +59,8 @@ class ProductTimes:
         low, high = self.at_rows[at - 1], self.at_rows[at]
         share = log(rows / low.rows) / log(high.rows / low.rows)
         rate = exp((1 - share) * log(low.flops_per_s) + share * log(high.flops_per_s))
-        pairs = ((low.beside_copies, high.beside_copies), (low.strided, high.strided), (low.slows_copies, high.slows_copies))
-        return AtRows(rows, rate, *((1 - share) * a + share * b for a, b in pairs))
+        names = ("beside_copies", "strided", "by_columns", "slows_copies")
+        return AtRows(rows, rate, *((1 - share) * getattr(low, name) + share * getattr(high, name) for name in names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,8 @@ class KernelTimes:
             case KernelKind.PRODUCT:
                 at = self.products.interpolated(work.rows)
                 epilogue_s = work.elements * self.products.epilogue_s + work.functions * self.maps.function_s
-                times_longer = fp32_ratio * (at.strided if work.strided else 1.0)
+                layout = max(at.strided if work.strided else 1.0, at.by_columns if work.by_columns else 1.0)
+                times_longer = fp32_ratio * layout
                 unpack_s = work.unpacked * self.products.unpack_s
                 return self.products.launch_s + times_longer * work.flops / at.flops_per_s + unpack_s + epilogue_s
             case KernelKind.ATTENTION:

@@ -20,7 +20,7 @@ import yaml
 from einpage.einsum_front.base.dtype import RUN_DTYPES, DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.files import not_regular, read_text
-from einpage.einsum_front.base.libraries import NO_COMPILED_ROWS, NO_ONEDNN, CompiledRows, Libraries, OneDnn
+from einpage.einsum_front.base.libraries import NEVER, ONLY_TORCH, FasterFrom, Libraries
 from einpage.einsum_front.base.units import parse_bytes, parse_rate, shown
 from einpage.einsum_front.spec.yamltree import MAX_CHARACTERS, YamlMapping
 from einpage.memplan.machine.fields import ProfileField, profile_fields, shown_node
@@ -32,13 +32,13 @@ PROFILES = Path(__file__).parents[2] / "specs" / "machines"
 """Beside the package, in a checkout (through the link einpage/specs) and in a wheel alike."""
 
 
+LIBRARIES = tuple(asdict(ONLY_TORCH))
+SHAPE_CLASSES = tuple(asdict(NEVER))
 KEYS = frozenset((
     "name", "device_bytes", "host_bytes", "flops_per_s", "device_bytes_per_s", "h2d_bytes_per_s", "d2h_bytes_per_s", "copy_latency_s",
-    "launch_latency_s", "usual_slowdown", "kernel_times", "measured", "threads", "onednn", "compiled", "links", "about",
+    "launch_latency_s", "usual_slowdown", "kernel_times", "measured", "threads", *LIBRARIES, "links", "about",
 ))  # fmt: skip
-OPTIONAL = frozenset(("usual_slowdown", "kernel_times", "measured", "threads", "onednn", "compiled", "links", "about"))
-ONEDNN_KEYS = ("one_row", "few_rows", "many_rows", "most_rows")
-COMPILED_KEYS = ("one_row", "few_rows", "more_rows")
+OPTIONAL = frozenset(("usual_slowdown", "kernel_times", "measured", "threads", *LIBRARIES, "links", "about"))
 MEASURED_KEYS = frozenset(("spread", "load", "cores"))
 LINK_KEYS = frozenset(("source", "target", "bytes_per_s", "latency_s"))
 LINK_EXAMPLE = "{source: disk, target: host, bytes_per_s: 3GB/s, latency_s: 1e-4}"
@@ -150,10 +150,9 @@ def machine_text(machine: Machine) -> str:
         raw["measured"] = asdict(machine.measured)
     if machine.threads is not None:
         raw["threads"] = machine.threads
-    if machine.libraries.onednn != NO_ONEDNN:
-        raw["onednn"] = {name: least for name, least in asdict(machine.libraries.onednn).items() if least is not None}
-    if machine.libraries.compiled != NO_COMPILED_ROWS:
-        raw["compiled"] = {name: least for name, least in asdict(machine.libraries.compiled).items() if least is not None}
+    for library, faster in asdict(machine.libraries).items():
+        if found := {name: least for name, least in faster.items() if least is not None}:
+            raw[library] = found
     if others := [link for link in machine.links if link not in said]:
         raw["links"] = [_link_out(link) for link in others]
     return yaml.safe_dump({**raw, "about": machine.about}, sort_keys=False, allow_unicode=True)
@@ -193,17 +192,14 @@ def _threads(field: ProfileField) -> int:
     return field.whole(1, MOST_THREADS)
 
 
-def _libraries(fields: Mapping[str, ProfileField]) -> Libraries:
-    onednn = OneDnn(**_least_elements(fields["onednn"], ONEDNN_KEYS)) if "onednn" in fields else NO_ONEDNN
-    compiled = CompiledRows(**_least_elements(fields["compiled"], COMPILED_KEYS)) if "compiled" in fields else NO_COMPILED_ROWS
-    return Libraries(onednn, compiled)
+def _libraries(found: Mapping[str, ProfileField]) -> Libraries:
+    return Libraries(*(_faster_from(found[name]) if name in found else NEVER for name in LIBRARIES))
 
 
-def _least_elements(field: ProfileField, keys: tuple[str, ...]) -> dict[str, int]:
-    """By shape class, how many elements a matrix has at least."""
-    if not isinstance(field.node, YamlMapping) or not set(field.node.items) <= set(keys):
-        raise UsageError(f"{field.what} is {shown_node(field.node)}; it must be a mapping with some of {', '.join(keys)}")
-    return {name: least.whole(0, MOST_ELEMENTS) for name, least in field.fields().items()}
+def _faster_from(field: ProfileField) -> FasterFrom:
+    if not isinstance(field.node, YamlMapping) or not set(field.node.items) <= set(SHAPE_CLASSES):
+        raise UsageError(f"{field.what} is {shown_node(field.node)}; it must be a mapping with some of {', '.join(SHAPE_CLASSES)}")
+    return FasterFrom(**{name: least.whole(0, MOST_ELEMENTS) for name, least in field.fields().items()})
 
 
 def _measurement(field: ProfileField) -> Measurement:

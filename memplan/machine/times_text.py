@@ -20,7 +20,7 @@ MOST_FACTOR = 1e6
 MOST_ROWS = 2**40
 LEAST_RATE = 1e-6
 """FLOP/s or bytes/s: whatever is done takes a time that a float holds."""
-ROWS_EXAMPLE = "{rows: 64, flops_per_s: 8e10, beside_copies: 1.1, strided: 1.0, slows_copies: 1.2}"
+ROWS_EXAMPLE = "{rows: 64, flops_per_s: 8e10, beside_copies: 1.1, strided: 1.0, by_columns: 1.0, slows_copies: 1.2}"
 
 
 def kernel_times_of(field: ProfileField) -> KernelTimes:
@@ -106,9 +106,9 @@ def _at_rows(field: ProfileField) -> Iterator[AtRows]:
     if not entries:
         raise UsageError(f"{field.what} is empty; it is a list of rates, as in {ROWS_EXAMPLE}")
     for entry in entries:
-        at = _mapping(entry, ("rows", "flops_per_s", "beside_copies", "strided", "slows_copies"))
+        at = _mapping(entry, ("rows", "flops_per_s", "beside_copies", "strided", "by_columns", "slows_copies"))
         before = at["rows"].whole(before + 1, MOST_ROWS)
-        factors = (_factor(at[key]) for key in ("beside_copies", "strided", "slows_copies"))
+        factors = (_factor(at[key]) for key in ("beside_copies", "strided", "by_columns", "slows_copies"))
         yield AtRows(before, at["flops_per_s"].number(LEAST_RATE), *factors)
 
 

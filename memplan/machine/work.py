@@ -14,10 +14,10 @@ from functools import lru_cache
 from math import prod
 from typing import assert_never
 
-from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Call, Expr, Letter, Reduce, Unary, free_letters, loads, walk
+from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Call, Expr, Letter, Load, Reduce, Unary, free_letters, loads, walk
 from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.base.dtype import Stored
-from einpage.einsum_front.base.libraries import MOST_COMPILED_ROWS
+from einpage.einsum_front.base.libraries import MOST_UNPACKED_ROWS
 from einpage.einsum_front.graph.job import AttentionJob, Contraction, ContractJob, GatherJob, Job, MapJob, range_by_letter
 from einpage.einsum_front.graph.taskgraph import Task
 from einpage.einsum_front.graph.written_rows import written_rows
@@ -51,7 +51,9 @@ class Work:
     unpacked: int = 0
     """Of a product with more rows than our own kernels have sums of: the numbers of stored weights, which are unpacked first."""
     strided: bool = False
-    """Whether an operand of a product is a part of wider rows; with few rows, whether the matrix lies column by column."""
+    """Whether an operand of a product is a part of wider rows."""
+    by_columns: bool = False
+    """Whether the innermost letter of an operand of a product is not one that is summed over."""
 
 
 def work_of(task: Task) -> Work | None:
@@ -88,9 +90,10 @@ def _work(of: _Same) -> Work | None:
             rows = min(_rows(c, extents) for c in job.contractions)
             flops = sum(2 * prod(extents[x] for x in free_letters(c.x) | free_letters(c.y)) for c in job.contractions)
             pointwise = _pointwise([job.epilogue], extents, job.target) if job.last else (0, 0, 0)
-            unpacked = sum(_unpacked(job, c, extents) for c in job.contractions) if rows > MOST_COMPILED_ROWS else 0
+            unpacked = sum(_unpacked(job, c, extents) for c in job.contractions) if rows > MOST_UNPACKED_ROWS else 0
             strided = any(_strided(job, c) for c in job.contractions)
-            return Work(KernelKind.PRODUCT, rows, flops, 0, *pointwise, unpacked=unpacked, strided=strided)
+            by_columns = any(_by_columns(load, c, extents) for c in job.contractions for load in (c.x, c.y))
+            return Work(KernelKind.PRODUCT, rows, flops, 0, *pointwise, unpacked=unpacked, strided=strided, by_columns=by_columns)
         case AttentionJob():
             shared = (free_letters(job.q) & free_letters(job.k)).difference(job.score_letters)
             return Work(KernelKind.ATTENTION, extents[job.row], of.flops, prod(extents[x] for x in shared))
@@ -111,19 +114,20 @@ def _unpacked(job: ContractJob, c: Contraction, extents: Mapping[Letter, int]) -
 
 
 def _strided(job: ContractJob, c: Contraction) -> bool:
-    """Whether a tile of an operand is longer, in a letter that is summed over, than what is summed; with few rows, whether the innermost
-    letter of the matrix is another."""
+    """Whether a tile of an operand is longer, in a letter that is summed over, than what is summed."""
     extents = {letter: r.extent for letter, r in range_by_letter(job).items()}
-    if _rows(c, extents) <= MOST_COMPILED_ROWS:
-        matrix = max(c.x, c.y, key=lambda load: prod(extents[x] for x in free_letters(load)))
-        innermost = [i.letter for i in matrix.indices if isinstance(i, Axis) and extents[i.letter] > 1][-1:]
-        return not set(innermost) <= set(c.letters)
     for load in (c.x, c.y):
         boxes = next(view.boxes for view in job.reads if view.name == load.name)
         for at, index in enumerate(load.indices):
             if isinstance(index, Axis) and index.letter in c.letters and any(box.shape[at] > extents[index.letter] for box in boxes):
                 return True
     return False
+
+
+def _by_columns(load: Load, c: Contraction, extents: Mapping[Letter, int]) -> bool:
+    """Whether what lies side by side in an operand is not summed over."""
+    innermost = [i.letter for i in load.indices if isinstance(i, Axis) and extents[i.letter] > 1][-1:]
+    return not set(innermost) <= set(c.letters)
 
 
 def _pointwise(expressions: Iterable[Expr], extents: Mapping[Letter, int], target: tuple[Letter, ...]) -> tuple[int, int, int]:
