@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from einpage.einsum_front.base.errors import UsageError
+from einpage.exec.device.arena import HostArena
 from einpage.exec.device.stream_memory import CannotPin, KeptMemory
 from einpage.exec.planning.model import open_model
 from einpage.exec.planning.request import PlanRequest
@@ -98,7 +99,7 @@ def untouched(*_: object, **__: object) -> Any:
 @pytest.mark.parametrize("way", ["prepared", "loaded"])
 def test_what_would_leave_the_machine_too_little_is_refused_before_anything_is_touched(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (prepared, loaded_model):
-        monkeypatch.setattr(module, "host_arena", untouched)
+        monkeypatch.setattr(module, "HostArena", lambda nbytes: HostArena(0) if nbytes == 0 else untouched())
     monkeypatch.setattr(prepared, "fill", untouched)
     monkeypatch.setattr(choose, "CudaDriver", untouched)
     monkeypatch.setattr(prepared, "physical_bytes", lambda: (4 << 30) + 1000)

@@ -162,7 +162,7 @@ class KeptMemory:
         assert not self._is_lent, "two runs at once need two arenas"
         if self._host is None or self._host.nbytes < nbytes:
             self.close()
-            self._host = HostArena(nbytes, huge=self._driver is not None)
+            self._host = HostArena(nbytes)
         self._is_lent = True
         return self._host
 

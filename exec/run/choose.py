@@ -123,11 +123,6 @@ def measured_machine(kind: DeviceKind, threads: int | None = None, again: bool =
     return measured_cpu(threads=threads, again=again, say=say)
 
 
-def host_arena(kind: DeviceKind, nbytes: int) -> HostArena:
-    """The host's arena of runs on such a device: copy engines are to reach all of it, a CPU touches what it uses. Raises MemoryError."""
-    return HostArena(nbytes, huge=kind is DeviceKind.CUDA)
-
-
 def make_driver() -> Driver:
     """CUDA's."""
     return CudaDriver()

@@ -28,7 +28,7 @@ from einpage.exec.load.fill import NotFiniteWeight, fill
 from einpage.exec.load.inputs import bind_inputs
 from einpage.exec.planning.model import Model
 from einpage.exec.planning.plan_set import PlannedPhase
-from einpage.exec.run.choose import RunOptions, dispatcher_type, host_arena, make_device, make_memory
+from einpage.exec.run.choose import RunOptions, dispatcher_type, make_device, make_memory
 from einpage.exec.run.prepared import fill_inputs, refuse_host
 from einpage.memplan.graph.memgraph import Extent, MemGraph, Offset
 from einpage.memplan.graph.packed import Residencies
@@ -114,7 +114,7 @@ class LoadedModel:
         options = self._options
         self.close()
         refuse_host(options.device, nbytes, nbytes - self._end, options.plan.budget_bytes)
-        larger, weights_at, end = host_arena(options.device, nbytes), self._weights_at, self._end
+        larger, weights_at, end = HostArena(nbytes), self._weights_at, self._end
         self._weights_at, self._end = {}, 0  # whatever ends this early, they are loaded anew
         for start in range(0, end, MOVED_BYTES):
             part = Extent(Offset(start), Nbytes(min(MOVED_BYTES, end - start)))

@@ -39,7 +39,7 @@ from einpage.exec.planning.judged_plan import (
     stored_warnings,
 )
 from einpage.exec.planning.model import Model
-from einpage.exec.run.choose import DeviceKind, Dispatch, RunOptions, dispatcher_type, host_arena, make_device, make_memory
+from einpage.exec.run.choose import DeviceKind, Dispatch, RunOptions, dispatcher_type, make_device, make_memory
 from einpage.exec.run.find_nan import CheckedDevice, FoundNan, find_nan
 from einpage.exec.run.outputs import output_warnings, text_figures, wanted_outputs
 from einpage.exec.run.report import DeviceFigures, RunReport, profile_warnings, weight_warnings
@@ -157,7 +157,7 @@ def prepare_run(
     with ExitStack() as undone:
         if kept is not None:
             undone.callback(kept.give_back)
-        host = host_arena(options.device, memgraph.host_bytes) if kept is None else kept.lend(memgraph.host_bytes)
+        host = HostArena(memgraph.host_bytes) if kept is None else kept.lend(memgraph.host_bytes)
         slots = host_copies(memgraph, host)
         not_finite = fill(planned.graph, model.resolved, slots, loading)
         fill_inputs(planned.graph.tensors, arrays, slots)
