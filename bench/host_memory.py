@@ -21,7 +21,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from einpage.checkpoints.files.checkpoint import Checkpoint, StoredBytes, WeightRows
+from einpage.checkpoints.files.checkpoint import Checkpoint, StoredAt, StoredBytes, WeightRows
 from einpage.checkpoints.files.random import RandomWeights
 from einpage.checkpoints.match.resolve import Resolved
 from einpage.einsum_front.base.dtype import BlockFormat, DType
@@ -55,6 +55,12 @@ class InMemory:
         return {}
 
     def block_format(self, name: str) -> BlockFormat | None:
+        return None
+
+    def file_of(self, name: str) -> Path | None:
+        return None
+
+    def stored_at(self, name: str) -> StoredAt | None:
         return None
 
     def read_stored(self, name: str, start: int, end: int) -> StoredBytes:

@@ -42,7 +42,8 @@ class DoesNotFit(EinpageError):
         if misfit.smallest_budget is None:
             cure = "a larger host is needed" if misfit.at_least is None else f"no budget under {misfit.at_least} bytes works"
         elif misfit.at_least is None or misfit.at_least >= misfit.smallest_budget:
-            cure = f"smallest budget that works: {misfit.smallest_budget} bytes"
+            which = "host budget" if misfit.place == "host" else "budget"
+            cure = f"smallest {which} that works: {misfit.smallest_budget} bytes"
         else:
             cure = f"smallest budget found to work: {misfit.smallest_budget} bytes (none under {misfit.at_least} bytes does)"
         super().__init__(

@@ -12,7 +12,7 @@ where some task's footprint exceeds the budget (or the host is full).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
@@ -27,6 +27,7 @@ from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.simulate import all_moved_bytes, simulate
 from einpage.memplan.horizons.horizons import HorizonOptions, plan_by_horizons
+from einpage.memplan.horizons.tiers import AS_FAST, plan_tiers
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.problem.footprint import refuse_too_small
 from einpage.memplan.problem.order import FREE_ORDERS, ORDER_BY_POLICY, OrderPolicy
@@ -65,6 +66,16 @@ class PlanOptions(HorizonOptions):
     others: Others = Others.FASTEST
     resident_bytes: int | None = None
     """Of a loop, about, with those that are named: where a plan of the same model says how many are good."""
+    even: bool = False
+    """Of a loop: residents are spread evenly whatever their sizes; if not, small ones may come first, so that there are fewer copies."""
+    as_fast: float = HARDLY_SLOWER
+    """Of plans within this multiple of the fastest, that which moves fewest bytes is taken."""
+    host_bytes: int | None = None
+    """The host's budget, with a disk behind it; None: the host has whatever it takes."""
+    host_resident: tuple[str, ...] = ()
+    """Of a loop with a host budget: the names of weights that are resident on the host whatever others are, from its top downwards."""
+    skew: Callable[[TaskGraph], Mapping[str, int]] | None = None
+    """Of the graph that is planned: the byte of a sector that a tensor begins at on the disk, by name; None: 0 of all."""
 
 
 def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions | None = None, pace: Pace | None = None) -> MemGraph:
@@ -74,6 +85,14 @@ def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOpt
     the bytes and the smallest budget that works; UsageError for options that exclude each other, and where `options.policy` has no plan.
     """
     options = options or PlanOptions()
+    if options.host_bytes is not None:
+        of_device = replace(options, host_bytes=None, as_fast=AS_FAST)
+
+        def plan_device(of: Machine, even: bool) -> MemGraph:
+            return plan(graph, of, budget_bytes, replace(of_device, even=even), pace)
+
+        skew = None if options.skew is None else options.skew(graph)
+        return plan_tiers(graph, machine, options.host_bytes, plan_device, skew, options.host_resident)
     assert not options.resident or options.start is Start.LOOP, "residents are named for loops"
     if pace is not None and options.start is Start.WARM:
         raise UsageError("a plan is searched for from an empty device, and a warm start is not empty")
@@ -165,7 +184,7 @@ class _Tried:
 
 
 def _from_residents(problem: Problem, options: PlanOptions, pace: Pace | None) -> MemGraph:
-    """The best plan that starts with some set of residents: of those hardly slower than the fastest, the one that moves fewest bytes.
+    """The best plan that starts with some set of residents: of those as fast as the fastest, the one that moves fewest bytes.
 
     Sets are tried until a plan comes near its bound. With a pace, better plans are searched for from the best set and from LARGER more.
     Those that `options` names are in all of them.
@@ -176,7 +195,7 @@ def _from_residents(problem: Problem, options: PlanOptions, pace: Pace | None) -
             pace.ended = Ended.NEAR_BOUNDS
         else:
             tried += _searched(problem, options, tried, pace)
-    enough = HARDLY_SLOWER * min(t.seconds for t in tried)
+    enough = options.as_fast * min(t.seconds for t in tried)
     as_fast = [t for t in tried if t.seconds <= enough]
     if options.others is Others.FEWEST:
         return min(as_fast, key=lambda t: t.resident_bytes).memgraph
@@ -195,7 +214,7 @@ def _tried(problem: Problem, options: PlanOptions) -> list[_Tried]:
     elif options.others is Others.NONE:
         tries.seconds_with(NO_RESIDENTS)
     else:
-        search = LoopSets(tries.rest, tries.good_bytes).search()
+        search = LoopSets(tries.rest, tries.good_bytes, options.even).search()
         with suppress(StopIteration):
             seconds = tries.seconds_with(next(search))
             while not tries.plans[-1].is_near_bound:

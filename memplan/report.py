@@ -6,6 +6,7 @@ In: a MemGraph with its Timeline and Bounds. Out: `report`, whose fields are nam
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from typing import Any
@@ -17,10 +18,12 @@ from einpage.einsum_front.base.dtype import DType, Stored, as_run
 from einpage.einsum_front.base.units import aligned, format_bytes, format_rate, format_seconds
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, TaskId, TensorId
 from einpage.memplan.bounds.bounds import Bounds
+from einpage.memplan.bounds.compulsory import DiskBound
 from einpage.memplan.bounds.limit import Cause, Limit, Method, limit_name
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.packed import COMPUTE, GATHER, Nodes, Residencies
-from einpage.memplan.graph.simulate import Timeline, moved_bytes_by_queue
+from einpage.memplan.graph.simulate import Timeline, moved_bytes_by_queue, sector_bytes, simulate
+from einpage.memplan.horizons.prologue import prologue
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import DEVICE, ENGINES, Queue
 from einpage.memplan.problem.footprint import largest_footprint
@@ -28,6 +31,8 @@ from einpage.memplan.problem.pace import Ended, Pace
 from einpage.memplan.residency.resident_sets import Start
 from einpage.memplan.schedule.static_plans import Policy
 
+NEAR = (Queue.H2D, Queue.D2H)
+"""The links of the device."""
 BUSY_ENOUGH = 0.85
 """An engine that works this share of the makespan is what limits the plan."""
 AGAIN_TOO_MUCH = 1.02
@@ -90,6 +95,23 @@ class PassesReport:
     """To preload its resident tensors."""
     passes_s: float
     """All passes and the prologue."""
+
+
+@dataclass(frozen=True, slots=True)
+class TiersReport:
+    """What a plan with a disk moves over each link behind the device, in parts of the least."""
+
+    device_bytes_ratio: float | None
+    """Bytes between device and host, over those of `bytes_bound_order`."""
+    disk_bytes: int
+    """Read and written, in whole sectors, gathered rows not counted."""
+    disk_bytes_bound: int
+    """Of every plan."""
+    disk_bytes_bound_order: int
+    """For the copies of the device at hand."""
+    disk_bytes_ratio: float | None
+    """Over `disk_bytes_bound_order`."""
+    disk_bound_by: Method
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +182,16 @@ class Report:
     other_links: tuple[LinkUse, ...] = ()
     """In the JSON as `disk_to_host_bytes`, `disk_to_host_s` and the like."""
     passes: PassesReport | None = None
+    tiers: TiersReport | None = None
+    """Where there is a disk."""
 
     def facts(self) -> dict[str, Any]:
         """What `plan --json` prints: plain JSON values in the order of the fields."""
-        out = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name not in ("passes", "other_links")}
+        out = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name not in ("passes", "other_links", "tiers")}
         for use in self.other_links:
             out |= {f"{use.queue.name}_bytes": use.nbytes, f"{use.queue.name}_s": use.seconds}
+        if self.tiers is not None:
+            out |= {f.name: _plain(getattr(self.tiers, f.name)) for f in fields(self.tiers)}
         out["split"] = {str(letter): pieces for letter, pieces in self.split}
         return out if self.passes is None else {**out, **asdict(self.passes)}
 
@@ -185,10 +211,10 @@ def _plain(value: object) -> object:
 
 def report(
     memgraph: MemGraph, machine: Machine, timeline: Timeline, bounds: Bounds, *, plan_s: float, verified: bool, spec: str,
-    policy: Policy = Policy.AUTO, pace: Pace | None = None,
+    policy: Policy = Policy.AUTO, pace: Pace | None = None, disk: DiskBound | None = None,
 ) -> Report:  # fmt: skip
     """The report of a plan. `plan_s` is the time from spec to judged plan, `verified` the judge's verdict, `policy` and `pace` say how
-    the plan was made."""
+    the plan was made, `disk` is the bound of a plan with one."""
     graph = memgraph.graph
     moved = moved_bytes_by_queue(memgraph)
     largest_task, largest_bytes = largest_footprint(graph, memgraph.alignment)
@@ -217,7 +243,7 @@ def report(
         edges=len(memgraph.edges),
         h2d_bytes=moved[Queue.H2D],
         d2h_bytes=moved[Queue.D2H],
-        disk_read_bytes=0,
+        disk_read_bytes=sector_bytes(memgraph, Queue.READ),
         bytes_bound_h2d=int(bounds.compulsory(Queue.H2D)),
         bytes_bound_d2h=int(bounds.compulsory(Queue.D2H)),
         compute_s=timeline.busy(Queue.COMPUTE),
@@ -234,16 +260,28 @@ def report(
         bound_order_by=bounds.order_by,
         bytes_bound_order=int(bounds.bytes_bound_order),
         bytes_bound_order_by=bounds.bytes_order_by,
-        limited_by=limited_by(timeline, sum(moved.values()), once_bytes(memgraph)),
+        limited_by=limited_by(timeline, sum(moved[queue] for queue in NEAR), once_bytes(memgraph)),
         over_device_bytes=max(0, int(memgraph.budget_bytes) - machine.device_bytes),
         plan_s=plan_s,
         verified=verified,
         other_links=tuple(LinkUse(q, nbytes, timeline.busy(q)) for q, nbytes in moved.items() if q not in ENGINES),
+        tiers=None if disk is None else _tiers(memgraph, moved, bounds, disk),
+    )
+
+
+def _tiers(memgraph: MemGraph, moved: Mapping[Queue, int], bounds: Bounds, disk: DiskBound) -> TiersReport:
+    nbytes = sum(sector_bytes(memgraph, queue) for queue in (Queue.READ, Queue.WRITE))
+    near = sum(moved[queue] for queue in NEAR)
+    return TiersReport(
+        _ratio(near, bounds.bytes_bound_order), nbytes, int(disk.for_all), int(disk.here), _ratio(nbytes, disk.here), disk.by
     )
 
 
 def passes_report(memgraph: MemGraph, machine: Machine, timeline: Timeline, passes: int) -> PassesReport:
     """What `plan --passes N --json` adds: the time of a first, cold pass and all of them, resident tensors preloaded before it starts."""
+    if memgraph.has_disk:
+        prologue_s = simulate(prologue(memgraph), machine).makespan_s
+        return PassesReport(passes, prologue_s, prologue_s + passes * timeline.makespan_s)
     tensors = memgraph.graph.tensors
     prologue_s = sum(machine.link(Queue.H2D).seconds(tensors[t].nbytes) for t in sorted(memgraph.resident))
     return PassesReport(passes, prologue_s, prologue_s + passes * timeline.makespan_s)
@@ -286,7 +324,7 @@ def render(r: Report, advice: str | None = None) -> str:
     """The report for a person, a dozen lines of plain text, no trailing newline; `advice`, where there is some, comes last."""
     makespan = r.makespan_s
     order_holds_for = f"these tasks; by the {r.bound_order_by.value}"
-    moved = r.h2d_bytes + r.d2h_bytes + sum(use.nbytes for use in r.other_links)
+    moved = r.h2d_bytes + r.d2h_bytes
     least = r.bytes_bound_order
     bytes_text = f"{format_bytes(moved)} over both links, {format_bytes(least)} at the least ({_BYTES_BY[r.bytes_bound_order_by]})"
     rows = [
@@ -306,6 +344,7 @@ def render(r: Report, advice: str | None = None) -> str:
         ("plan / bound", _over(r.bound_ratio, r.bound_s, limit_name(r.bound_limit), "any order and split")),
         ("", _over(r.bound_order_ratio, r.bound_order_s, limit_name(r.bound_order_limit), order_holds_for)),
         ("bytes", bytes_text),
+        *([("", _disk_text(r.tiers))] if r.tiers else []),
         *([("search", f"{r.plan_steps:,} steps; it ended: {r.plan_ended.value}")] if r.plan_ended else []),
         ("judge", ("passed" if r.verified else "not asked") + f"; planned in {format_seconds(r.plan_s)}"),
     ]
@@ -320,6 +359,13 @@ def render(r: Report, advice: str | None = None) -> str:
     if advice is not None:
         rows.append(("would help", advice))
     return "\n".join(f"{name:<13} {text}" for name, text in rows)
+
+
+def _disk_text(t: TiersReport) -> str:
+    """The disk's bytes, as the line before has those of the device: both in parts of their bounds."""
+    near, far = ("no bound" if ratio is None else f"{ratio:.3f} x" for ratio in (t.device_bytes_ratio, t.disk_bytes_ratio))
+    least = f"{format_bytes(t.disk_bytes_bound_order)} at the least (for these copies; by the {t.disk_bound_by.value})"
+    return f"{format_bytes(t.disk_bytes)} of the disk, {least}; plan / bound by tier: device {near}, host {far}"
 
 
 def stored_text(r: Report) -> str:

@@ -20,6 +20,8 @@ from einpage.memplan.problem.slots import Slots, slots_of
 from einpage.memplan.residency.policies import (
     Headroom,
     ResidentIntervals,
+    by_lifetime,
+    by_pressure,
     evened,
     nearest,
     pin_evenly,
@@ -32,7 +34,8 @@ from strategies import a_machine, random_graph
 
 IntervalPolicy: TypeAlias = Callable[[Accesses, Headroom], ResidentIntervals]
 POLICIES: tuple[IntervalPolicy, ...] = (
-    nearest, stream_all, pin_first, pin_evenly, lambda a, headroom: rounded(a, headroom, np.linspace(0, 1, len(a.tensor))),
+    nearest, by_lifetime, by_pressure, stream_all, pin_first, pin_evenly,
+    lambda a, headroom: rounded(a, headroom, np.linspace(0, 1, len(a.tensor))),
     lambda a, headroom: evened(a, headroom, np.linspace(0, 1, len(a.tensor))),
 )  # fmt: skip
 

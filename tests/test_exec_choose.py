@@ -14,13 +14,13 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.command.run import rendered
 from einpage.exec.device.cpu import CpuDevice
-from einpage.exec.device.errors import NodeError
 from einpage.exec.device.streams import StreamDevice
 from einpage.exec.dispatch.dynamic import DynamicDispatcher
 from einpage.exec.dispatch.serial import SerialDispatcher, StreamSerialDispatcher
 from einpage.exec.dispatch.static import StaticDispatcher
 from einpage.exec.dispatch.stream_dynamic import StreamDynamicDispatcher
 from einpage.exec.dispatch.stream_static import StreamStaticDispatcher
+from einpage.exec.errors import NodeError
 from einpage.exec.load.kept_tiles import kept_tiles, save_tiles, tiles_path
 from einpage.exec.planning.model import Model, open_model
 from einpage.exec.planning.request import PlanRequest

@@ -16,9 +16,9 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.exec.device.arena import POISON, outputs
 from einpage.exec.device.cpu import CpuDevice, CpuMemory
-from einpage.exec.device.errors import NodeError
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.serial import random_order
+from einpage.exec.errors import NodeError
 from einpage.kernels.errors import IndexOutOfRange
 from einpage.memplan.graph.memgraph import Compute, EdgeKind, Edges, Extent, Free, HostGather, MemGraph, NodeId, Offset
 from einpage.memplan.graph.simulate import moved_bytes_by_queue

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.device.device import NullDevice
-from einpage.exec.device.errors import CountMismatch, NodeError
 from einpage.exec.dispatch.engine import Run
 from einpage.exec.dispatch.progress import SILENT, Hooks, Progress
 from einpage.exec.dispatch.serial import SerialDispatcher, random_order
 from einpage.exec.dispatch.static import schedule
+from einpage.exec.errors import CountMismatch, NodeError
 from einpage.memplan.graph.memgraph import Free, MemGraph, Move, NodeId
 from einpage.memplan.graph.simulate import moved_bytes_by_queue
 from einpage.memplan.machine.places import ENGINES, Queue

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from bench.dispatch_cost import dispatch_cost, long_plan
 from einpage.exec.device import streams
 from einpage.exec.device.arena import outputs
-from einpage.exec.device.errors import NodeError
 from einpage.exec.device.stream_judge import Enqueued, Seen, Waited, unenforced
 from einpage.exec.device.stream_memory import StreamMemory
 from einpage.exec.device.streams import COMPUTE, StreamDevice
@@ -25,6 +24,7 @@ from einpage.exec.dispatch.serial import StreamSerialDispatcher
 from einpage.exec.dispatch.static import QueueItem, Schedule, schedule
 from einpage.exec.dispatch.stream_common import Polling
 from einpage.exec.dispatch.stream_static import StreamStaticDispatcher
+from einpage.exec.errors import NodeError
 from einpage.exec.planning.model import open_model
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.run import choose

@@ -19,11 +19,11 @@ from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.graph.taskgraph import Kind, Tensor
 from einpage.exec.device.arena import HostArena, used_extents
 from einpage.exec.device.cpu import CpuDevice, CpuMemory
-from einpage.exec.device.errors import EngineBusy, NodeError
 from einpage.exec.device.streams import StreamMemory
 from einpage.exec.dispatch import threads as engine_threads
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.progress import SILENT, Hooks, Progress
+from einpage.exec.errors import EngineBusy, NodeError
 from einpage.exec.planning import plan_set, text_lengths
 from einpage.exec.planning.plan_set import PlannedPhase
 from einpage.exec.planning.request import PlanRequest

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from einpage.exec.device import streams
 from einpage.exec.device.driver import Event
-from einpage.exec.device.errors import NodeError
 from einpage.exec.device.stream_judge import Enqueued, HostAction, Recorded, Seen, Waited, unenforced
+from einpage.exec.errors import NodeError
 from einpage.memplan.graph.dump import describe
 from einpage.memplan.graph.memgraph import Free, MemGraph, NodeId
 from einpage.memplan.machine.places import DEVICE

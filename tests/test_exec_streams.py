@@ -13,11 +13,11 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.device import streams
 from einpage.exec.device.arena import outputs
-from einpage.exec.device.errors import NodeError
 from einpage.exec.device.stream_judge import Enqueued, Seen, Waited, unenforced
 from einpage.exec.dispatch.progress import Hooks, Progress
 from einpage.exec.dispatch.static import schedule
 from einpage.exec.dispatch.stream_static import groups
+from einpage.exec.errors import NodeError
 from einpage.kernels.errors import IndexOutOfRange
 from einpage.kernels.on_torch.host_gather import prepare_gather, split_gather
 from einpage.memplan.graph.memgraph import Free, HostGather, MemGraph, Move, NodeId

@@ -16,7 +16,6 @@ from time import perf_counter
 import pytest
 
 from einpage.exec.device.device import NullDevice
-from einpage.exec.device.errors import NodeError
 from einpage.exec.dispatch import threads as engine_threads
 from einpage.exec.dispatch.dynamic import DynamicDispatcher
 from einpage.exec.dispatch.engine import Dispatcher
@@ -24,6 +23,7 @@ from einpage.exec.dispatch.progress import Hooks, Progress
 from einpage.exec.dispatch.serial import SerialDispatcher
 from einpage.exec.dispatch.static import StaticDispatcher
 from einpage.exec.dispatch.threads import EngineThreads
+from einpage.exec.errors import NodeError
 from einpage.memplan.graph.memgraph import NodeId
 from hand_plan import hand_plan
 

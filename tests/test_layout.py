@@ -23,7 +23,7 @@ MAX_LINES = 400
 
 WINGS: dict[str, tuple[str, ...]] = {
     "einsum_front": ("base", "algebra", "graph", "spec", "elaborate", "fuse", "differentiate", "tile", "choose"),
-    "checkpoints": ("files", "text", "match"),
+    "checkpoints": ("disk", "files", "text", "match"),
     "memplan": ("machine", "problem", "graph", "judge", "packing", "bounds", "residency", "horizons", "schedule"),
     "kernels": ("layout", "on_llvm", "instructions", "multiply", "on_torch", "tiles", "writer", "on_triton", "launch"),
     "exec": ("system", "load", "device", "dispatch", "picture", "planning", "measure", "run", "command"),
@@ -32,7 +32,7 @@ WINGS: dict[str, tuple[str, ...]] = {
 above them."""
 FACE: dict[str, tuple[str, ...]] = {
     "einsum_front": ("base.*", "algebra.*", "graph.*", "spec.source", "spec.yamltree"),
-    "checkpoints": ("files.*", "text.*", "match.*"),
+    "checkpoints": ("disk.*", "files.*", "text.*", "match.*"),
     "memplan": (
         *(
             "errors",
@@ -46,12 +46,21 @@ FACE: dict[str, tuple[str, ...]] = {
             "judge.validate",
             "bounds.bounds",
             "bounds.steady",
+            "bounds.compulsory",
         ),
         "bounds.limit",
-        *("packing.pack", "packing.csv_file", "residency.loading", "residency.resident_sets", "schedule.static_plans"),
+        *(
+            "horizons.prologue",
+            "horizons.tiers",
+            "packing.pack",
+            "packing.csv_file",
+            "residency.loading",
+            "residency.resident_sets",
+            "schedule.static_plans",
+        ),
     ),
     "kernels": (
-        *("errors", "prepare", "layout.torch_dtype", "instructions.torch_kernel", "multiply.products"),
+        *("errors", "prepare", "layout.torch_dtype", "instructions.torch_kernel", "multiply.products", "on_torch.host_gather"),
         *("tiles.fp32_products", "tiles.measured_tiles", "tiles.target"),
     ),
     "exec": (),

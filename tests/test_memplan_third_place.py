@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.base.units import Nbytes
+from einpage.einsum_front.base.units import Nbytes, aligned
 from einpage.einsum_front.graph.taskgraph import TaskId, TensorId
 from einpage.exec.device.device import NullDevice
 from einpage.exec.picture.chrome_trace import chrome_trace
@@ -31,14 +31,13 @@ from einpage.memplan.graph.simulate import moved_bytes_by_queue, queues_of, simu
 from einpage.memplan.judge.reason import Reason
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.machine.machine import Machine
-from einpage.memplan.machine.places import DEVICE, HOST, Place, PlaceKind, Queue
+from einpage.memplan.machine.places import DEVICE, DISK, HOST, SECTOR, Place, Queue
 from einpage.memplan.machine.profile import load_machine, machine_text
 from einpage.memplan.plan import plan
 from einpage.memplan.report import render, report
 from hand_plan import hand_graph
 from single_runs import run_dynamic, run_serial, run_static
 
-DISK = Place(PlaceKind.DISK)
 IN, OUT = Queue(DISK, HOST), Queue(HOST, DISK)
 PROFILE = """\
 links:
@@ -63,11 +62,11 @@ def plan_with_disk() -> MemGraph:
     at: dict[tuple[Place, TensorId], int] = {}
 
     def bytes_for(t: TensorId, place: Place) -> tuple[int, list[tuple[int, int, int]]]:
-        nbytes = graph.tensors[t].nbytes
-        start = arenas[place].find(-(-nbytes // 256) * 256)
+        nbytes = aligned(graph.tensors[t].nbytes, 256 if place == DEVICE else SECTOR)
+        start = arenas[place].find(nbytes)
         assert start is not None
         at[place, t] = start
-        return start, arenas[place].allocate(start, -(-nbytes // 256) * 256, t)
+        return start, arenas[place].allocate(start, nbytes, t)
 
     def free(t: TensorId, place: Place, r: int) -> None:
         arenas[place].release(at[place, t], recorder.free(r))

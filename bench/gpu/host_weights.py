@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from einpage.checkpoints.files.checkpoint import Checkpoint, StoredBytes, WeightRows, rows_and_columns
+from einpage.checkpoints.files.checkpoint import Checkpoint, StoredAt, StoredBytes, WeightRows, rows_and_columns
 from einpage.checkpoints.match.resolve import Resolved
 from einpage.einsum_front.base.dtype import BlockFormat
 from einpage.exec.measure.cpu import cores
@@ -39,6 +40,12 @@ class HostWeights:
         return None
 
     def block_format(self, name: str) -> BlockFormat | None:
+        return None
+
+    def file_of(self, name: str) -> Path | None:
+        return None
+
+    def stored_at(self, name: str) -> StoredAt | None:
         return None
 
     def read_stored(self, name: str, start: int, end: int) -> StoredBytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -17,7 +18,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from einpage.einsum_front.base.dtype import BlockFormat
+from einpage.einsum_front.base.dtype import BlockFormat, DType
 from einpage.einsum_front.base.errors import EinpageError
 from einpage.einsum_front.base.files import not_regular
 from einpage.einsum_front.base.units import shown
@@ -37,6 +38,17 @@ class WeightError(EinpageError):
     """A checkpoint that cannot be read, or does not hold what a spec asks for. The message lists every fault found."""
 
 
+@dataclass(frozen=True, slots=True)
+class StoredAt:
+    """Where a tensor's rows lie, one after the other, in a file."""
+
+    path: Path
+    offset: int
+    """Of the first, bytes."""
+    type: DType | BlockFormat
+    """Of its elements, as they are stored."""
+
+
 class Checkpoint(Protocol):
     @property
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
@@ -54,6 +66,12 @@ class Checkpoint(Protocol):
 
     def block_format(self, name: str) -> BlockFormat | None:
         """In which blocks the rows of this tensor are stored; None where in others than those we know, or as fp32."""
+
+    def file_of(self, name: str) -> Path | None:
+        """The file that this tensor is in; None where it is in none."""
+
+    def stored_at(self, name: str) -> StoredAt | None:
+        """Where in a file this tensor lies; None where it is in none, or of an element type that we only convert."""
 
     def read_stored(self, name: str, start: int, end: int) -> StoredBytes:
         """As read_rows, the bytes as they are stored: [end - start, bytes of a row]. Only where there is a block format."""

@@ -20,6 +20,7 @@ from typing import TypeAlias
 import numpy as np
 
 from einpage.checkpoints.files.checkpoint import (
+    StoredAt,
     StoredBytes,
     WeightError,
     WeightRows,
@@ -31,7 +32,7 @@ from einpage.checkpoints.files.checkpoint import (
     rows_and_columns,
     unreadable,
 )
-from einpage.einsum_front.base.dtype import BlockFormat
+from einpage.einsum_front.base.dtype import BlockFormat, DType
 from einpage.einsum_front.base.units import aligned, format_bytes, shown
 
 _MAGIC = b"GGUF"
@@ -59,6 +60,8 @@ _FORMATS = {
     30: BlockFormat.BF16,
 }
 """By GGUF's number of an element type."""
+_TYPES = {0: DType.FP32, 1: DType.FP16, 30: DType.BF16}
+"""Those that a run may compute in."""
 
 MetadataValue: TypeAlias = "bool | int | float | str"
 
@@ -119,6 +122,14 @@ class GgufFile:
 
     def block_format(self, name: str) -> BlockFormat | None:
         return _FORMATS.get(self.entries[name].type)
+
+    def file_of(self, name: str) -> Path | None:
+        return self.path
+
+    def stored_at(self, name: str) -> StoredAt | None:
+        entry = self.entries[name]
+        type = _TYPES.get(entry.type) or _FORMATS.get(entry.type)
+        return None if type is None else StoredAt(self.path, entry.offset, type)
 
     def read_stored(self, name: str, start: int, end: int) -> StoredBytes:
         entry, format = self.entries[name], self.block_format(name)

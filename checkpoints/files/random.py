@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import prod, sqrt
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from einpage.checkpoints.files.checkpoint import StoredBytes, WeightRows, rows_and_columns
+from einpage.checkpoints.files.checkpoint import StoredAt, StoredBytes, WeightRows, rows_and_columns
 from einpage.einsum_front.base.dtype import BlockFormat
 from einpage.einsum_front.graph.program import Weight
 
@@ -48,6 +49,12 @@ class RandomWeights:
         return None
 
     def block_format(self, name: str) -> BlockFormat | None:
+        return None
+
+    def file_of(self, name: str) -> Path | None:
+        return None
+
+    def stored_at(self, name: str) -> StoredAt | None:
         return None
 
     def read_stored(self, name: str, start: int, end: int) -> StoredBytes:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from einpage.checkpoints.files.checkpoint import (
+    StoredAt,
     StoredBytes,
     WeightError,
     WeightRows,
@@ -26,7 +27,7 @@ from einpage.checkpoints.files.checkpoint import (
     refuse_many,
     rows_and_columns,
 )
-from einpage.einsum_front.base.dtype import BlockFormat
+from einpage.einsum_front.base.dtype import BlockFormat, DType
 from einpage.einsum_front.base.errors import listing
 from einpage.einsum_front.base.json_text import JsonError, JsonTooLarge, parsed
 from einpage.einsum_front.base.units import format_bytes, shown
@@ -75,6 +76,14 @@ class SafetensorsFiles:
 
     def block_format(self, name: str) -> BlockFormat | None:
         return {"BF16": BlockFormat.BF16, "F16": BlockFormat.FP16}.get(self.entries[name].dtype)
+
+    def file_of(self, name: str) -> Path | None:
+        return self.entries[name].path
+
+    def stored_at(self, name: str) -> StoredAt | None:
+        entry = self.entries[name]
+        type = {"F32": DType.FP32, "BF16": DType.BF16, "F16": DType.FP16}.get(entry.dtype)
+        return None if type is None else StoredAt(entry.path, entry.offset, type)
 
     def read_stored(self, name: str, start: int, end: int) -> StoredBytes:
         entry = self.entries[name]

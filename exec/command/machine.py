@@ -1,4 +1,4 @@
-"""`einpage machine`: the shipped profiles, one of them, or this machine's own, measured now."""
+"""`einpage machine`: profiles that ship, or one of this machine, measured now. `einpage cache`: what is packed on its disk."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import argparse
 import json
 import sys
 from dataclasses import asdict
+from datetime import UTC, datetime
 
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.base.units import format_bytes
-from einpage.exec.measure.profiles import cached, cached_profiles
+from einpage.einsum_front.base.units import format_bytes, parse_bytes
+from einpage.exec.measure.profiles import cached, cached_profiles, with_disk
+from einpage.exec.system.cache_folder import blocks_folder
+from einpage.memplan.machine.disk_reads import disk_reads_values
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import Queue
 from einpage.memplan.machine.profile import load_machine, machine_names, machine_text
@@ -26,7 +29,7 @@ def machine_command(a: argparse.Namespace) -> int:
     if a.measure:
         from einpage.exec.run.choose import device_for, measured_machine
 
-        machine = measured_machine(device_for(a.device or "auto").kind, again=True)
+        machine = with_disk(measured_machine(device_for(a.device or "auto").kind, again=True), again=True)
     elif a.name:
         machine = load_machine(a.name)
     else:
@@ -41,6 +44,39 @@ def machine_command(a: argparse.Namespace) -> int:
         if warning:
             print(f"warning: {machine.name}: {warning}", file=sys.stderr)
     print(json.dumps(machine_facts(machine)) if a.json else machine_text(machine), end="\n" if a.json else "")
+    return 0
+
+
+def cache_command(a: argparse.Namespace) -> int:
+    """List the files of packed weights, remove them, or say how many bytes they may have; the exit status. Raises UsageError, DiskError."""
+    folder = blocks_folder()
+    limit = None if a.limit is None else parse_bytes(a.limit, "--limit")
+    before = sum(file.nbytes for file in folder.files())
+    if limit is not None:
+        folder.set_limit(limit)
+    if a.clear:
+        folder.clear()
+    files = folder.files()
+    total = sum(file.nbytes for file in files)
+    if a.json:
+        listed = [{"file": str(file.path), "bytes": file.nbytes, "used_s": file.used_s} for file in files]
+        print(
+            json.dumps(
+                {
+                    "folder": str(folder.path),
+                    "limit_bytes": folder.limit(),
+                    "bytes": total,
+                    "removed_bytes": before - total,
+                    "files": listed,
+                }
+            )
+        )
+        return 0
+    for file in files:
+        used = datetime.fromtimestamp(file.used_s, UTC).strftime("%Y-%m-%d %H:%M")
+        print(f"{file.path.name:<40} {format_bytes(file.nbytes):>10}  last used {used} UTC")
+    removed = f"; {format_bytes(before - total)} removed" if before > total else ""
+    print(f"{format_bytes(total)} of at most {format_bytes(folder.limit())} in {folder.path}{removed}")
     return 0
 
 
@@ -60,6 +96,7 @@ def machine_facts(m: Machine) -> dict[str, object]:
         "compiled": asdict(m.libraries.compiled),
         **({} if m.kernel_times is None else {"kernel_times": kernel_times_values(m.kernel_times)}),
         **({} if m.measured is None else {"measured": asdict(m.measured)}),
+        **({} if not m.disk else {"disk": disk_reads_values(m.disk)}),
         "about": m.about,
     }
 

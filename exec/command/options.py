@@ -13,7 +13,7 @@ from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.files import write_atomically
-from einpage.einsum_front.base.units import whole_number
+from einpage.einsum_front.base.units import parse_bytes, whole_number
 from einpage.einsum_front.graph.program import WeightsAs
 from einpage.exec.picture.timeline import NodeTimes
 from einpage.exec.picture.timeline_html import render_html
@@ -126,6 +126,7 @@ def request_of(a: argparse.Namespace, budget_bytes: int, takes_blocks: bool = Tr
     other."""
     return PlanRequest(
         budget_bytes=budget_bytes,
+        host_budget_bytes=None if a.host_budget is None else parse_bytes(a.host_budget, "--host-budget"),
         dtype=DType(a.dtype or DTYPE),
         outputs=names_of(a.outputs),
         pieces=pieces_of(a.split),

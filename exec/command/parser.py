@@ -1,4 +1,4 @@
-"""The command line: `einpage show | plan | run | generate | chat | verify | pack | machine`. Arguments in, exit status out.
+"""The command line: `einpage show | plan | run | generate | chat | verify | pack | machine | cache`. Arguments in, exit status out.
 
 0 done, 1 our bug, 2 the user's mistake or a full disk, 3 does not fit, 130 interrupted. With `--json` stdout holds one JSON object (of
 `generate` one a prompt, of `chat` one a turn, each on a line) and nothing else; what is for a person's eyes while waiting goes to
@@ -18,14 +18,14 @@ from typing import NoReturn, TypeAlias
 from einpage.einsum_front.base.dtype import RUN_DTYPES
 from einpage.einsum_front.base.errors import EinpageError, UsageError, one_line
 from einpage.einsum_front.graph.program import WeightsAs
-from einpage.exec.command.machine import machine_command
+from einpage.exec.command.machine import cache_command, machine_command
 from einpage.exec.command.options import DTYPE, PromptArgument, argument_text
 from einpage.exec.command.pack import pack_command
 from einpage.exec.command.plan import plan_command, show_command
 from einpage.exec.command.verify import verify_command
+from einpage.exec.errors import full_memory
 from einpage.exec.system.find_spec import spec_names
 from einpage.exec.system.interrupt import exit_on_interrupt
-from einpage.exec.system.process_memory import full_memory
 from einpage.exec.system.standard_streams import flush_stdout
 from einpage.memplan.bounds.bounds import Effort
 from einpage.memplan.machine.profile import machine_names
@@ -103,7 +103,7 @@ def parser() -> argparse.ArgumentParser:
         prog="einpage", description="A model as math in YAML, a plan for every byte, a run that replays it."
     )
     commands = root.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_show, _add_plan, _add_run, _add_generate, _add_chat, _add_verify, _add_pack, _add_machine):
+    for add in (_add_show, _add_plan, _add_run, _add_generate, _add_chat, _add_verify, _add_pack, _add_machine, _add_cache):
         add(commands)
     return root
 
@@ -248,6 +248,14 @@ def _add_verify(commands: Commands) -> None:
     p.set_defaults(command_function=verify_command)
 
 
+def _add_cache(commands: Commands) -> None:
+    p = commands.add_parser("cache", help="packed weights on the disk: list them, remove them, limit their bytes")
+    p.add_argument("--clear", action="store_true", help="remove all")
+    p.add_argument("--limit", metavar="SIZE", help="how many bytes all may have from now on: the least recently used go first")
+    p.add_argument("--json", action="store_true", help="one JSON object")
+    p.set_defaults(command_function=cache_command)
+
+
 def _add_pack(commands: Commands) -> None:
     p = commands.add_parser("pack", help="place buffers whose live ranges are known: minimalloc's CSV")
     p.add_argument("file", metavar="FILE.csv", help="columns id,lower,upper,size; a buffer is live in [lower, upper)")
@@ -292,6 +300,7 @@ def _spec_arguments(p: argparse.ArgumentParser, may_be_absent: bool = False) -> 
 
 def _plan_arguments(p: argparse.ArgumentParser, budget_required: bool = True) -> None:
     p.add_argument("--budget", required=budget_required, metavar="SIZE", help="the device arena: 64MiB, 8GiB, 1.5GB")
+    p.add_argument("--host-budget", metavar="SIZE", help="the host arena: weights that fit neither are read from the disk in each pass")
     p.add_argument("--h2d", metavar="RATE", help="override the profile's host → device bytes/s")
     p.add_argument("--d2h", metavar="RATE", help="override the profile's device → host bytes/s")
     p.add_argument("--device-bytes", metavar="SIZE", help="override the profile's device memory")

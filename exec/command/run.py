@@ -31,6 +31,7 @@ from einpage.exec.dispatch.progress import Hooks, QueueHead
 from einpage.exec.dispatch.progress import Progress as RunProgress
 from einpage.exec.load.inputs import TokenLists, encode_prompts, read_input, read_tokens
 from einpage.exec.measure.cpu import cores
+from einpage.exec.measure.profiles import with_disk
 from einpage.exec.picture.chrome_trace import write_trace
 from einpage.exec.planning.judged_plan import MachineSource, Planned
 from einpage.exec.planning.model import open_model, spec_for
@@ -46,6 +47,7 @@ from einpage.exec.run.choose import (
     measured_machine,
 )
 from einpage.exec.run.prepared import RunResult, run_model
+from einpage.exec.run.report import DiskFigures
 from einpage.exec.system.spinner import planning_text, spinner
 from einpage.memplan.bounds.limit import limit_name
 from einpage.memplan.machine.machine import Machine
@@ -183,14 +185,21 @@ def inputs_of(assignments: list[str]) -> Mapping[str, NDArray[np.generic]]:
 
 def machine_of(a: argparse.Namespace, kind: DeviceKind) -> Machine | MachineSource:
     """The profile named by --machine; else a function for that of this machine's own device, which it measures where it never was."""
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr)
+
     if a.machine:
-        return load_machine(a.machine, h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes, threads=a.threads)
+        named = load_machine(a.machine, h2d=a.h2d, d2h=a.d2h, device_bytes=a.device_bytes, threads=a.threads)
+        return (lambda: with_disk(named, say)) if a.host_budget else named
     rates = [(Queue.H2D, parse_rate(a.h2d, "--h2d"))] if a.h2d else []
     rates += [(Queue.D2H, parse_rate(a.d2h, "--d2h"))] if a.d2h else []
     device_bytes = parse_bytes(a.device_bytes, "--device-bytes") if a.device_bytes else None
 
     def machine() -> Machine:
-        found = measured_machine(kind, a.threads, say=lambda text: print(text, file=sys.stderr))
+        found = measured_machine(kind, a.threads, say=say)
+        if a.host_budget:
+            found = with_disk(found, say)
         for queue, bytes_per_s in rates:
             found = found.with_rate(queue, bytes_per_s)
         return found if device_bytes is None else replace(found, device_bytes=device_bytes)
@@ -298,6 +307,7 @@ def rendered(result: RunResult, timeline: str | None) -> str:
         *([f"weights     {stored_text(plan)}"] if plan.weight_formats else []),
         f"memory      arena {arena}, {beside} {scratch}, host {host}, peak resident {peak}",
         f"moved       {moved_in} to the device, {moved_out} back: the plan's bytes exactly",
+        *([] if r.disk is None else [disk_text(r.disk)]),
         *([f"passes      {plan.passes.passes}; bytes and times are those of one"] if plan.passes is not None else []),
         f"time        predicted {predicted}, measured {measured} (× {r.measured_ratio:.2f}), {r.dispatch.value} dispatch",
         f"plan÷bound  {plan.bound_ratio:.3f}  (bound {bound}, {limit_name(plan.bound_limit)})",
@@ -306,6 +316,17 @@ def rendered(result: RunResult, timeline: str | None) -> str:
     if timeline:
         lines.append(f"timeline    {timeline}")
     return "\n".join(lines)
+
+
+def disk_text(disk: DiskFigures) -> str:
+    """What the disk moved in the last pass, by which path, and what its host arena spares."""
+    written = f", {format_bytes(disk.written_bytes[-1])} written" if disk.written_bytes[-1] else ""
+    loaded = f", {format_bytes(disk.loaded_bytes)} before the first pass" if disk.loaded_bytes else ""
+    rounded, exact = format_bytes(disk.host_power_of_two_bytes), format_bytes(disk.host_peak_bytes)
+    return (
+        f"disk        {format_bytes(disk.read_bytes[-1])} read{written}{loaded}: the plan's sectors, by {disk.path}\n"
+        f"on the host {exact} at once; rounded up to powers of two, {rounded}"
+    )
 
 
 def _tops(sequences: Sequence[Sequence[tuple[int, str | None, float]]]) -> Iterator[str]:

@@ -95,7 +95,9 @@ def _facts(
 def _graph_of_phase(a: argparse.Namespace, recipe: Mapping[str, Any], phase: Phase) -> TaskGraph:
     """The graph of `a.spec` at the sizes of a phase. Raises UsageError, SpecError."""
     with of_recipe(a.plan):
-        request = PlanRequest(0, DType(recipe["dtype"]), weights_as=_weights_as(a, recipe), no_fuse=tuple(map(str, recipe["no_fuse"])))
+        request = PlanRequest(
+            0, dtype=DType(recipe["dtype"]), weights_as=_weights_as(a, recipe), no_fuse=tuple(map(str, recipe["no_fuse"]))
+        )
         sizes = {"batch": count_of(recipe["texts"]["batch"]), "seq": phase.tokens, "past": phase.past, "room": phase.extra}
         settings = {str(name): value for name, value in recipe["settings"].items()}
     with _blaming_another_spec(a, recipe):

@@ -27,7 +27,7 @@ from einpage.einsum_front.graph.taskgraph import Kind, Tensor, TensorId
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.memplan.graph.memgraph import Extent, MemGraph, Offset, Residency, ResidencyId
 from einpage.memplan.graph.packed import Nodes, Residencies
-from einpage.memplan.machine.places import DEVICE, PlaceKind
+from einpage.memplan.machine.places import DEVICE, HOST, PlaceKind
 
 POISON = 0x7FC1
 """Two bytes, little-endian, written over memory whose contents have ended."""
@@ -92,6 +92,12 @@ class MappedArena:
         if start < end and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED, self._start + start * mmap.PAGESIZE, (end - start) * mmap.PAGESIZE)
 
+    def drop_around(self, extent: Extent) -> None:
+        """The same for every page that `extent` touches."""
+        start, end = extent.offset // mmap.PAGESIZE, -(-extent.end // mmap.PAGESIZE)
+        pages = Extent(Offset(start * mmap.PAGESIZE), Nbytes((end - start) * mmap.PAGESIZE))
+        self.drop(pages)
+
     def poison(self, extent: Extent | None = None) -> None:
         """Overwrite `extent` (or everything) with POISON."""
         target = self._bytes if extent is None else self.bytes(extent)
@@ -133,8 +139,8 @@ class _HostViews(Mapping[TensorId, torch.Tensor]):
     def __init__(self, memgraph: MemGraph, arena: HostArena, residencies: Iterable[ResidencyId]) -> None:
         self._memgraph, self._arena = memgraph, arena
         found = Residencies.of(memgraph.residencies)
-        on_device, tensor = found.at(DEVICE), found.tensor
-        self._residency_by_tensor = {TensorId(int(tensor[r])): r for r in residencies if not on_device[r]}
+        on_host, tensor = found.at(HOST), found.tensor
+        self._residency_by_tensor = {TensorId(int(tensor[r])): r for r in residencies if on_host[r]}
 
     def __getitem__(self, tensor: TensorId) -> torch.Tensor:
         return residency_view(self._memgraph, self._memgraph.residencies[self._residency_by_tensor[tensor]], self._arena)
@@ -147,7 +153,8 @@ class _HostViews(Mapping[TensorId, torch.Tensor]):
 
 
 def host_copies(memgraph: MemGraph, arena: HostArena) -> Mapping[TensorId, torch.Tensor]:
-    """Every weight, input and constant tile on the host, by tensor, in its own shape and dtype: to be filled before a run."""
+    """Every weight, input and constant tile on the host, by tensor, in its own shape and dtype: to be filled before a run, but for what
+    comes from a disk."""
     return _HostViews(memgraph, arena, memgraph.start)
 
 
@@ -157,7 +164,9 @@ def host_results(memgraph: MemGraph, arena: HostArena) -> Mapping[TensorId, torc
 
 
 def bytes_before_outputs(memgraph: MemGraph) -> Extent:
-    """The host bytes below the first output: weights and inputs, of no use after a run."""
+    """The host bytes below the first output: weights and inputs, of no use after a run. Nothing of a host that is a tier."""
+    if memgraph.has_disk:
+        return Extent(Offset(0), Nbytes(0))
     results = (memgraph.residencies[r] for r in set(memgraph.end) - set(memgraph.start))
     offsets = [r.extents[0].offset for r in results if r.place.kind is PlaceKind.HOST]
     return Extent(Offset(0), Nbytes(min(offsets, default=0)))

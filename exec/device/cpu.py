@@ -19,26 +19,30 @@ from numpy.typing import NDArray
 from einpage.einsum_front.base.dtype import ElementType
 from einpage.einsum_front.base.libraries import ONLY_TORCH, Libraries
 from einpage.einsum_front.base.units import Nbytes
+from einpage.einsum_front.graph.job import GatherJob
 from einpage.einsum_front.graph.taskgraph import TaskId
 from einpage.exec.device.arena import HostArena, MappedArena, residency_view, used_extents
 from einpage.exec.device.device import DeviceMemory, MovedBytes, Rested, extents_beside, no_op
+from einpage.exec.device.disk import PlanDisk
+from einpage.exec.load.packed_tiles import OpenDisk
 from einpage.kernels.instructions.torch_kernel import Operands, TorchKernel
 from einpage.kernels.multiply.products import Products
 from einpage.kernels.prepare import Backend, PreparedKernels
 from einpage.memplan.graph.memgraph import Compute, Copy, Extent, Free, HostGather, MemGraph, Move, NodeId, Offset, ResidencyId
 from einpage.memplan.graph.packed import Residencies
-from einpage.memplan.machine.places import DEVICE, Place, PlaceKind, Queue
+from einpage.memplan.machine.places import DEVICE, DISK, HOST, Place, PlaceKind, Queue
 
 MOST_KEPT_STEPS = 8192
 """Steps of kernels that keep the views they look through, at about 1.5 kB each: those of larger plans look anew in every call."""
 
 
 class CpuMemory(DeviceMemory):
-    """Two arenas of this process."""
+    """Two arenas of this process, and where plans have a disk, what is there."""
 
-    def __init__(self, host: HostArena, nbytes: int) -> None:
+    def __init__(self, host: HostArena, nbytes: int, disk: OpenDisk | None = None) -> None:
         """Raises MemoryError."""
         super().__init__(host, nbytes)
+        self.disk = disk
         self.device = MappedArena(nbytes)
         self._is_backed = np.zeros(-(-nbytes // mmap.PAGESIZE), bool)
         """[page] of the device's arena."""
@@ -81,13 +85,18 @@ class CpuDevice:
         if memory.ran is None:
             self._poison_beside(frozenset())
         self._residencies = Residencies.of(memgraph.residencies)
-        self._arenas = [self._arena(place) for place in self._residencies.places]
-        """[place] as the residencies number them"""
+        self._arenas = [self._device if place == DEVICE else self._host for place in self._residencies.places]
+        """[place] as the residencies number them; the disk has none"""
         self._counted = MovedBytes(memgraph)
         self._gathered: dict[NodeId, int] = {}
         self._copies: dict[NodeId, tuple[Copy, ...]] = {}
+        self._disk_copies: dict[NodeId, Callable[[], None]] = {}
         self.arena_bytes: int = memgraph.budget_bytes
         calls = _KernelCalls(memgraph, self._arena, PreparedKernels(self._backend, Products(libraries, self._threads)))
+        self._disk: PlanDisk | None = None
+        if memgraph.has_disk:
+            assert memory.disk is not None, "a plan with a disk runs where one is open"
+            self._disk = PlanDisk(memgraph, memory.disk, memory.host)
         self._calls = [self._prepare(calls, NodeId(i), node) for i, node in enumerate(memgraph.nodes)]
         """[node] what a Compute or HostGather does."""
         self.outside_arena_bytes = calls.kernels.scratch_bytes
@@ -99,11 +108,20 @@ class CpuDevice:
     def moved_bytes(self) -> Mapping[Queue, int]:
         return self._counted.by_link()
 
+    @property
+    def disk_bytes(self) -> tuple[int, int]:
+        """Read from the disk and written to it in the last run, in whole sectors."""
+        return (0, 0) if self._disk is None else self._disk.moved_bytes
+
     def start_run(self, rested: Rested) -> None:
         self._memory.start_run(rested)
         self._counted.clear()
+        if self._disk is not None:
+            self._disk.start_run()
 
     def end_run(self) -> None:
+        if self._disk is not None:
+            self._disk.end_run()
         self._memory.ran = self._memgraph
 
     def init_thread(self) -> None:
@@ -115,11 +133,14 @@ class CpuDevice:
     def preload(self) -> int:
         there = self._memory.prepare_for(self._memgraph)
         self._poison_beside(there)
-        tensor, start, on_device = self._residencies.tensor, self._memgraph.start, self._residencies.at(DEVICE)
-        host_copy_by_tensor = {int(tensor[r]): r for r in start if not on_device[r]}
+        tensor, start, on_device, on_host = (
+            self._residencies.tensor, self._memgraph.start, self._residencies.at(DEVICE), self._residencies.at(HOST),
+        )  # fmt: skip
+        host_copy_by_tensor = {int(tensor[r]): r for r in start if on_host[r]}
         loaded = 0
         for r in start:
             if on_device[r] and r not in there:
+                assert not self._memgraph.has_disk, "what a loop over a disk begins with is loaded by a plan of its own"
                 target = self._bytes(r)
                 np.copyto(target, self._bytes(host_copy_by_tensor[int(tensor[r])]))
                 loaded += target.nbytes
@@ -134,6 +155,10 @@ class CpuDevice:
                 self._device.poison(ran.workspace)
 
     def copy(self, node: NodeId) -> None:
+        if self._disk is not None and node in self._disk_copies:
+            self._disk_copies[node]()
+            self._counted.add(node, self._memgraph.moved_bytes(node))
+            return
         for source, target in self._copies[node]:
             copied = self._bytes(target)
             np.copyto(copied, self._bytes(source))
@@ -148,7 +173,7 @@ class CpuDevice:
             freed = self._memgraph.nodes[node]
             assert isinstance(freed, Free)
             residency = self._memgraph.residencies[freed.residency]
-            for extent in residency.extents:
+            for extent in residency.extents if residency.place != DISK else ():
                 self._arena(residency.place).poison(extent)
 
     def contents(self, residency: ResidencyId) -> torch.Tensor:
@@ -162,16 +187,39 @@ class CpuDevice:
                 return calls.call(task, operands, creates, workspace)
             case HostGather(task, operands, creates):
                 self._gathered[i] = calls.view(creates).nbytes
+                if self._disk is not None and self._memgraph.queue(i) == Queue.READ:
+                    return self._disk_gather(self._disk, task, operands, creates)
                 return calls.call(task, operands, creates, None)
             case Move() as move:
                 self._copies[i] = move.copies
+                if self._disk is not None:
+                    self._prepare_disk(self._disk, i, move)
                 return no_op
             case Free():
                 return no_op
 
+    def _prepare_disk(self, disk: PlanDisk, i: NodeId, move: Move) -> None:
+        """What a move from or to the disk does."""
+        residencies = self._memgraph.residencies
+        copies = [(residencies[source], residencies[target]) for source, target in move.copies]
+        match self._memgraph.queue(i):
+            case Queue.READ:
+                self._disk_copies[i] = partial(disk.read, copies)
+            case Queue.WRITE:
+                self._disk_copies[i] = partial(disk.write, copies)
+
+    def _disk_gather(
+        self, disk: PlanDisk, task: TaskId, operands: tuple[tuple[ResidencyId, ...], ...], creates: ResidencyId
+    ) -> Callable[[], object]:
+        job = self._memgraph.graph.tasks[task].job
+        assert isinstance(job, GatherJob), "a plan read back from a file has no jobs to run"
+        found = [[self._memgraph.residencies[r] for r in operand] for operand in operands]
+        return disk.gather(job, found, lambda r: residency_view(self._memgraph, r, self._arena(r.place)), self.contents(creates))
+
     def _poison_beside(self, there: Collection[ResidencyId]) -> None:
         if self._poison:
-            for extent in extents_beside(self._memgraph, there):
+            on_device = Residencies.of(self._memgraph.residencies).at(DEVICE)
+            for extent in extents_beside(self._memgraph, [r for r in there if on_device[r]]):
                 self._device.poison(extent)
 
     def _bytes(self, residency: int) -> NDArray[np.uint8]:
@@ -187,7 +235,7 @@ class CpuDevice:
             case PlaceKind.HOST:
                 return self._host
             case PlaceKind.DISK:
-                raise AssertionError("the CPU device has no disk")
+                raise AssertionError("what is on the disk is in no arena")
 
 
 class _BoundKernel:

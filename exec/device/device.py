@@ -13,11 +13,11 @@ from typing import Protocol, TypeAlias
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import Kind, Tensor
 from einpage.exec.device.arena import HostArena
-from einpage.exec.device.errors import EngineBusy
+from einpage.exec.errors import EngineBusy
 from einpage.memplan.graph.memgraph import Extent, MemGraph, NodeId, Offset, Residency, ResidencyId
 from einpage.memplan.graph.packed import COMPUTE, FREE, GATHER, MOVE, Residencies
 from einpage.memplan.graph.simulate import queue_numbers, queues_of
-from einpage.memplan.machine.places import DEVICE, Queue
+from einpage.memplan.machine.places import DEVICE, HOST, Queue
 
 Action: TypeAlias = Callable[[NodeId], None]
 Rested: TypeAlias = Callable[[], bool]
@@ -75,16 +75,17 @@ def actions(device: Device) -> tuple[Action, ...]:
 
 
 def left_there(before: MemGraph, memgraph: MemGraph) -> frozenset[ResidencyId]:
-    """Of the residents that `memgraph` begins with: weights that are at the same offsets of the device when `before` ends."""
-    left = {(tensor.name, r.extents) for r, tensor in _on_device(before, before.end) if tensor.kind is Kind.WEIGHT}
-    return frozenset(r.id for r, tensor in _on_device(memgraph, memgraph.start) if (tensor.name, r.extents) in left)
+    """Of the residents that `memgraph` begins with: weights that are at the same offsets of the same place when `before` ends."""
+    left = {(tensor.name, r.place, r.extents) for r, tensor in _residents(before, before.end) if tensor.kind is Kind.WEIGHT}
+    return frozenset(r.id for r, tensor in _residents(memgraph, memgraph.start) if (tensor.name, r.place, r.extents) in left)
 
 
-def _on_device(memgraph: MemGraph, listed: Collection[ResidencyId]) -> list[tuple[Residency, Tensor]]:
-    """Those of the residencies `listed` that are there, and of which tensor."""
-    there = Residencies.of(memgraph.residencies).at(DEVICE)
-    found = [memgraph.residencies[r] for r in listed if there[r]]
-    return [(r, memgraph.graph.tensors[r.tensor]) for r in found]
+def _residents(memgraph: MemGraph, listed: Collection[ResidencyId]) -> list[tuple[Residency, Tensor]]:
+    """Those of the residencies `listed` that are on the device, and where the host is a tier weights on it; of which tensor."""
+    residencies, tensors = Residencies.of(memgraph.residencies), memgraph.graph.tensors
+    on_device, on_host = residencies.at(DEVICE), residencies.at(HOST)
+    found = [memgraph.residencies[r] for r in listed if on_device[r] or (memgraph.has_disk and on_host[r])]
+    return [(r, tensors[r.tensor]) for r in found if r.place == DEVICE or tensors[r.tensor].kind is Kind.WEIGHT]
 
 
 class DeviceMemory:
@@ -109,7 +110,7 @@ class DeviceMemory:
     def missing_bytes(self, memgraph: MemGraph) -> int:
         """Of the residents that `memgraph` begins with, those that would have to be loaded."""
         there = self._left_there(memgraph)
-        return sum(tensor.nbytes for r, tensor in _on_device(memgraph, memgraph.start) if r.id not in there)
+        return sum(tensor.nbytes for r, tensor in _residents(memgraph, memgraph.start) if r.id not in there)
 
     def prepare_for(self, memgraph: MemGraph) -> frozenset[ResidencyId]:
         """Of the residents that `memgraph` begins with, those that are there; what else is, nobody knows any more. Raises EngineBusy."""

@@ -23,8 +23,8 @@ from einpage.einsum_front.graph.taskgraph import TaskId
 from einpage.exec.device.arena import MappedArena, residency_view
 from einpage.exec.device.device import MovedBytes, Rested, extents_beside
 from einpage.exec.device.driver import DirectDriver, Driver, Event, Stream
-from einpage.exec.device.errors import NodeError
 from einpage.exec.device.stream_memory import StreamMemory, copy_cuts
+from einpage.exec.errors import NodeError
 from einpage.kernels.errors import DivisorIsZero, IndexOutOfRange, Unsupported
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.kernels.prepare import Backend, Kernel, Launches, prepare, prepare_gathers, prepare_launches

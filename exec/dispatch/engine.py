@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from einpage.exec.device.device import Device, actions, no_op
-from einpage.exec.device.errors import CountMismatch, NodeError
 from einpage.exec.dispatch.progress import SILENT, Hooks, Monitor
 from einpage.exec.dispatch.threads import EngineThreads
+from einpage.exec.errors import CountMismatch, NodeError
 from einpage.memplan.graph.dump import describe
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
 from einpage.memplan.graph.packed import Nodes

@@ -9,9 +9,9 @@ from time import perf_counter, sleep
 
 from einpage.exec.device.device import Device
 from einpage.exec.device.driver import Event
-from einpage.exec.device.errors import NodeError
 from einpage.exec.device.streams import COMPUTE, StreamDevice
 from einpage.exec.dispatch.engine import Run, Stopped
+from einpage.exec.errors import NodeError
 from einpage.memplan.graph.dump import describe
 from einpage.memplan.graph.memgraph import NodeId
 from einpage.memplan.machine.places import ENGINES

@@ -89,7 +89,7 @@ def fill(
             tiles = [(graph.tensors[tile].box, slots[tile]) for tile in tiles_by_value[value]]
             type = graph.tensors[tiles_by_value[value][0]].element_type
             places = block_places(resolved.source_by_weight[value], shape_by_value[value])
-            yield from (_Filling(value, type, at, tiles) for at in places)
+            yield from (_Filling(value, type, at, tiles) for at in places if any(at.box.intersects(box) for box, _ in tiles))
 
     def fill_blocks(some: Sequence[_Filling]) -> list[_Filled]:
         return [_fill_block(resolved, block) for block in some]

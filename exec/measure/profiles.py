@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+from einpage.checkpoints.disk.rates import measured_rates
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.files import write_atomically
 from einpage.exec.system.cache_folder import cache_folder
+from einpage.memplan.machine.disk_reads import DiskReads
 from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.places import Link, Queue
 from einpage.memplan.machine.profile import load_machine, machine_text
 
 Say = Callable[[str], None]
+MOST_WAYS = 40
+"""To read, that a profile lists."""
 
 
 def measured(path: Path, measure: Callable[[], Machine], again: bool, say: Say | None) -> Machine:
@@ -49,6 +55,38 @@ def measured(path: Path, measure: Callable[[], Machine], again: bool, say: Say |
         if say is not None:
             say(f"profile kept in {path}")
     return machine
+
+
+def with_disk(machine: Machine, say: Say | None = None, again: bool = False) -> Machine:
+    """`machine` with the disk under the cache folder, which is measured where its profile has none; a cached profile has it from then on.
+
+    Raises DiskError, UsageError as `measured`.
+    """
+    if not again and any(link.queue == Queue.READ for link in machine.links):
+        return machine
+    path = path_of(machine)
+    if say is not None:
+        say("measuring this machine's disk (about 3 s, once)")
+    rates = measured_rates(cache_folder())
+    ways = tuple(
+        DiskReads(choice.engine, choice.depth, choice.block_bytes, _rounded(rate)) for choice, rate in rates.read_bytes_per_s[:MOST_WAYS]
+    )
+    links = (
+        Link(Queue.READ, ways[0].bytes_per_s, _rounded(rates.read_latency_s)),
+        Link(Queue.WRITE, _rounded(rates.write_bytes_per_s), _rounded(rates.write_latency_s)),
+    )
+    found = replace(machine.with_links(*links), disk=ways)
+    if path is not None:
+        try:
+            save(found, path)
+        except UsageError as error:
+            if say is not None:
+                say(f"the disk's figures are not kept: {error}")
+    return found
+
+
+def _rounded(figure: float) -> float:
+    return float(f"{figure:.4g}")
 
 
 def save(machine: Machine, path: Path) -> None:

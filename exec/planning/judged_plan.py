@@ -8,7 +8,7 @@ Nothing is run, and torch is not imported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from time import perf_counter
@@ -22,15 +22,17 @@ from einpage.einsum_front.graph.program import Program, Weight, WeightsAs, neede
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import fused, split_for
-from einpage.memplan.bounds.bounds import GOOD_ENOUGH, Bounds, Effort, Reached, bounds
+from einpage.memplan.bounds.bounds import GOOD_ENOUGH, Bounds, Effort, Reached, bounds, with_disk
+from einpage.memplan.bounds.compulsory import disk_bound
 from einpage.memplan.bounds.steady import steady_bounds
 from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.simulate import Timeline, moved_bytes, moves_several, simulate
+from einpage.memplan.horizons.tiers import AS_FAST
 from einpage.memplan.judge.reason import Violation
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.machine.machine import Machine
-from einpage.memplan.machine.places import Queue
+from einpage.memplan.machine.places import HOST, Queue
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.pace import Pace
 from einpage.memplan.report import Report, passes_report, report, tasks_in_order
@@ -103,7 +105,9 @@ def plan_program(
             pace.paused(waited_s)
         refuse_full_host(program, machine, request)
     pace = pace or request.pace()
-    if request.passes is not None:
+    if request.passes is None and request.host_budget_bytes is not None:
+        planned = _in_tiers(program, working_sets, graph, machine, request, since, pace)
+    elif request.passes is not None:
         planned = _plan_loop(program, working_sets, graph, machine, request, request.passes, since, pace)
     else:
         planned = plan_tasks(graph, machine, request, since, pace)
@@ -142,7 +146,7 @@ def stored_warnings(planned: Planned, weights_as: WeightsAs) -> tuple[str, ...]:
 def refuse_full_host(program: Program, machine: Machine, request: PlanRequest) -> None:
     """Raises DoesNotFit where weights and inputs alone are more than the host holds: known at once, before any graph is made."""
     total, free = least_host_bytes(program, request), machine.host_bytes
-    if total > free:
+    if total > free and request.host_budget_bytes is None:
         raise DoesNotFit(Misfit("(before the first)", "host", total, free, free, free, (), None))
 
 
@@ -170,6 +174,8 @@ def _plan_loop(
 ) -> Planned:  # fmt: skip
     """Plan a pass that ends as it began, with the best of a few splits, of which the first is `coarsest`: what is streamed wants small
     pieces."""
+    if request.host_budget_bytes is not None:
+        return _with_passes(_in_tiers(program, working_sets, coarsest, machine, request, since, pace), passes, since)
     best: Planned | None = None
     budget_bytes, options = request.budget_bytes, request.planner
     for share in LOOP_SPLITS:
@@ -192,6 +198,43 @@ def _plan_loop(
     if pace is not None:
         best = plan_graph(best.graph, machine, budget_bytes, options, since, pace=pace)
     return _with_passes(best, passes, since)
+
+
+def _in_tiers(
+    program: Program, working_sets: WorkingSets, coarsest: TaskGraph, machine: Machine, request: PlanRequest, since: float,
+    pace: Pace | None,
+) -> Planned:  # fmt: skip
+    """Plan with a disk behind the host: of a loop the split that reads fewest bytes among those as fast as the fastest, else the first with
+    which every copy fits the host."""
+    budget_bytes, tried, refused = request.budget_bytes, list[Planned](), None
+    for share in LOOP_SPLITS:
+        try:
+            graph = coarsest if share == 1 else split_for(working_sets, program, replace(request, budget_bytes=budget_bytes // share)).graph
+            if tried and (graph.split == tried[-1].graph.split or len(graph.tasks) > MOST_TASKS):
+                break
+            found = plan_graph(graph, machine, budget_bytes, request.planner, since, request.bound_effort, pace)
+        except DoesNotFit as error:
+            if error.misfit.place != HOST.kind.value:
+                break
+            refused = error
+            continue
+        tried.append(found)
+        if request.passes is None or not _is_better(found, tried[:-1]):
+            break
+    if not tried:
+        assert refused is not None, "the first split fits the device"
+        raise refused
+    enough = AS_FAST * min(found.timeline.makespan_s for found in tried)
+    return min((found for found in tried if found.timeline.makespan_s <= enough), key=lambda found: found.report.disk_read_bytes)
+
+
+def _is_better(found: Planned, others: Sequence[Planned]) -> bool:
+    """Than each of the others: it is faster, or as fast and reads less."""
+    seconds, nbytes = found.timeline.makespan_s, found.report.disk_read_bytes
+    return all(
+        seconds < other.timeline.makespan_s or (seconds <= AS_FAST * other.timeline.makespan_s and nbytes < other.report.disk_read_bytes)
+        for other in others
+    )
 
 
 def plan_tasks(graph: TaskGraph, machine: Machine, request: PlanRequest, since: float | None = None, pace: Pace | None = None) -> Planned:
@@ -249,8 +292,11 @@ def judged(
     else:
         best = machine.without_latency() if moves_several(memgraph) else machine.at_best()
         limits = bounds(graph, best, budget_bytes, tasks_in_order(memgraph), bound_effort, reached, memgraph.resident)
+    disk = disk_bound(memgraph) if memgraph.has_disk else None
+    if disk is not None:
+        limits = with_disk(limits, disk, machine.at_best())
     found = report(
         memgraph, machine, timeline, limits,
-        plan_s=plan_s, verified=True, spec=graph.name, policy=policy, pace=pace,
+        plan_s=plan_s, verified=True, spec=graph.name, policy=policy, pace=pace, disk=disk,
     )  # fmt: skip
     return Planned(graph, memgraph, machine, timeline, limits, found)

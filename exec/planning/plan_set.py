@@ -35,7 +35,7 @@ from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.memgraph import Phase, PlanSet
 from einpage.memplan.judge.plan_set import SetViolation, judge_sequence, judge_set
 from einpage.memplan.machine.machine import Machine
-from einpage.memplan.machine.places import DEVICE, Queue
+from einpage.memplan.machine.places import DEVICE, HOST, Place, Queue
 from einpage.memplan.residency.loading import loading
 from einpage.memplan.residency.resident_sets import Others
 
@@ -290,8 +290,8 @@ class _Phases:
         no such tile of ends the list, since those after it would lie elsewhere."""
         names = {t.name for t in phase.planned.graph.tensors if t.kind is Kind.WEIGHT}
         resident = tuple(takewhile(names.__contains__, resident))
-        if not resident:
-            return phase
+        if not resident or self._request.host_budget_bytes is not None:
+            return phase  # a loop over a disk has no first pass of its own
         request = self._request.in_pieces(_all_pieces(phase.model, phase.planned))
         try:
             loop = self._bucket(phase.bucket, replace(request, resident=resident, others=Others.NONE))
@@ -377,10 +377,10 @@ def _first_pass(loop: PlannedPhase) -> PlannedPhase:
     return replace(loop, planned=compacted(judged(loading(planned.memgraph), planned.machine, perf_counter())))
 
 
-def resident_weights(phase: PlannedPhase) -> tuple[str, ...]:
-    """By name, from the arena's top downwards."""
+def resident_weights(phase: PlannedPhase, place: Place = DEVICE) -> tuple[str, ...]:
+    """By name, from the arena's top downwards: what a loop begins with on the device, or with a disk behind it, on the host."""
     memgraph = phase.planned.memgraph
-    there = [r for r in map(memgraph.residencies.__getitem__, memgraph.start) if r.place == DEVICE]
+    there = [r for r in map(memgraph.residencies.__getitem__, memgraph.start) if r.place == place]
     there.sort(key=lambda r: -r.extents[0].offset)
     tensors = [memgraph.graph.tensors[r.tensor] for r in there]
     return tuple(t.name for t in tensors if t.kind is Kind.WEIGHT)
@@ -390,4 +390,5 @@ def _beside(following: PlannedPhase, request: PlanRequest) -> PlanRequest:
     """`request` for a plan that has the residents of the one after it: in all about as many bytes, which were good there."""
     graph = following.planned.graph
     nbytes = sum(aligned(graph.tensors[t].nbytes) for t in following.planned.memgraph.resident)
-    return replace(request, resident=resident_weights(following), resident_bytes=nbytes)
+    on_host = resident_weights(following, HOST) if following.planned.memgraph.has_disk else ()
+    return replace(request, resident=resident_weights(following), resident_bytes=nbytes, host_resident=on_host)

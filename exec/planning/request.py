@@ -5,7 +5,7 @@ In: options by name. Out: a PlanRequest; options that exclude each other raise U
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from time import perf_counter
@@ -15,6 +15,7 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import ALIGNMENT, refuse_outside, shown
 from einpage.einsum_front.graph.program import WeightsAs
+from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.memplan.bounds.bounds import Effort
 from einpage.memplan.plan import PlanOptions
 from einpage.memplan.problem.pace import Pace
@@ -35,6 +36,10 @@ class PlanRequest:
 
     budget_bytes: int
     """Of the device arena."""
+    host_budget_bytes: int | None = None
+    """Of the host arena, with the machine's disk behind it; None: the host has whatever it takes."""
+    skew: Callable[[TaskGraph], Mapping[str, int]] | None = None
+    """With a host budget, of a graph that is planned: the byte of a sector that a tensor begins at on the disk, by name; None: 0 of all."""
     dtype: DType = DType.FP32
     """Of weights and activations; a trace has its own."""
     outputs: tuple[str, ...] = ()
@@ -59,6 +64,8 @@ class PlanRequest:
     """Plan a pass that ends as it began, to run so many times; None: one pass."""
     resident: tuple[str, ...] = ()
     """With `passes`: the names of weights that are resident whatever others are, from the arena's top downwards."""
+    host_resident: tuple[str, ...] = ()
+    """With `passes` and a host budget: the same of the host."""
     others: Others = Others.FASTEST
     """With `passes`: which are resident beside them."""
     resident_bytes: int | None = None
@@ -123,4 +130,7 @@ class PlanRequest:
             resident=self.resident,
             others=self.others,
             resident_bytes=self.resident_bytes,
+            host_bytes=self.host_budget_bytes,
+            skew=self.skew,
+            host_resident=self.host_resident,
         )

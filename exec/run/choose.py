@@ -26,6 +26,7 @@ from einpage.exec.dispatch.static import StaticDispatcher
 from einpage.exec.dispatch.stream_dynamic import StreamDynamicDispatcher
 from einpage.exec.dispatch.stream_static import StreamStaticDispatcher
 from einpage.exec.load.kept_tiles import kept_tiles
+from einpage.exec.load.packed_tiles import OpenDisk
 from einpage.exec.measure.cpu import measured_cpu
 from einpage.exec.measure.cuda import measured_cuda
 from einpage.exec.measure.profiles import Say
@@ -133,9 +134,24 @@ def kept_memory(kind: DeviceKind) -> KeptMemory:
     return KeptMemory(make_driver() if kind is DeviceKind.CUDA else None)
 
 
-def make_memory(kind: DeviceKind, host: HostArena, nbytes: int, driver: Driver | None = None) -> CpuMemory | StreamMemory:
-    """The host's arena, and one of `nbytes` on a device; `driver` instead of CUDA's own, for tests."""
-    return StreamMemory(host, driver or make_driver(), nbytes) if kind is DeviceKind.CUDA else CpuMemory(host, nbytes)
+def make_memory(
+    kind: DeviceKind, host: HostArena, nbytes: int, driver: Driver | None = None, disk: OpenDisk | None = None
+) -> CpuMemory | StreamMemory:
+    """The host's arena, and one of `nbytes` on a device; `driver` instead of CUDA's own, for tests; `disk` is that of plans with one."""
+    if kind is DeviceKind.CUDA:
+        assert disk is None, "refused before anything is planned"
+        return StreamMemory(host, driver or make_driver(), nbytes)
+    return CpuMemory(host, nbytes, disk)
+
+
+def refuse_host_budget(kind: DeviceKind, host_budget_bytes: int | None, find_nan: bool = False) -> None:
+    """Raises UsageError for a host budget where no plan with one runs."""
+    if host_budget_bytes is None:
+        return
+    if kind is DeviceKind.CUDA:
+        raise UsageError("--host-budget with --device cuda: streams have no disk yet; leave it out, or say --device cpu")
+    if find_nan:
+        raise UsageError("--find-nan with --host-budget: it looks at weights on the host, which has not all of them; leave one of them out")
 
 
 def make_device(

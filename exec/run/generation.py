@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -23,9 +24,9 @@ from einpage.exec.planning.judged_plan import MachineSource, least_host_bytes, s
 from einpage.exec.planning.model import AT, ModelAt, asked, opened, refuse_positions
 from einpage.exec.planning.plan_set import PlannedPhase, PlannedSet, Planning, plan_texts
 from einpage.exec.planning.text_lengths import Bucket, TextLengths
-from einpage.exec.run.choose import RunOptions
+from einpage.exec.run.choose import RunOptions, refuse_host_budget
 from einpage.exec.run.loaded_model import LoadedModel, ReadyPhase, without_states
-from einpage.exec.run.prepared import refuse_above_host, within_device
+from einpage.exec.run.prepared import refuse_above_host, sector_bytes_of, spilled_bytes, within_device
 from einpage.exec.run.report import weight_warnings
 from einpage.exec.run.sampling import Sampler, Sampling
 from einpage.memplan.machine.machine import Machine
@@ -77,10 +78,15 @@ def plan_generation(
     """
     request = options.plan
     texts.refuse_none()
+    refuse_host_budget(options.device, request.host_budget_bytes)
     refuse_positions(model_at, texts.batch, texts.longest, texts.max_new + texts.lookup)
     largest = (*texts.reads(), *texts.buckets())[-1]
-    what = f"weights, inputs and states of {texts.positions} positions (fewer with a smaller --max-new)"
-    refuse_above_host(least_host_bytes(*asked(*opened(model_at, texts, largest), request)), 0, what)
+    model, output = opened(model_at, texts, largest)
+    if request.host_budget_bytes is None:
+        what = f"weights, inputs and states of {texts.positions} positions (fewer with a smaller --max-new)"
+        refuse_above_host(least_host_bytes(*asked(model, output, request)), 0, what)
+    elif model.resolved is not None:
+        request = replace(request, skew=partial(sector_bytes_of, resolved=model.resolved))
     return plan_texts(model_at, within_device(machine, request.budget_bytes), request, texts, planning)
 
 
@@ -92,7 +98,8 @@ class Generation:
         self.plans, self.options, self.loaded = plans, options, loaded
         with loaded.alone():
             loaded.grow_to(plans.host_bytes)
-            loaded.load(plans.first.model, plans.first.planned.memgraph)
+            loaded.scratch_bytes = max(spilled_bytes(phase.memgraph) for phase in plans.plan_set.phases)
+            loaded.load(plans.first.model, plans.first.planned)
         self.warnings = (
             *plans.first.model.warnings,
             *stored_warnings(plans.first.planned, options.plan.weights_as),
@@ -227,7 +234,7 @@ class Conversation:
         if before is not None:
             states = before.states()
             before.rest()
-        generation.loaded.load(phase.model, phase.planned.memgraph)
+        generation.loaded.load(phase.model, phase.planned)
         self._phase = ready = generation.loaded.ready(phase, generation.plans.machine)
         ready.put_states(states)
         loaded = ready.preload()

@@ -26,11 +26,13 @@ from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.progress import Hooks
 from einpage.exec.load.fill import NotFiniteWeight, fill
 from einpage.exec.load.inputs import bind_inputs
+from einpage.exec.load.packed_tiles import OpenDisk
+from einpage.exec.planning.judged_plan import Planned
 from einpage.exec.planning.model import Model
 from einpage.exec.planning.plan_set import PlannedPhase
 from einpage.exec.run.choose import RunOptions, dispatcher_type, make_device, make_memory
-from einpage.exec.run.prepared import fill_inputs, refuse_host
-from einpage.memplan.graph.memgraph import Extent, MemGraph, Offset
+from einpage.exec.run.prepared import disk_of, fill_inputs, load_residents, refuse_host, spilled_bytes
+from einpage.memplan.graph.memgraph import Extent, Offset
 from einpage.memplan.graph.packed import Residencies
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import HOST
@@ -56,6 +58,9 @@ class LoadedModel:
         self.owner: object = None
         """Who has inputs and states beside the weights: whoever came last."""
         self.not_finite: tuple[NotFiniteWeight, ...] = ()
+        self.scratch_bytes = 0
+        """Of the disk's, that plans have for what they spill there."""
+        self._disk: OpenDisk | None = None
         self._lock = RLock()
         self._memory: CpuMemory | StreamMemory | None = None
         self._ready: dict[PlannedPhase, ReadyPhase] = {}
@@ -66,6 +71,9 @@ class LoadedModel:
         with self._lock, ExitStack() as closed:
             self.owner = None
             ready, memory, self._ready, self._memory = [*self._ready.values()], self._memory, {}, None
+            if self._disk is not None:
+                closed.callback(self._disk.store.close)
+                self._disk = None
             if memory is not None:
                 closed.callback(memory.close)
             for phase in ready:
@@ -92,7 +100,7 @@ class LoadedModel:
     def memory(self, nbytes: int) -> CpuMemory | StreamMemory:
         """The host's arena, and one of `nbytes` on the device: the same, of one size, as long as the host's is."""
         if self._memory is None:
-            self._memory = make_memory(self._options.device, self.host, nbytes)
+            self._memory = make_memory(self._options.device, self.host, nbytes, disk=self._disk)
         assert self._memory.nbytes == nbytes, "a model has one budget"
         return self._memory
 
@@ -122,8 +130,12 @@ class LoadedModel:
             self.host.drop(part)
         self.host, self._weights_at, self._end = larger, weights_at, end
 
-    def load(self, model: Model, memgraph: MemGraph) -> None:
-        """Weights to where the plan has them: as a rule they are there. Raises WeightError."""
+    def load(self, model: Model, planned: Planned) -> None:
+        """Weights to where the plan has them: as a rule they are there. Raises WeightError, DiskError."""
+        memgraph = planned.memgraph
+        if memgraph.has_disk:
+            self._open_disk(model, planned)
+            return
         tensors, there = memgraph.graph.tensors, Residencies.of(memgraph.residencies).at(HOST)
         residencies = [memgraph.residencies[r] for r in memgraph.start if there[r]]
         on_host = [r for r in residencies if tensors[r.tensor].kind is Kind.WEIGHT]
@@ -135,12 +147,24 @@ class LoadedModel:
         self.not_finite = fill(memgraph.graph, model.resolved, host_copies(memgraph, self.host), self._loading)
         self._weights_at, self._end = weights_at, max((r.extents[0].end for r in on_host), default=0)
 
+    def _open_disk(self, model: Model, planned: Planned) -> None:
+        """The disk with the weights of a plan: as a rule it is open."""
+        assert model.resolved is not None, "a model without weights can be planned, not run"
+        names = {t.name for t in planned.graph.tensors if t.kind is Kind.WEIGHT}
+        disk, scratch_bytes = self._disk, max(self.scratch_bytes, spilled_bytes(planned.memgraph))
+        if disk is not None and names <= disk.offset_by_name.keys() and scratch_bytes <= disk.scratch_bytes:
+            return
+        self.close()
+        self._disk = disk = disk_of(planned, model.resolved, scratch_bytes, self._loading)
+        self.not_finite = disk.not_finite
+
 
 class ReadyPhase:
     """A phase on a device: it can be run as often as wanted."""
 
     def __init__(self, phase: PlannedPhase, memory: CpuMemory | StreamMemory, machine: Machine, options: RunOptions) -> None:
         self.phase = phase
+        self._memory, self._machine, self._options = memory, machine, options
         memgraph, host = phase.planned.memgraph, memory.host
         self._memgraph, self._host, self._at_start = memgraph, host, host_copies(memgraph, host)
         self._device = make_device(memgraph, memory, machine, options.kernels, poison=options.poison, choices=options.choices)
@@ -193,7 +217,8 @@ class ReadyPhase:
 
     def preload(self) -> int:
         """Make resident what a pass begins with, where others ran last; answers the bytes. Before that its states have to be there."""
-        return self._device.preload()
+        loaded = load_residents(self._memgraph, self._memory, self._machine, self._options) if self._memgraph.has_disk else 0
+        return loaded + self._device.preload()
 
     def run(self, arrays: Mapping[str, NDArray[np.generic]], hooks: Hooks) -> tuple[torch.Tensor, Measured]:
         """One pass: [b, v] logits after each sequence. The states that it leaves are those that the next begins with."""

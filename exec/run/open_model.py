@@ -158,7 +158,7 @@ class OpenModel:
         with loaded.alone():
             loaded.owner = None  # a text that was begun has lost its states
             loaded.grow_to(memgraph.host_bytes)
-            loaded.load(model, memgraph)
+            loaded.load(model, planned)
             fill_inputs(planned.graph.tensors, arrays, host_copies(memgraph, loaded.host))
             device = make_device(
                 memgraph,

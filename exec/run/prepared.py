@@ -9,18 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from einpage.checkpoints.disk.engines import TransferOptions
+from einpage.checkpoints.match.resolve import Resolved
+from einpage.checkpoints.match.tile_places import tile_places
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import format_bytes
-from einpage.einsum_front.graph.taskgraph import Tensor, TensorId
+from einpage.einsum_front.graph.taskgraph import TaskGraph, Tensor, TensorId
 from einpage.exec.device.arena import HostArena, bytes_before_outputs, host_copies, outputs
-from einpage.exec.device.cpu import CpuDevice
+from einpage.exec.device.cpu import CpuDevice, CpuMemory
 from einpage.exec.device.device import Device, DeviceMemory
 from einpage.exec.device.stream_memory import KeptMemory, refuse_pinning
 from einpage.exec.device.streams import StreamDevice
@@ -29,9 +33,11 @@ from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.exec.dispatch.serial import SerialDispatcher
 from einpage.exec.load.fill import NotFiniteWeight, fill
 from einpage.exec.load.inputs import bind_inputs, refuse_beyond
+from einpage.exec.load.packed_tiles import OpenDisk, open_disk
 from einpage.exec.planning.judged_plan import (
     MachineSource,
     Planned,
+    RejectedPlan,
     compacted,
     least_host_bytes,
     machine_now,
@@ -39,15 +45,26 @@ from einpage.exec.planning.judged_plan import (
     stored_warnings,
 )
 from einpage.exec.planning.model import Model
-from einpage.exec.run.choose import DeviceKind, Dispatch, RunOptions, dispatcher_type, make_device, make_memory
+from einpage.exec.run.choose import (
+    DeviceKind,
+    Dispatch,
+    RunOptions,
+    dispatcher_type,
+    make_device,
+    make_memory,
+    refuse_host_budget,
+)
 from einpage.exec.run.find_nan import CheckedDevice, FoundNan, find_nan
 from einpage.exec.run.outputs import output_warnings, text_figures, wanted_outputs
-from einpage.exec.run.report import DeviceFigures, RunReport, profile_warnings, weight_warnings
+from einpage.exec.run.report import DeviceFigures, DiskFigures, RunReport, host_peaks, profile_warnings, weight_warnings
 from einpage.exec.system.process_memory import available_bytes, give_back_memory, peak_resident_bytes, physical_bytes, rebuilt
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.graph.memgraph import MemGraph
+from einpage.memplan.horizons.prologue import prologue
+from einpage.memplan.judge.validate import judge
 from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.places import DISK, SECTOR
 from einpage.memplan.problem.pace import Pace
 
 
@@ -86,6 +103,12 @@ class Prepared:
     """What of the weights is not finite."""
     kept: KeptMemory | None = None
     """Whose arena it has, to be given back."""
+    disk: OpenDisk | None = None
+    """Of a plan with one, to be closed."""
+    disk_bytes: list[tuple[int, int]] = field(default_factory=list)
+    """Of each pass of the last run: read from the disk and written to it, in whole sectors."""
+    loaded_bytes: int = 0
+    """Read from the disk before the first pass of the last run, in whole sectors."""
     schedule_s: float = 0.0
     """What it took to make the dispatcher ready that ran last: once, whatever the number of runs, and in no run's time."""
     _dispatchers: dict[Dispatch, tuple[Dispatcher, float]] = field(default_factory=dict)
@@ -97,8 +120,15 @@ class Prepared:
             made = dispatcher_type(self.options.device, dispatch)(self.planned.memgraph)
             self._dispatchers[dispatch] = made, perf_counter() - began
         dispatcher, self.schedule_s = self._dispatchers[dispatch]
+        if self.disk is not None and self.own_memory is not None:
+            self.loaded_bytes = load_residents(self.planned.memgraph, self.own_memory, self.planned.machine, self.options)
         self.device.preload()
-        return [dispatcher.run(self.device, hooks) for _ in range(self.options.plan.passes or 1)]
+        self.disk_bytes, passes = [], []
+        for _ in range(self.options.plan.passes or 1):
+            passes.append(dispatcher.run(self.device, hooks))
+            if isinstance(self.device, CpuDevice):
+                self.disk_bytes.append(self.device.disk_bytes)
+        return passes
 
     def run_checked(self, hooks: Hooks = SILENT) -> tuple[list[Measured], FoundNan]:
         """As `run`, one node after the other, with every result looked at: where NaN and inf in the outputs come from."""
@@ -118,6 +148,8 @@ class Prepared:
         with ExitStack() as closed:
             if self.kept is not None:
                 closed.callback(self.kept.give_back)
+            if self.disk is not None:
+                closed.callback(self.disk.store.close)
             if self.own_memory is not None:
                 closed.callback(self.own_memory.close)
             closed.callback(self.device.close)
@@ -144,9 +176,11 @@ def prepare_run(
     arrays = bind_inputs(program, model.tokens, named or {})
     refuse_infinite(arrays, options.plan.dtype)
     wanted = wanted_outputs(model, options)
-    request = replace(options.plan, outputs=wanted)
+    refuse_host_budget(options.device, options.plan.host_budget_bytes, options.find_nan)
+    resolved = model.resolved
+    request = replace(options.plan, outputs=wanted, skew=partial(sector_bytes_of, resolved=resolved))
     there = 0 if kept is None else kept.nbytes
-    least_bytes = least_host_bytes(program, request)
+    least_bytes = request.host_budget_bytes or least_host_bytes(program, request)
     refuse_host(options.device, least_bytes, least_bytes - there, 0)
     machine = within_device(machine, options.plan.budget_bytes)
     planned = rebuilt(lambda: compacted(plan_program(program, machine, request, began, pace)))
@@ -157,17 +191,63 @@ def prepare_run(
     with ExitStack() as undone:
         if kept is not None:
             undone.callback(kept.give_back)
+        disk = None
+        if memgraph.has_disk:
+            disk = disk_of(planned, resolved, spilled_bytes(memgraph), loading)
+            undone.callback(disk.store.close)
         host = HostArena(memgraph.host_bytes) if kept is None else kept.lend(memgraph.host_bytes)
         slots = host_copies(memgraph, host)
-        not_finite = fill(planned.graph, model.resolved, slots, loading)
+        not_finite = fill(planned.graph, resolved, slots, loading) if disk is None else disk.not_finite
         fill_inputs(planned.graph.tensors, arrays, slots)
         del slots
         give_back_memory(memgraph.host_bytes)
-        memory = make_memory(options.device, host, memgraph.budget_bytes) if kept is None else kept.memory(memgraph.budget_bytes)
+        if kept is None or disk is not None:
+            memory = make_memory(options.device, host, memgraph.budget_bytes, disk=disk)
+        else:
+            memory = kept.memory(memgraph.budget_bytes)
         undone.callback(memory.close)
         device = make_device(memgraph, memory, planned.machine, options.kernels, poison=options.poison, choices=options.choices)
         undone.pop_all()
-    return Prepared(model, options, planned, host, device, memory, not_finite, kept)
+    return Prepared(model, options, planned, host, device, memory, not_finite, kept, disk)
+
+
+def disk_of(planned: Planned, resolved: Resolved, scratch_bytes: int, loading: Callable[[str, int], None] | None) -> OpenDisk:
+    """The disk that the weights of a plan are read from, and `scratch_bytes` of what is spilled. Raises DiskError, WeightError."""
+    return open_disk(planned.graph, resolved, tile_places(planned.graph, resolved), scratch_bytes, choice_of(planned.machine), loading)
+
+
+def choice_of(machine: Machine) -> TransferOptions:
+    """How `machine` reads its disk best; where nobody measured that, by io_uring."""
+    if not machine.disk:
+        return TransferOptions()
+    best = machine.disk[0]
+    return TransferOptions(best.engine, best.depth, best.block_bytes)
+
+
+def spilled_bytes(memgraph: MemGraph) -> int:
+    """Bytes of the disk's arena after the weights."""
+    return (memgraph.arena_bytes(DISK) or 0) - memgraph.stored_bytes
+
+
+def sector_bytes_of(graph: TaskGraph, resolved: Resolved) -> Mapping[str, int]:
+    """The byte of a sector that each tile of a weight begins at on the disk, by name."""
+    return {graph.tensors[t].name: offset % SECTOR for t, offset in tile_places(graph, resolved).offset_by_tensor.items()}
+
+
+def load_residents(memgraph: MemGraph, memory: DeviceMemory, machine: Machine, options: RunOptions) -> int:
+    """Load from the disk what a loop begins with on the device and the host, unless it is there; the bytes of the sectors that were read.
+
+    Raises the errors of the engines."""
+    if not memory.missing_bytes(memgraph):
+        return 0
+    first = prologue(memgraph)
+    if (violation := judge(first)) is not None:
+        raise RejectedPlan(violation)
+    assert isinstance(memory, CpuMemory), "streams have no disk yet"
+    device = CpuDevice(first, memory, threads=machine.threads, poison=options.poison)
+    with closing(dispatcher_type(options.device, options.dispatch)(first)) as dispatcher:
+        dispatcher.run(device)
+    return device.disk_bytes[0]
 
 
 def run_model(
@@ -201,6 +281,7 @@ def run_model(
     figures = DeviceFigures(device.name, device.arena_bytes, device.outside_arena_bytes)
     slower = device.slower if isinstance(device, StreamDevice) else ()
     ways = tuple(device.ways.items()) if isinstance(device, StreamDevice) else ()
+    disk = disk_figures(prepared)
     prepared.close()
     not_finite, schedule_s = prepared.not_finite, prepared.schedule_s
     del prepared, device  # its arena and the weights go before outputs, which may be as large, are put together
@@ -219,6 +300,7 @@ def run_model(
         text=text_figures(found, model, options.perplexity),
         warnings=(),
         find_nan=searched,
+        disk=disk,
         schedule_s=schedule_s,
     )
     warnings = (
@@ -231,6 +313,15 @@ def run_model(
         *profile_warnings(planned.machine, options.device, report.wall_s, planned, passes),
     )
     return RunResult(planned, found, replace(report, warnings=warnings))
+
+
+def disk_figures(prepared: Prepared) -> DiskFigures | None:
+    """Of what `prepared` ran last; None where its plan has no disk."""
+    if prepared.disk is None:
+        return None
+    read, written = zip(*prepared.disk_bytes, strict=True)
+    peak, rounded = host_peaks(prepared.planned.memgraph)
+    return DiskFigures(prepared.disk.store.path, read, written, prepared.loaded_bytes, peak, rounded)
 
 
 def run_passes(memgraph: MemGraph, device: Device, options: RunOptions, dispatch: Dispatch, hooks: Hooks) -> Iterator[Measured]:

@@ -25,7 +25,9 @@ from einpage.exec.run.outputs import TextFigures
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.kernels.tiles.fp32_products import Fp32Products
 from einpage.kernels.tiles.target import Choices
+from einpage.memplan.graph.memgraph import Free, HostGather, MemGraph, Move, ResidencyId
 from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.places import HOST
 from einpage.memplan.report import Report
 
 MOST_WEIGHTS = 3
@@ -40,6 +42,64 @@ class DeviceFigures:
     arena_bytes: int
     outside_arena_bytes: int
     """Device memory beside the arena: kernels' scratch on the CPU, whatever is in use on a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFigures:
+    """Bytes are of whole sectors."""
+
+    path: str
+    """What read, and whether past the page cache: `io_uring, past the page cache`."""
+    read_bytes: tuple[int, ...]
+    """[pass]"""
+    written_bytes: tuple[int, ...]
+    """[pass]"""
+    loaded_bytes: int
+    """Before the first pass, of what a loop begins with."""
+    host_peak_bytes: int
+    """The most that tensors on the host have at once."""
+    host_power_of_two_bytes: int
+    """The same where each is rounded up to a power of two, as pinning allocators do."""
+
+    def facts(self) -> dict[str, object]:
+        """For JSON, bytes of the last pass."""
+        return {
+            "disk_path": self.path,
+            "disk_sector_bytes": self.read_bytes[-1],
+            "disk_written_sector_bytes": self.written_bytes[-1],
+            "disk_loaded_bytes": self.loaded_bytes,
+            "host_peak_bytes": self.host_peak_bytes,
+            "host_power_of_two_bytes": self.host_power_of_two_bytes,
+        }
+
+
+def host_peaks(memgraph: MemGraph) -> tuple[int, int]:
+    """The most bytes that tensors on the host have at once: as they are, and each rounded up to a power of two."""
+    now = peak = now_rounded = peak_rounded = 0
+    sizes = {}
+    for found in memgraph.residencies:
+        if found.place == HOST:
+            sizes[found.id] = int(found.extents[0].nbytes)
+
+    def add(r: ResidencyId, sign: int) -> None:
+        nonlocal now, peak, now_rounded, peak_rounded
+        if r in sizes:
+            now += sign * sizes[r]
+            now_rounded += sign * (1 << max(0, sizes[r] - 1).bit_length())
+            peak, peak_rounded = max(peak, now), max(peak_rounded, now_rounded)
+
+    for r in memgraph.start:
+        add(r, 1)
+    for node in memgraph.nodes:
+        match node:
+            case Move() as move:
+                for _, target in move.copies:
+                    add(target, 1)
+            case HostGather(creates=created):
+                add(created, 1)
+            case Free(residency):
+                add(residency, -1)
+    return peak, peak_rounded
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +122,8 @@ class RunReport:
     warnings: tuple[str, ...]
     find_nan: FoundNan | None = None
     """What was found where it was asked for."""
+    disk: DiskFigures | None = None
+    """Of a plan with one."""
     schedule_s: float = 0.0
     """What it took, once, to make the dispatcher ready: in no pass's time."""
 
@@ -104,6 +166,7 @@ class RunReport:
             "measured_ratio": self.measured_ratio,
             **{f"measured_{queue.name}_bytes": nbytes for queue, nbytes in measured.moved_bytes.items()},
             **{f"measured_{queue.name}_s": seconds for queue, seconds in measured.busy_s.items()},
+            **({} if self.disk is None else self.disk.facts()),
             "peak_rss_bytes": self.peak_rss_bytes,
             **({} if text.top is None else {"top": [[[i, word, _finite(x)] for i, word, x in row] for row in text.top]}),
             **({} if text.perplexity is None else {name: _finite(x) for name, x in asdict(text.perplexity).items()}),

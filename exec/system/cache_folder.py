@@ -1,9 +1,11 @@
-"""Where einpage caches what it may lose: profiles of machines, tiles of GPUs."""
+"""Where einpage caches what it may lose: profiles of machines, tiles of GPUs, packed weights."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+from einpage.checkpoints.disk.cache_files import CacheFolder
 
 
 def cache_folder() -> Path:
@@ -11,3 +13,8 @@ def cache_folder() -> Path:
     if own := os.environ.get("EINPAGE_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "einpage"
+
+
+def blocks_folder() -> CacheFolder:
+    """Where packed tiles of weights are cached."""
+    return CacheFolder(cache_folder() / "blocks")

@@ -10,14 +10,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import pickle
-import re
 import resource
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
-
-from einpage.einsum_front.base.units import format_bytes
 
 T = TypeVar("T")
 WORTH_BYTES = 1 << 20
@@ -32,14 +29,6 @@ def peak_resident_bytes() -> int:
     if peak is not None:
         return int(peak) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def full_memory(error: BaseException) -> str | None:
-    """What an error says of memory that could not be had, torch's too, which has no class for it; None for every other error."""
-    if isinstance(error, MemoryError):
-        return str(error) or "no more can be had"
-    found = re.search(r"can't allocate memory: you tried to allocate (\d+) bytes", str(error)) if isinstance(error, RuntimeError) else None
-    return None if found is None else f"{format_bytes(int(found[1]))} more is wanted"
 
 
 def rebuilt(make: Callable[[], T]) -> T:

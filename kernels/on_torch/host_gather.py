@@ -15,6 +15,7 @@ from types import EllipsisType
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from einpage.einsum_front.algebra.expr import Expr, Letter, Load, Region, free_letters, loads
@@ -81,6 +82,18 @@ class GatherKernel:
                 rows, numbers = self._rows(table, tile, index[here] - tile.start)
                 target[within][here] = rows[numbers].to(result.dtype)
         return result.nbytes
+
+    def rows_wanted(self, operands: Operands) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """Of each tile of the table that has any, its position, and which of its rows are looked up, ascending: what of a table has to be
+        at hand. `operands[0]` is not looked at. Raises IndexOutOfRange."""
+        index = self.read_index(operands)
+        flat = index.reshape(-1)
+        self._check(index, flat)
+        rows = np.unique(flat.numpy())
+        for tile in self._tiles_with(flat):
+            first, last = np.searchsorted(rows, (tile.start, tile.end))
+            if first < last:
+                yield tile.tile, rows[first:last] - tile.start
 
     def _rows(self, table: Tensor, tile: _TableTile, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """A tensor whose rows are a tile's, and the numbers in it of the rows that have these in the tile: of a table that is kept as it is

@@ -12,7 +12,7 @@ It counts a latency a tensor: for a plan whose moves copy several, ask with a ma
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from math import ceil
 from typing import TypeAlias
@@ -20,7 +20,7 @@ from typing import TypeAlias
 from einpage.einsum_front.base.columns import Floats
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import TaskGraph, TaskId, TensorId
-from einpage.memplan.bounds.compulsory import compulsory_load_bytes, compulsory_store_bytes
+from einpage.memplan.bounds.compulsory import DiskBound, compulsory_load_bytes, compulsory_store_bytes
 from einpage.memplan.bounds.engine_bounds import EngineBounds
 from einpage.memplan.bounds.interval_lp import all_resident, bytes_bound
 from einpage.memplan.bounds.limit import Cause, Limit, Method
@@ -83,6 +83,24 @@ class Bounds:
     def compulsory(self, queue: Queue) -> Nbytes:
         """Bytes that cross the link at least."""
         return dict(self.bytes_bound).get(queue, Nbytes(0))
+
+
+def with_disk(found: Bounds, disk: DiskBound, machine: Machine) -> Bounds:
+    """`found` of a plan whose host has a disk behind it, which takes its time too."""
+    rate = machine.link(Queue.READ).bytes_per_s
+    any_s, here_s = disk.for_all / rate, disk.here / max(rate, machine.link(Queue.WRITE).bytes_per_s)
+    here_s = max(any_s, here_s)
+    limit = Queue.READ if any_s > found.bound_s else found.limit
+    return replace(
+        found,
+        busy_s=(*found.busy_s, (Queue.READ, any_s)),
+        bytes_bound=(*found.bytes_bound, (Queue.READ, disk.for_all)),
+        bound_s=max(found.bound_s, any_s),
+        bound_order_s=max(found.bound_order_s, here_s),
+        limit=limit,
+        limit_order=Queue.READ if here_s > found.bound_order_s else found.limit_order,
+        order_by=disk.by if here_s > found.bound_order_s else found.order_by,
+    )
 
 
 @dataclass(frozen=True, slots=True)

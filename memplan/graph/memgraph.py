@@ -21,9 +21,9 @@ from typing import NewType, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from einpage.einsum_front.base.units import ALIGNMENT, Nbytes
+from einpage.einsum_front.base.units import ALIGNMENT, Nbytes, aligned
 from einpage.einsum_front.graph.taskgraph import TaskGraph, TaskId, TensorId
-from einpage.memplan.machine.places import DEVICE, HOST, Place, Queue
+from einpage.memplan.machine.places import DEVICE, DISK, HOST, SECTOR, Place, Queue
 
 NodeId = NewType("NodeId", int)
 """Index into MemGraph.nodes."""
@@ -89,11 +89,12 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class HostGather:
-    """A gathering task: min(rows, table) bytes over the host → device link, into `creates` on the device."""
+    """A gathering task: min(rows, table) bytes over the link to where `creates` is: the device, or the host, for rows of a table on a disk,
+    which a Move then copies on."""
 
     task: TaskId
     operands: tuple[tuple[ResidencyId, ...], ...]
-    """Residencies on the host."""
+    """Residencies on the host; of a table also on a disk, where the rows are created on the host."""
     creates: ResidencyId
 
 
@@ -130,7 +131,10 @@ class Edges:
 class MemGraph:
     graph: TaskGraph
     arenas: tuple[tuple[Place, Nbytes], ...]
-    """Size of the arena at each place. The host's holds copies of weights and inputs, spill slots and outputs, at the planned offsets."""
+    """Size of the arena at each place. The host's holds copies of weights and inputs, spill slots and outputs, at the planned offsets.
+
+    With an arena on a disk it is the host's budget, and of the weights it holds only what is on its way or resident; on the disk are all
+    weights from the start, and what is spilled from the host lies after them."""
     residencies: Sequence[Residency]
     nodes: Sequence[Node]
     """Immutable, both: tuples, or the columns of packed.py, which a large graph wants."""
@@ -140,7 +144,8 @@ class MemGraph:
     end: tuple[ResidencyId, ...]
     """What is there after the last node: the outputs on the host, besides those copies; after a loop, what it began with on the device."""
     alignment: int = ALIGNMENT
-    """Every offset is a multiple of this, and every extent's length is rounded up to it when footprints are counted."""
+    """Every offset is a multiple of this, and every extent's length is rounded up to it when footprints are counted. In a plan with a disk
+    this is so on the device; on the host and the disk an extent may begin anywhere, and the sectors that it touches are its alone."""
     loops: bool = False
     """Whether it ends as it began: the same tensors at the same places of the device, so that it can run again where it has run."""
 
@@ -163,6 +168,17 @@ class MemGraph:
         return self.arena_bytes(HOST) or Nbytes(0)
 
     @property
+    def has_disk(self) -> bool:
+        """Whether the host is a tier between the device and a disk."""
+        return self.arena_bytes(DISK) is not None
+
+    @property
+    def stored_bytes(self) -> Nbytes:
+        """Of the disk's arena, what is there from the start, in whole sectors: spilled tensors lie after it."""
+        stored = (extent.end for r in map(self.residencies.__getitem__, self.start) if r.place == DISK for extent in r.extents)
+        return aligned(max(stored, default=0), SECTOR)
+
+    @property
     def resident(self) -> frozenset[TensorId]:
         """What is on the device before the first node."""
         there = (self.residencies[r] for r in self.start)
@@ -173,8 +189,8 @@ class MemGraph:
         match self.nodes[node]:
             case Compute():
                 return Queue.COMPUTE
-            case HostGather():
-                return Queue.H2D
+            case HostGather(creates=target):
+                return Queue.H2D if self.residencies[target].place == DEVICE else Queue.READ
             case Move(source=source, target=target):
                 return Queue(self.residencies[source].place, self.residencies[target].place)
             case Free():

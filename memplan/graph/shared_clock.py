@@ -9,6 +9,7 @@ order; what is in flight advances at the rate that the others leave it, until th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,14 +38,18 @@ class Sharing:
     """How many times longer a copy takes while copies of other links are in flight; at least 1."""
 
 
-def shared_clock(edges: Edges, queues: NDArray[np.int8], engines: int, seconds: Floats, sharing: Sharing) -> tuple[Floats, Floats]:
-    """[node] start and finish. `queues` [node] are positions among `engines`, or NO_QUEUE; node order is a valid execution."""
-    return _SharedClock(edges, queues, engines, seconds, sharing).run()
+def shared_clock(
+    edges: Edges, queues: NDArray[np.int8], pauses: Sequence[float], seconds: Floats, sharing: Sharing
+) -> tuple[Floats, Floats]:  # fmt: skip
+    """[node] start and finish. `queues` [node] are positions among engines, or NO_QUEUE; `pauses` [engine] what its first node after a
+    pause takes longer. Node order is a valid execution."""
+    return _SharedClock(edges, queues, pauses, seconds, sharing).run()
 
 
 class _SharedClock:
-    def __init__(self, edges: Edges, queues: NDArray[np.int8], engines: int, seconds: Floats, sharing: Sharing) -> None:
-        count = len(seconds)
+    def __init__(self, edges: Edges, queues: NDArray[np.int8], pauses: Sequence[float], seconds: Floats, sharing: Sharing) -> None:
+        count, engines = len(seconds), len(pauses)
+        self.pauses = pauses
         order = np.argsort(edges.source, kind="stable")
         self.targets = edges.target[order].tolist()
         self.row = np.searchsorted(edges.source[order], np.arange(count + 1)).tolist()
@@ -99,6 +104,8 @@ class _SharedClock:
             if engine in self.active or at == len(nodes) or self.missing[nodes[at]]:
                 continue
             waited = self.sharing.wakeup_s if now > self.free_at[engine] else 0.0
+            if now > self.free_at[engine] or not at:
+                waited += self.pauses[engine]
             self.next[engine] += 1
             self.active[engine], self.start[nodes[at]], self.left[engine] = nodes[at], now + waited, waited + self.seconds[nodes[at]]
 

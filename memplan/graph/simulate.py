@@ -11,18 +11,19 @@ latency + bytes / rate for a move, of whatever it copies together. Where it is k
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from einpage.einsum_front.base.columns import Floats, Int64s, UInt8s
+from einpage.einsum_front.base.columns import Bools, Floats, Int64s, UInt8s
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.packed import COMPUTE, FREE, GATHER, MOVE, Nodes, Residencies
 from einpage.memplan.graph.shared_clock import NO_QUEUE, Sharing, shared_clock
 from einpage.memplan.machine.kernel_times import KernelTimes
 from einpage.memplan.machine.machine import Machine, all_task_seconds, task_sharing
-from einpage.memplan.machine.places import DEVICE, ENGINES, HOST, Queue
+from einpage.memplan.machine.places import DEVICE, DISK, ENGINES, HOST, SECTOR, Queue
 
 __all__ = ["NO_QUEUE"]
 
@@ -50,6 +51,8 @@ def queues_of(memgraph: MemGraph) -> tuple[Queue, ...]:
         return ENGINES
     source, target = _move_places(nodes, residencies)
     pairs = {Queue(residencies.places[a], residencies.places[b]) for a, b in set(zip(source.tolist(), target.tolist(), strict=True))}
+    if _from_disk(nodes, residencies).any():
+        pairs.add(Queue.READ)
     return (*ENGINES, *sorted(pairs.difference(ENGINES), key=lambda queue: queue.name))
 
 
@@ -62,7 +65,16 @@ def queue_numbers(memgraph: MemGraph) -> NDArray[np.int8]:
     places = residencies.places
     by_places = np.array([[number_by_queue.get(Queue(a, b), NO_QUEUE) for b in places] for a in places], np.int8)
     numbers[nodes.kind == MOVE] = by_places[_move_places(nodes, residencies)]
+    numbers[_from_disk(nodes, residencies)] = number_by_queue.get(Queue.READ, NO_QUEUE)
     return numbers
+
+
+def _from_disk(nodes: Nodes, residencies: Residencies) -> Bools:
+    """[node] whether it gathers rows of a table on a disk, to the host."""
+    gathers = np.flatnonzero(nodes.kind == GATHER)
+    found = np.zeros(len(nodes), bool)
+    found[gathers] = residencies.at(HOST)[nodes.result[gathers]]
+    return found
 
 
 def _move_places(nodes: Nodes, residencies: Residencies) -> tuple[UInt8s, UInt8s]:
@@ -72,7 +84,8 @@ def _move_places(nodes: Nodes, residencies: Residencies) -> tuple[UInt8s, UInt8s
 
 
 def durations(memgraph: MemGraph, machine: Machine) -> Floats:
-    """[node] seconds each node keeps its engine. Raises UsageError where the machine has no link for a move."""
+    """[node] seconds each node keeps its engine; of copies from and to a disk, which overlap, without the latency of the first after a
+    pause. Raises UsageError where the machine has no link for a move."""
     nodes = Nodes.of(memgraph.nodes)
     seconds = np.zeros(len(nodes))
     runs = nodes.kind <= GATHER
@@ -82,8 +95,19 @@ def durations(memgraph: MemGraph, machine: Machine) -> Floats:
         found = np.flatnonzero(moves & (queues == number))
         if len(found):
             link = machine.usual_link(queue)
-            seconds[found] = [link.seconds(n) for n in nbytes[found].tolist()]
+            latency_s = 0.0 if DISK in (queue.source, queue.target) else link.latency_s
+            seconds[found] = [latency_s + n / link.bytes_per_s for n in nbytes[found].tolist()]
+    rows = np.flatnonzero(_from_disk(nodes, Residencies.of(memgraph.residencies)))
+    if len(rows):
+        sizes = _residency_bytes(memgraph)[nodes.result[rows]]
+        seconds[rows] = sizes / machine.usual_link(Queue.READ).bytes_per_s
     return seconds
+
+
+def pause_latencies(memgraph: MemGraph, machine: Machine) -> list[float]:
+    """[engine] seconds that its first copy after a pause takes longer, in the order of queues_of: of disks, whose copies overlap."""
+    on_disk = ((DISK in (queue.source, queue.target), queue) for queue in queues_of(memgraph))
+    return [machine.usual_link(queue).latency_s if there else 0.0 for there, queue in on_disk]
 
 
 def moves_several(memgraph: MemGraph) -> bool:
@@ -113,21 +137,22 @@ def simulate(memgraph: MemGraph, machine: Machine, noise: Floats | None = None) 
         assert noise.shape == seconds.shape, f"noise has shape {noise.shape}, the plan {len(seconds)} nodes"
         seconds = seconds * noise
     queues, engines = queue_numbers(memgraph), queues_of(memgraph)
+    pauses = pause_latencies(memgraph, machine)
     if machine.kernel_times is None:
-        start, finish = _in_node_order(memgraph, queues, len(engines), seconds)
+        start, finish = _in_node_order(memgraph, queues, seconds, pauses)
     else:
         sharing = _sharing(memgraph, machine, machine.kernel_times)
-        start, finish = shared_clock(memgraph.edges, queues, len(engines), seconds, sharing)
+        start, finish = shared_clock(memgraph.edges, queues, pauses, seconds, sharing)
     busy = np.bincount(queues + 1, weights=finish - start, minlength=len(engines) + 1)[1:].tolist()
     by_queue = tuple(zip(engines, busy, strict=True))
     return Timeline(start, finish, by_queue, float(finish.max(initial=0.0)))
 
 
-def _in_node_order(memgraph: MemGraph, queues: NDArray[np.int8], engines: int, seconds: Floats) -> tuple[Floats, Floats]:
+def _in_node_order(memgraph: MemGraph, queues: NDArray[np.int8], seconds: Floats, pauses: Sequence[float]) -> tuple[Floats, Floats]:
     """[node] start and finish where no engine slows another down."""
     row = np.searchsorted(memgraph.edges.target, np.arange(len(seconds) + 1)).tolist()
     sources = memgraph.edges.source.tolist()
-    start, finish, free_at = [0.0] * len(seconds), [0.0] * len(seconds), [0.0] * engines
+    start, finish, free_at = [0.0] * len(seconds), [0.0] * len(seconds), [0.0] * len(pauses)
     for n, (queue, duration) in enumerate(zip(queues.tolist(), seconds.tolist(), strict=True)):
         at = 0.0 if queue == NO_QUEUE else free_at[queue]
         for before in sources[row[n] : row[n + 1]]:
@@ -136,6 +161,8 @@ def _in_node_order(memgraph: MemGraph, queues: NDArray[np.int8], engines: int, s
         start[n] = at
         finish[n] = at + duration
         if queue != NO_QUEUE:
+            if pauses[queue] and not 0.0 < at <= free_at[queue]:
+                finish[n] += pauses[queue]
             free_at[queue] = finish[n]
     return np.array(start), np.array(finish)
 
@@ -161,6 +188,18 @@ def moved_bytes_by_queue(memgraph: MemGraph) -> dict[Queue, int]:
     return {
         queue: int(nbytes[made[queues[node] == number]].sum()) for number, queue in enumerate(queues_of(memgraph)) if queue != Queue.COMPUTE
     }
+
+
+def sector_bytes(memgraph: MemGraph, queue: Queue) -> int:
+    """Bytes that the moves of a disk's queue read or write, in whole sectors; gathered rows are not counted, for who knows them knows where
+    they lie."""
+    nodes, residencies, queues = Nodes.of(memgraph.nodes), Residencies.of(memgraph.residencies), queues_of(memgraph)
+    if queue not in queues:
+        return 0
+    copies = nodes.copies()
+    moved = copies.target[queue_numbers(memgraph)[copies.node] == queues.index(queue)]
+    first, last = residencies.offset[moved] // SECTOR, -(-(residencies.offset + residencies.nbytes)[moved] // SECTOR)
+    return SECTOR * int((last - first).sum())
 
 
 def all_moved_bytes(memgraph: MemGraph) -> int:

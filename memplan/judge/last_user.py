@@ -8,8 +8,8 @@ from bisect import bisect_right
 class LastUsers:
     """Disjoint half-open segments of offsets, sorted. A user is a residency, or ~node for the workspace of that node."""
 
-    def __init__(self, alignment: int) -> None:
-        self.alignment = alignment
+    def __init__(self, unit: int) -> None:
+        self.unit = unit
         self.starts: list[int] = []
         self.ends: list[int] = []
         self.users: list[int] = []
@@ -17,10 +17,10 @@ class LastUsers:
     def claim(self, start: int, end: int, user: int) -> list[int]:
         """Make `user` the last user of [start, end); answers the users before, in order of offset.
 
-        The end is rounded up to the alignment. That changes no verdict: all starts are aligned, so two claims that share a unit share its
-        first byte; and no slivers of users long past remain.
+        Both are rounded outwards to whole units. On the device that changes no verdict: all starts are aligned, so two claims that share a
+        unit share its first byte; and no slivers of users long past remain. Of sectors it is the rule: each has one user.
         """
-        end = -(-end // self.alignment) * self.alignment
+        start, end = start // self.unit * self.unit, -(-end // self.unit) * self.unit
         low = bisect_right(self.starts, start)
         if low and self.ends[low - 1] > start:
             low -= 1

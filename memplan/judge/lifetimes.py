@@ -13,7 +13,7 @@ from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind
 from einpage.memplan.graph.packed import COMPUTE, FREE, GATHER, Nodes
 from einpage.memplan.judge.plan_columns import ALWAYS, NEVER, PlanColumns
 from einpage.memplan.judge.reason import Reason, Violation, violation_at
-from einpage.memplan.machine.places import DEVICE, HOST
+from einpage.memplan.machine.places import DEVICE, DISK, HOST, SECTOR
 
 
 def first_wrong_lifetime(plan: PlanColumns) -> Violation | None:
@@ -22,24 +22,31 @@ def first_wrong_lifetime(plan: PlanColumns) -> Violation | None:
 
 
 def _places_agree(plan: PlanColumns) -> Violation | None:
-    """Proves: computes read and write the device, gathers read the host, moves go to another place and keep the tensor, and all the
-    copies of one are between the same two places."""
+    """Proves: computes read and write the device, gathers read the host, and a disk where they write the host; moves go to another place,
+    over the host, and keep the tensor and its bytes of a sector, and all the copies of one are between the same two places."""
     nodes, place, tensor = plan.nodes, np.array(plan.place, np.int64), np.array(plan.tensor, np.int64)
-    device, host = plan.residencies.at(DEVICE), plan.residencies.at(HOST)
+    device, host, disk = plan.residencies.at(DEVICE), plan.residencies.at(HOST), plan.residencies.at(DISK)
     copies, runs = nodes.copies(), np.flatnonzero(nodes.kind <= GATHER)
     source, target, moves = copies.source, copies.target, copies.node
     wrong_move = (tensor[source] != tensor[target]) | (place[source] == place[target])
     first_source, first_target = nodes.subject[moves], nodes.result[moves]
     apart = (place[source] != place[first_source]) | (place[target] != place[first_target])
+    offset = np.array(plan.offset, np.int64)
+    no_host = ~(host[source] | host[target])
+    skewed = (disk[source] | disk[target]) & ((offset[source] - offset[target]) % SECTOR != 0)
     kind = nodes.kind[plan.reader]
-    wrong_read = (kind == COMPUTE) & ~device[plan.read] | (kind == GATHER) & ~host[plan.read]
-    wrong_result = ~device[nodes.result[runs]]
-    wrong = (moves[wrong_move | apart], plan.reader[wrong_read], runs[wrong_result])
+    to_host = (kind == GATHER) & host[nodes.result[plan.reader]]
+    wrong_read = (kind == COMPUTE) & ~device[plan.read] | (kind == GATHER) & ~(host[plan.read] | to_host & disk[plan.read])
+    lands = (nodes.kind[runs] == GATHER) & host[nodes.result[runs]] & plan.memgraph.has_disk
+    wrong_result = ~device[nodes.result[runs]] & ~lands
+    wrong_moves = wrong_move | no_host | skewed | apart
+    wrong = (moves[wrong_moves], plan.reader[wrong_read], runs[wrong_result])
     at = min((int(found[0]) for found in wrong if len(found)), default=None)
     if at is None:
         return None
-    if len(found := np.flatnonzero((wrong_move | apart) & (moves == at))):
-        reason = Reason.WRONG_MOVE if wrong_move[found[0]] else Reason.MOVED_APART
+    if len(found := np.flatnonzero(wrong_moves & (moves == at))):
+        reasons = ((wrong_move, Reason.WRONG_MOVE), (apart, Reason.MOVED_APART), (no_host, Reason.NO_HOST_SOURCE))
+        reason = next((reason for column, reason in reasons if column[found[0]]), Reason.SECTOR_APART)
         return violation_at(reason, at, at, f"{plan.named(int(source[found[0]]))} to {plan.named(int(target[found[0]]))}")
     misplaced = plan.read[wrong_read & (plan.reader == at)]
     return violation_at(Reason.WRONG_PLACE, at, at, plan.named(int(misplaced[0] if len(misplaced) else nodes.result[at])))
@@ -50,8 +57,9 @@ def _creations_and_frees(plan: PlanColumns) -> Violation | None:
     memgraph, tensors = plan.memgraph, plan.memgraph.graph.tensors
     created_at: list[int | None] = [None] * len(memgraph.residencies)
     ended_at: list[int] = [int(NEVER)] * len(memgraph.residencies)
-    on_device = plan.at(DEVICE)
+    on_device, on_host = plan.at(DEVICE), plan.at(HOST)
     away = {plan.tensor[r] for r in memgraph.start if not on_device[r]}
+    stored = plan.stored()
     for r in memgraph.start:
         if created_at[r] is not None:
             return violation_at(Reason.CREATED_TWICE, None, None, plan.named(r))
@@ -66,7 +74,8 @@ def _creations_and_frees(plan: PlanColumns) -> Violation | None:
             continue
         if ended_at[residency] != NEVER:
             return violation_at(Reason.FREED_TWICE, ended_at[residency], n, plan.named(residency))
-        if created_at[residency] == ALWAYS and not on_device[residency] and tensors[plan.tensor[residency]].kind in HOST_AT_START:
+        is_copy = on_device[residency] or (on_host[residency] and plan.tensor[residency] in stored)
+        if created_at[residency] == ALWAYS and not is_copy and tensors[plan.tensor[residency]].kind in HOST_AT_START:
             return violation_at(Reason.HOST_COPY_FREED, n, n, plan.named(residency))
         ended_at[residency] = n
     if None in created_at:

@@ -13,7 +13,7 @@ from einpage.einsum_front.base.columns import Bools, Int64s
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.packed import Nodes, Residencies
 from einpage.memplan.judge.well_formed import readers
-from einpage.memplan.machine.places import Place
+from einpage.memplan.machine.places import DISK, Place
 
 ALWAYS = -1
 """Stands for the creator of what is present at the start."""
@@ -69,6 +69,11 @@ class PlanColumns:
         """Whether each residency is there."""
         there: list[bool] = self.residencies.at(place).tolist()
         return there
+
+    def stored(self) -> set[int]:
+        """Tensors that are on a disk from the start."""
+        on_disk = self.at(DISK)
+        return {self.tensor[r] for r in self.memgraph.start if on_disk[r]}
 
     def creator(self, residency: int) -> int | None:
         """The creating node; None for what is present at the start."""

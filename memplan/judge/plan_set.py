@@ -18,7 +18,7 @@ from einpage.einsum_front.base.units import shown
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, Tensor
 from einpage.memplan.graph.memgraph import MemGraph, Phase, PlanSet
 from einpage.memplan.judge.validate import judge
-from einpage.memplan.machine.places import DEVICE, PlaceKind
+from einpage.memplan.machine.places import DEVICE, HOST, PlaceKind
 
 Shape: TypeAlias = tuple[int, ...]
 STATE = (Kind.INPUT, Kind.CONSTANT)
@@ -32,10 +32,10 @@ class SetReason(Enum):
 
     EMPTY = "there are no phases"
     WRONG_PLAN = "the judge rejects the plan of a phase"
-    OTHER_ARENA = "two phases have device arenas of different sizes"
+    OTHER_ARENA = "two phases have device arenas, or host budgets, of different sizes"
     POSITION_MISSING = "some position is served by no phase"
     NO_LOOP = "a phase after those that read prompts reads one, or does not end as it began"
-    WEIGHT_ELSEWHERE = "a weight is elsewhere on the host than in the first phase"
+    WEIGHT_ELSEWHERE = "a weight is elsewhere on the host, or on the disk, than in the first phase"
     WEIGHT_LOADED = "a weight is resident where a phase begins, and was not so, at this offset, in the phase before"
     STATE_LOST = "a state that a phase begins with is not among what the phase before leaves, or is shorter there"
     STATE_STALE = "a tile of a state that a pass writes is none that the next pass reads"
@@ -93,10 +93,12 @@ def _same_memory(first: Phase, phase: Phase, n: int) -> Iterator[SetViolation]:
     had, has = first.memgraph, phase.memgraph
     if had.budget_bytes != has.budget_bytes:
         yield _at(SetReason.OTHER_ARENA, n, f"{has.budget_bytes} bytes after {had.budget_bytes}")
-    there, here = _weights_on_host(had), _weights_on_host(has)
+    there, here = _weights_stored(had), _weights_stored(has)
     if here.keys() == there.keys():  # other tiles are loaded anew
         for name in (name for name in here if here[name] != there[name]):
             yield _at(SetReason.WEIGHT_ELSEWHERE, n, f"{name} at {here[name][2]}, in the first phase at {there[name][2]}")
+    if had.arena_bytes(HOST) != has.arena_bytes(HOST) and (had.has_disk or has.has_disk):
+        yield _at(SetReason.OTHER_ARENA, n, f"a host of {has.host_bytes} bytes after {had.host_bytes}")
 
 
 def _positions_read(plans: PlanSet, reads: Sequence[Phase]) -> Iterator[SetViolation]:
@@ -192,8 +194,9 @@ def _tiles_by_value(graph: TaskGraph) -> dict[str, list[Tensor]]:
     return found
 
 
-def _weights_on_host(memgraph: MemGraph) -> dict[str, TilePlace]:
-    return _weights(memgraph, PlaceKind.HOST)
+def _weights_stored(memgraph: MemGraph) -> dict[str, TilePlace]:
+    """On the host, or where that is a tier, on the disk behind it."""
+    return _weights(memgraph, PlaceKind.DISK if memgraph.has_disk else PlaceKind.HOST)
 
 
 def _resident_weights(memgraph: MemGraph) -> dict[str, TilePlace]:

@@ -24,7 +24,7 @@ from einpage.memplan.judge.plan_columns import ALWAYS, NEVER, PlanColumns
 from einpage.memplan.judge.reachability import first_of_wrong_kind, first_unordered
 from einpage.memplan.judge.reason import Reason, Violation, violation_at
 from einpage.memplan.judge.well_formed import first_ill_formed
-from einpage.memplan.machine.places import DEVICE, HOST
+from einpage.memplan.machine.places import DEVICE, DISK, HOST, SECTOR
 
 
 def judge(memgraph: MemGraph) -> Violation | None:
@@ -70,7 +70,9 @@ def _reads_in_order(plan: PlanColumns) -> Violation | None:
 
 def _bytes_in_order(plan: PlanColumns) -> Violation | None:
     """Proves: whoever creates something on bytes is ordered after the end of the last user of each of them."""
-    last_users = [LastUsers(plan.memgraph.alignment) for _ in plan.residencies.places]
+    sectors = plan.memgraph.has_disk
+    units = [SECTOR if sectors and place != DEVICE else plan.memgraph.alignment for place in plan.residencies.places]
+    last_users = [LastUsers(unit) for unit in units]
     device = last_users[plan.residencies.places.index(DEVICE)]
     earlier: list[int] = []
     later: list[int] = []
@@ -102,18 +104,21 @@ def _bytes_in_order(plan: PlanColumns) -> Violation | None:
 
 
 def _no_clean_offload(plan: PlanColumns) -> Violation | None:
-    """Proves: no tensor is copied away from the device while there is a copy of it elsewhere."""
-    on_device = plan.at(DEVICE)
-    newest_copy = {plan.tensor[r]: r for r in plan.memgraph.start if not on_device[r]}
+    """Proves: no tensor is copied away from the device, or from the host to a disk, while there is a copy of it as far away."""
+    away_by_place = {place: number for number, place in enumerate((DEVICE, HOST, DISK))}
+    away = [away_by_place.get(place, len(away_by_place)) for place in plan.residencies.places]
+    copies_of: dict[int, list[int]] = {}
+    for r in plan.memgraph.start:
+        copies_of.setdefault(plan.tensor[r], []).append(r)
     copies = plan.nodes.copies()
     for n, source, target in zip(*(column.tolist() for column in (copies.node, copies.source, copies.target)), strict=True):
-        if not on_device[source]:
-            continue
-        tensor = plan.tensor[source]
-        copy = newest_copy.get(tensor)
-        if copy is not None and plan.ended_at[copy] > n:
-            return violation_at(Reason.CLEAN_OFFLOAD, plan.creator(copy), n, f"{plan.named(source)}, which is at {plan.named(copy)}")
-        newest_copy[tensor] = target
+        there = copies_of.setdefault(plan.tensor[source], [])
+        if away[plan.place[target]] > away[plan.place[source]]:
+            for copy in there:
+                if away[plan.place[copy]] > away[plan.place[source]] and plan.ended_at[copy] > n:
+                    what = f"{plan.named(source)}, which is at {plan.named(copy)}"
+                    return violation_at(Reason.CLEAN_OFFLOAD, plan.creator(copy), n, what)
+        there.append(target)
     return None
 
 
@@ -129,15 +134,18 @@ def _outputs_on_host(plan: PlanColumns) -> Violation | None:
 
 
 def _loop_closes(plan: PlanColumns) -> Violation | None:
-    """Proves: a loop starts with weights and constants only on the device, and ends with the same ones at the same offsets."""
+    """Proves: a loop starts with weights and constants only on the device, and ends with the same ones at the same offsets; so it does with
+    copies on the host of what is on a disk."""
     if not plan.memgraph.loops:
         return None
-    on_device = plan.at(DEVICE)
+    on_device, on_host, stored = plan.at(DEVICE), plan.at(HOST), plan.stored()
+    is_copy = [on_device[r] or (on_host[r] and plan.tensor[r] in stored) for r in range(len(plan.tensor))]
     for r in plan.memgraph.start:
-        if on_device[r] and plan.memgraph.graph.tensors[plan.tensor[r]].kind not in (Kind.WEIGHT, Kind.CONSTANT):
-            return violation_at(Reason.WRONG_START, None, None, f"{plan.named(r)}, which every pass writes anew")
+        if is_copy[r] and plan.memgraph.graph.tensors[plan.tensor[r]].kind not in (Kind.WEIGHT, Kind.CONSTANT):
+            reason = Reason.WRONG_START if on_device[r] else Reason.STALE_COPY
+            return violation_at(reason, None, None, f"{plan.named(r)}, which every pass writes anew")
     start, end = plan.memgraph.start, plan.memgraph.end
-    at_start, at_end = ({(plan.tensor[r], plan.offset[r]): r for r in listed if on_device[r]} for listed in (start, end))
+    at_start, at_end = ({(plan.tensor[r], plan.place[r], plan.offset[r]): r for r in listed if is_copy[r]} for listed in (start, end))
     for where, r in (*at_start.items(), *at_end.items()):
         if where not in at_start or where not in at_end:
             return violation_at(Reason.LOOP_OPEN, None, None, f"{plan.named(r)} at the {'start' if where in at_start else 'end'} only")

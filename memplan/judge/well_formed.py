@@ -14,6 +14,7 @@ from einpage.einsum_front.base.columns import Bools, Int64s
 from einpage.memplan.graph.memgraph import Compute, MemGraph, NodeId
 from einpage.memplan.graph.packed import COMPUTE, FREE, GATHER, Nodes, Residencies
 from einpage.memplan.judge.reason import NodePair, Reason, Violation, violation_at
+from einpage.memplan.machine.places import DEVICE, SECTOR
 
 MOST_BYTES = int(np.iinfo(np.int64).max)
 """No arena is larger: an offset is an int64."""
@@ -87,7 +88,8 @@ def _first_wrong(checks: Sequence[tuple[Reason, Bools]]) -> tuple[Reason, int] |
 
 
 def _extents(plan: MemGraph, residencies: Residencies) -> Violation | None:
-    """Proves: every residency is one aligned extent of its tensor's bytes, inside the arena of a known place."""
+    """Proves: every residency is one aligned extent of its tensor's bytes, inside the arena of a known place; of a plan with a disk, all
+    but those on the device are whole sectors inside it, wherever in a sector they begin."""
     arenas = [plan.arena_bytes(place) for place in residencies.places]
     size_by_tensor = np.array([t.nbytes for t in plan.graph.tensors], np.int64)
     one = np.diff(residencies.extent_row) == 1
@@ -95,11 +97,12 @@ def _extents(plan: MemGraph, residencies: Residencies) -> Violation | None:
     at = np.minimum(residencies.extent_row[:-1], max(0, len(residencies.offset) - 1))
     offset, nbytes = (column[at] if len(column) else np.zeros_like(at) for column in (residencies.offset, residencies.nbytes))
     arena = np.array([min(nbytes or 0, MOST_BYTES) for nbytes in arenas], np.int64)[residencies.place]
-    outside = (offset < 0) | (offset > arena - nbytes)
+    in_sectors = np.full(len(offset), plan.has_disk) & ~residencies.at(DEVICE)
+    outside = (offset < 0) | (offset > np.where(in_sectors, arena // SECTOR * SECTOR, arena) - nbytes)
     found = _first_wrong((
         (Reason.UNKNOWN_PLACE, np.array([nbytes is None for nbytes in arenas], bool)[residencies.place]),
         (Reason.WRONG_SIZE, ~one | (nbytes != size_by_tensor[residencies.tensor])),
-        (Reason.MISALIGNED, offset % plan.alignment != 0),
+        (Reason.MISALIGNED, ~in_sectors & (offset % plan.alignment != 0)),
         (Reason.OUTSIDE_ARENA, outside),
     ))  # fmt: skip
     if found is None:

@@ -14,6 +14,7 @@ from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.libraries import ONLY_TORCH, Libraries
 from einpage.einsum_front.base.units import parse_rate
 from einpage.einsum_front.graph.taskgraph import Op, Task, TaskGraph
+from einpage.memplan.machine.disk_reads import DiskReads
 from einpage.memplan.machine.kernel_times import KernelTimes
 from einpage.memplan.machine.places import Link, Queue, host_links
 from einpage.memplan.machine.work import work_of
@@ -70,6 +71,8 @@ class Machine:
     """For a CPU device: which library computes which products; plans do not look at it."""
     measured: Measurement | None = None
     """How they were measured, where that is known."""
+    disk: tuple[DiskReads, ...] = ()
+    """How its disk is read, the best way first; empty: nobody measured it."""
     outdated: str = ""
     """What its profile says that is no longer used; empty: nothing."""
 

@@ -32,6 +32,9 @@ class Place:
 
 DEVICE = Place(PlaceKind.DEVICE)
 HOST = Place(PlaceKind.HOST)
+DISK = Place(PlaceKind.DISK)
+SECTOR = 512
+"""Bytes: a disk reads and writes whole sectors, from memory that begins where one does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,8 @@ class Queue:
     COMPUTE: ClassVar[Queue]
     H2D: ClassVar[Queue]
     D2H: ClassVar[Queue]
+    READ: ClassVar[Queue]
+    WRITE: ClassVar[Queue]
 
     @property
     def title(self) -> str:
@@ -59,6 +64,8 @@ class Queue:
 Queue.COMPUTE = Queue(DEVICE, DEVICE)
 Queue.H2D = Queue(HOST, DEVICE)
 Queue.D2H = Queue(DEVICE, HOST)
+Queue.READ = Queue(DISK, HOST)
+Queue.WRITE = Queue(HOST, DISK)
 
 _NAME_BY_QUEUE = {Queue.COMPUTE: "compute", Queue.H2D: "h2d", Queue.D2H: "d2h"}
 _TITLE_BY_QUEUE = {Queue.COMPUTE: "compute", Queue.H2D: "H2D copies", Queue.D2H: "D2H copies"}

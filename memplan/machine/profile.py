@@ -23,6 +23,7 @@ from einpage.einsum_front.base.files import not_regular, read_text
 from einpage.einsum_front.base.libraries import NEVER, ONLY_TORCH, FasterFrom, Libraries
 from einpage.einsum_front.base.units import parse_bytes, parse_rate, shown
 from einpage.einsum_front.spec.yamltree import MAX_CHARACTERS, YamlMapping
+from einpage.memplan.machine.disk_reads import disk_reads_of, disk_reads_values
 from einpage.memplan.machine.fields import ProfileField, profile_fields, shown_node
 from einpage.memplan.machine.machine import Machine, Measurement
 from einpage.memplan.machine.places import Link, Place, PlaceKind, Queue, host_links
@@ -36,9 +37,9 @@ LIBRARIES = tuple(asdict(ONLY_TORCH))
 SHAPE_CLASSES = tuple(asdict(NEVER))
 KEYS = frozenset((
     "name", "device_bytes", "host_bytes", "flops_per_s", "device_bytes_per_s", "h2d_bytes_per_s", "d2h_bytes_per_s", "copy_latency_s",
-    "launch_latency_s", "usual_slowdown", "kernel_times", "measured", "threads", *LIBRARIES, "links", "about",
+    "launch_latency_s", "usual_slowdown", "kernel_times", "measured", "threads", *LIBRARIES, "links", "disk", "about",
 ))  # fmt: skip
-OPTIONAL = frozenset(("usual_slowdown", "kernel_times", "measured", "threads", *LIBRARIES, "links", "about"))
+OPTIONAL = frozenset(("usual_slowdown", "kernel_times", "measured", "threads", *LIBRARIES, "links", "disk", "about"))
 MEASURED_KEYS = frozenset(("spread", "load", "cores"))
 LINK_KEYS = frozenset(("source", "target", "bytes_per_s", "latency_s"))
 LINK_EXAMPLE = "{source: disk, target: host, bytes_per_s: 3GB/s, latency_s: 1e-4}"
@@ -118,6 +119,7 @@ def machine_from_text(text: str, where: str) -> Machine:
         threads=_threads(fields["threads"]) if "threads" in fields else None,
         libraries=_libraries(fields),
         measured=_measurement(fields["measured"]) if "measured" in fields else None,
+        disk=disk_reads_of(fields["disk"]) if "disk" in fields else (),
         outdated=OUTDATED if "usual_slowdown" in fields else "",
         about=fields["about"].text().strip() if "about" in fields else "",
         links=host_links(
@@ -155,6 +157,8 @@ def machine_text(machine: Machine) -> str:
             raw[library] = found
     if others := [link for link in machine.links if link not in said]:
         raw["links"] = [_link_out(link) for link in others]
+    if machine.disk:
+        raw["disk"] = disk_reads_values(machine.disk)
     return yaml.safe_dump({**raw, "about": machine.about}, sort_keys=False, allow_unicode=True)
 
 

@@ -8,6 +8,8 @@ fit that headroom. `most_bytes` in schedule/static_plans.py says what the named 
     pin evenly    every so many bytes one tensor is pinned        (the same share, spread: the link never idles)
     and nearest   the headroom that is left goes to the intervals with the fewest slots
     nearest       the interval with the fewest slots first        (Belady 1966, over intervals of many sizes)
+    lifetime      evicted are the intervals of most time per byte that moves  (TERAIO, Yuan et al. 2025)
+    pressure      evicted are those that take most bytes × seconds off what exceeds the arena, per byte that moves  (G10, Zhang et al. 2023)
     rounded       the largest shares of a linear programme, or of shadow_prices.py, first
     evened        tensors of which all or nothing is resident first; of the others every so many bytes of shares one tensor, as it fits
 """
@@ -15,6 +17,7 @@ fit that headroom. `most_bytes` in schedule/static_plans.py says what the named 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
 import numpy as np
@@ -28,6 +31,8 @@ ResidentIntervals: TypeAlias = Bools
 """[interval] whether the tensor is on the device over all of it."""
 LEAST_SHARE = 1e-6
 """Shares below this are a solver's noise."""
+LEAST_SECONDS = 1e-12
+"""Of a slot, so that no slot has too many bytes at no cost."""
 SURE = 0.98
 """From this share on, an interval is resident, and below 1 - this it is not, whatever is spread evenly."""
 
@@ -79,6 +84,49 @@ def _nearest_first(a: Accesses) -> list[int]:
 def and_nearest(a: Accesses, headroom: Headroom, resident: ResidentIntervals) -> ResidentIntervals:
     """`resident`, and as `nearest` what fits beside it."""
     return resident | _filled(a, headroom - resident_bytes(a, resident), [j for j in _nearest_first(a) if not resident[j]])
+
+
+def by_lifetime(a: Accesses, headroom: Headroom) -> ResidentIntervals:
+    """All but what is evicted: while some slot has too many, of the intervals over such slots the one with the most seconds per byte that
+    moves; of equal ones, the first. A dirty tensor's first interval moves twice its bytes."""
+    within = np.concatenate(([0.0], np.cumsum(a.seconds)))
+    benefit = (within[a.end] - within[a.start + 1]) / _moves(a)
+    over, resident = resident_bytes(a, np.ones(len(a.tensor), bool)) - headroom, np.ones(len(a.tensor), bool)
+    for j in np.lexsort((np.arange(len(benefit)), -benefit)).tolist():
+        inside = over[a.start[j] + 1 : a.end[j]]
+        if inside.max() > 0:
+            inside -= a.nbytes[a.tensor[j]]
+            resident[j] = False
+    return resident
+
+
+def by_pressure(a: Accesses, headroom: Headroom) -> ResidentIntervals:
+    """All but what is evicted: while some slot has too many, the interval that takes the most bytes × seconds off what is too many, per
+    byte that moves; of equal ones, the first. What an interval takes off only becomes less, so a heap of what it took last is exact."""
+    over, resident = resident_bytes(a, np.ones(len(a.tensor), bool)) - headroom, np.ones(len(a.tensor), bool)
+    moved, seconds = (_moves(a) * a.nbytes[a.tensor]).tolist(), np.maximum(a.seconds, LEAST_SECONDS)
+
+    def relief(j: int) -> float:
+        inside = slice(int(a.start[j]) + 1, int(a.end[j]))
+        return float((np.clip(over[inside], 0, a.nbytes[a.tensor[j]]) * seconds[inside]).sum() / moved[j])
+
+    heap = [(-relief(j), j) for j in range(len(a.tensor))]
+    heapify(heap)
+    while heap and over.max(initial=0) > 0:
+        known, j = heappop(heap)
+        now = -relief(j)
+        if now != known:
+            heappush(heap, (now, j))
+        elif now:
+            over[a.start[j] + 1 : a.end[j]] -= a.nbytes[a.tensor[j]]
+            resident[j] = False
+    return resident
+
+
+def _moves(a: Accesses) -> Int64s:
+    """[interval] how often its bytes cross a link if it is not resident."""
+    moves: Int64s = np.where(a.is_first & a.dirty[a.tensor], 2, 1)
+    return moves
 
 
 def stream_all(a: Accesses, headroom: Headroom) -> ResidentIntervals:

@@ -79,8 +79,10 @@ NO_RESIDENTS = Residents((), False)
 class LoopSets:
     """Different sets of a loop worth planning with: the seconds of each plan decide what the next sets leave free."""
 
-    def __init__(self, problem: Problem, resident_bytes: int | None = None) -> None:
-        """`resident_bytes`: about so many, where a plan of the same model for other positions says how many are good."""
+    def __init__(self, problem: Problem, resident_bytes: int | None = None, even: bool = False) -> None:
+        """`resident_bytes`: about so many, where a plan of the same model for other positions says how many are good. `even`: they are
+        spread evenly whatever their sizes."""
+        self._even = even
         self._weights = weights = _Weights(problem, for_good=True)
         self._good: float | None = None
         """The share of the arena that they leave free."""
@@ -96,7 +98,7 @@ class LoopSets:
 
     def _seconds_of(self, pending: Int64s, share: float, small_first: bool) -> Generator[Residents, float, float]:
         weights, reserve = self._weights, pending + int(share * self._weights.capacity)
-        chosen = _small_first(weights, reserve) if small_first else _most(weights, reserve, partial(_evenly, weights))
+        chosen = _small_first(weights, reserve) if small_first and not self._even else _most(weights, reserve, partial(_evenly, weights))
         found = weights.residents(_filled(weights, chosen, reserve))
         if found not in self._seconds_by_set:
             self._seconds_by_set[found] = yield found

@@ -19,7 +19,17 @@ from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.problem.accesses import Accesses
 from einpage.memplan.problem.pace import Pace
 from einpage.memplan.problem.slots import Slots
-from einpage.memplan.residency.policies import Headroom, ResidentIntervals, nearest, pin_evenly, pin_first, resident_bytes, stream_all
+from einpage.memplan.residency.policies import (
+    Headroom,
+    ResidentIntervals,
+    by_lifetime,
+    by_pressure,
+    nearest,
+    pin_evenly,
+    pin_first,
+    resident_bytes,
+    stream_all,
+)
 from einpage.memplan.schedule.allocate import allocated
 from einpage.memplan.schedule.timetable import Timetable, timetable
 
@@ -31,6 +41,8 @@ class Policy(Enum):
     PIN_FIRST = "pin-first"
     PIN_EVENLY = "pin-evenly"
     NEAREST = "nearest"
+    TERAIO = "teraio"
+    G10 = "g10"
 
 
 STATIC = (Policy.STREAM_ALL, Policy.PIN_FIRST, Policy.PIN_EVENLY)
@@ -40,6 +52,8 @@ RESIDENT_BY_POLICY: dict[Policy, Callable[[Accesses, Headroom], ResidentInterval
     Policy.PIN_FIRST: pin_first,
     Policy.PIN_EVENLY: pin_evenly,
     Policy.NEAREST: nearest,
+    Policy.TERAIO: by_lifetime,
+    Policy.G10: by_pressure,
 }
 RESERVES = ((0.0, 0.0), (0.03, 0.015), (0.1, 0.05), (0.3, 0.15), (0.5, 0.2), (1.0, 0.2))
 """Shares of the arena that resident intervals leave free, and that loads ahead of need leave free of that; with the last nothing is
@@ -110,6 +124,7 @@ def most_bytes(policy: Policy, a: Accesses, headroom: Headroom) -> int:
         pin-first    all that are used again are, or else more than `least` less the largest of them
         pin-evenly   the same, less half the largest again: its share is rounded
         nearest      (of everything) all is resident, or else more than the least headroom less the largest
+        teraio, g10  (of everything) nothing is resident: what they evict is chosen by seconds
 
     If it is negative, more of the results than the least headroom less the largest of them is resident, and of the host's maybe nothing.
     """
@@ -117,6 +132,8 @@ def most_bytes(policy: Policy, a: Accesses, headroom: Headroom) -> int:
     clean = a.clean[a.tensor]
     once = int(a.compulsory_load_bytes + a.compulsory_store_bytes)
     of_host, of_results = int(bytes_of[clean].sum()), int(bytes_of[~clean].sum() + a.nbytes[np.unique(a.tensor[a.dirty[a.tensor]])].sum())
+    if policy in (Policy.TERAIO, Policy.G10):
+        return once + of_host + of_results
     if policy is Policy.NEAREST:
         return once + _less(of_host + of_results, a, np.ones(len(clean), bool), headroom, 1.0)
     left = headroom - resident_bytes(a, ~clean)

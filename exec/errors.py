@@ -6,8 +6,10 @@ is an AssertionError.
 
 from __future__ import annotations
 
+import re
+
 from einpage.einsum_front.base.errors import EinpageError
-from einpage.exec.system.process_memory import full_memory
+from einpage.einsum_front.base.units import format_bytes
 from einpage.memplan.graph.memgraph import NodeId
 from einpage.memplan.machine.places import Queue
 
@@ -37,3 +39,11 @@ class EngineBusy(EinpageError):
 
 class CountMismatch(AssertionError):
     """The engines moved other bytes than the plan says."""
+
+
+def full_memory(error: BaseException) -> str | None:
+    """What an error says of memory that could not be had, torch's too, which has no class for it; None for every other error."""
+    if isinstance(error, MemoryError):
+        return str(error) or "no more can be had"
+    found = re.search(r"can't allocate memory: you tried to allocate (\d+) bytes", str(error)) if isinstance(error, RuntimeError) else None
+    return None if found is None else f"{format_bytes(int(found[1]))} more is wanted"

@@ -1,0 +1,119 @@
+"""How fast the disk under a folder is read and written: by engine, by how many transfers are in flight, by how large they are.
+
+In: a folder. Out: DiskRates. All ways read the same scratch file, one after the other, round after round, for the rates of a disk drift
+two- and threefold within minutes: only what was measured side by side is compared. The way with the best median is the one to read by.
+"""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+
+from einpage.checkpoints.disk.direct_file import SECTOR, DirectFile, DiskError, full_or, open_scratch
+from einpage.checkpoints.disk.engines import ENGINES, TransferOptions, make_engine
+from einpage.checkpoints.disk.transfer import Engine, Transfer, TransferError
+
+DEPTHS = (1, 2, 4, 8, 16)
+BLOCKS = (256 << 10, 512 << 10, 1 << 20, 2 << 20)
+"""Bytes."""
+FILE_BYTES = 128 << 20
+"""Of the scratch file."""
+PART_BYTES = 16 << 20
+"""Read in one sample."""
+ROUNDS = 3
+AS_FAST = 0.95
+"""Of the best rate: what differs by less is not told apart."""
+_SMALL_READS = 32
+"""Of a sector each, one after the other, for the latency."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskRates:
+    """Medians."""
+
+    read_bytes_per_s: tuple[tuple[TransferOptions, float], ...]
+    """Each way that works here, the fastest first; of those that are as fast, the one with the most bytes in flight."""
+    read_latency_s: float
+    """Of a single sector, with nothing else in flight."""
+    write_bytes_per_s: float
+    """By the fastest way to read."""
+    write_latency_s: float
+
+    @property
+    def best(self) -> TransferOptions:
+        """The way to read by."""
+        return self.read_bytes_per_s[0][0]
+
+
+def measured_rates(folder: Path, rounds: int = ROUNDS, file_bytes: int = FILE_BYTES) -> DiskRates:
+    """Measure for a second or two. Raises DiskError."""
+    file = open_scratch(folder, file_bytes)
+    try:
+        return _measured(file, file_bytes, rounds)
+    except TransferError as error:
+        raise full_or(f"{file.path}: cannot be measured", OSError(error.number, error.reason)) from error
+    finally:
+        file.close()
+
+
+def _measured(file: DirectFile, file_bytes: int, rounds: int) -> DiskRates:
+    part = min(PART_BYTES, file_bytes)
+    with mmap.mmap(-1, part) as memory:
+        data = np.frombuffer(memory, np.uint8)
+        data[:] = np.arange(part // 4, dtype=np.uint32).view(np.uint8)
+        address = data.ctypes.data
+        del data
+        writes = make_engine(TransferOptions())
+        _timed(writes, file, address, file_bytes, part, TransferOptions(), writes=True)
+        writes.close()
+        choices = [TransferOptions(*way) for way in product(ENGINES, DEPTHS, BLOCKS) if way[2] <= part]
+        seconds: dict[TransferOptions, list[float]] = {choice: [] for choice in choices}
+        for number in range(rounds):
+            for at, choice in enumerate(choices):
+                engine = make_engine(choice)
+                if engine.name == choice.engine:
+                    start = (number * len(choices) + at) * part % (file_bytes - part + 1) // SECTOR * SECTOR
+                    seconds[choice].append(_timed(engine, file, address, part, part, choice, start))
+                engine.close()
+        rates = [(choice, part / median(found)) for choice, found in seconds.items() if found]
+        if not rates:
+            raise DiskError(f"{file.path}: nothing reads it")
+        as_fast = AS_FAST * max(rate for _, rate in rates)
+        rates.sort(key=lambda rate: (rate[1] < as_fast, -rate[0].depth * rate[0].block_bytes if rate[1] >= as_fast else -rate[1]))
+        best = rates[0][0]
+        engine = make_engine(best)
+        write_s = median(_timed(engine, file, address, file_bytes, part, best, writes=True) for _ in range(rounds))
+        latencies = [median(_latencies(engine, file, address, file_bytes, writes)) for writes in (False, True)]
+        engine.close()
+    return DiskRates(tuple(rates), latencies[0], file_bytes / write_s, latencies[1])
+
+
+def _timed(
+    engine: Engine, file: DirectFile, address: int, nbytes: int, part: int, choice: TransferOptions, start: int = 0, *, writes: bool = False
+) -> float:
+    """Seconds of `nbytes` from `start` on, by turns through the same `part` bytes of memory."""
+    step = min(choice.block_bytes, part)
+    transfers = [
+        Transfer(file.fd, at, address + (at - start) % part, n, n, writes)
+        for at in range(start, start + nbytes, step)
+        for n in (min(step, start + nbytes - at),)
+    ]
+    began = perf_counter()
+    engine.run(transfers)
+    return perf_counter() - began
+
+
+def _latencies(engine: Engine, file: DirectFile, address: int, file_bytes: int, writes: bool) -> list[float]:
+    stride = max(SECTOR, file_bytes // _SMALL_READS // SECTOR * SECTOR)
+    found = []
+    for at in range(0, file_bytes - SECTOR + 1, stride):
+        began = perf_counter()
+        engine.run([Transfer(file.fd, at, address, SECTOR, SECTOR, writes)])
+        found.append(perf_counter() - began)
+    return found

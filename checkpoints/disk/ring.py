@@ -1,0 +1,158 @@
+"""io_uring, by system calls of its own: a ring of requests and one of answers, mapped, so that one call gives and takes many.
+
+In: Transfers. The kernel reads and writes while Python waits in io_uring_enter, which releases the interpreter's lock. Only where the
+machine's loads are not reordered (x86-64) are the rings read without barriers. After Axboe, Efficient IO with io_uring, 2019.
+
+    requests  [fd, offset, address, bytes, number]  ── enter ──►  kernel  ── answers [number, bytes or -errno]
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import platform
+import sys
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from einpage.checkpoints.disk.transfer import Transfer, TransferError, after
+
+_SETUP, _ENTER = 425, 426
+"""System calls."""
+_GET_EVENTS = 1
+_SINGLE_MMAP = 1
+_REQUESTS_AT, _ANSWERS_AT, _ENTRIES_AT = 0, 0x8000000, 0x10000000
+"""Where in the ring's file what is mapped."""
+_READ, _WRITE = 22, 23
+_PARAMETERS = np.dtype(
+    {
+        "names": ["features", "requests", "answers"],
+        "formats": ["<u4", ("<u4", 10), ("<u4", 10)],
+        "offsets": [20, 40, 80],
+        "itemsize": 120,
+    }
+)
+_ENTRY = np.dtype(
+    {
+        "names": ["opcode", "fd", "offset", "address", "nbytes", "number"],
+        "formats": ["u1", "<i4", "<u8", "<u8", "<u4", "<u8"],
+        "offsets": [0, 4, 8, 16, 24, 32],
+        "itemsize": 64,
+    }
+)
+_ANSWER = np.dtype([("number", "<u8"), ("result", "<i4"), ("flags", "<u4")])
+
+
+class RingEngine:
+    """One ring, used by one thread at a time."""
+
+    name = "io_uring"
+
+    def __init__(self, depth: int) -> None:
+        """Room for `depth` requests in flight. Raises OSError where the system has none for us."""
+        if sys.platform != "linux" or platform.machine() != "x86_64":
+            raise OSError(errno.ENOSYS, "io_uring is used on x86-64 Linux alone")
+        self._system = ctypes.CDLL(None, use_errno=True)
+        parameters = np.zeros(1, _PARAMETERS)
+        self._fd = self._call(_SETUP, ctypes.c_uint(depth), ctypes.c_void_p(parameters.ctypes.data))
+        try:
+            self._map(parameters[0])
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self.depth = min(depth, len(self._entries))
+
+    def close(self) -> None:
+        """Let what the system holds for it go."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def run(self, transfers: Sequence[Transfer]) -> None:
+        """As Engine.run."""
+        waiting = deque(transfers)
+        free = list(range(self.depth))
+        in_flight: dict[int, Transfer] = {}
+        failed: TransferError | None = None
+        given = 0
+        while in_flight or (waiting and failed is None):
+            while waiting and free and failed is None:
+                number = free.pop()
+                in_flight[number] = transfer = waiting.popleft()
+                self._put(number, transfer)
+                given += 1
+            given -= self._enter(given)
+            for number, result in self._answers():
+                transfer = in_flight.pop(number)
+                free.append(number)
+                try:
+                    rest = after(transfer, result)
+                except TransferError as error:
+                    failed = failed or error
+                else:
+                    if rest is not None:
+                        waiting.appendleft(rest)
+        if failed is not None:
+            raise failed
+
+    def _put(self, number: int, transfer: Transfer) -> None:
+        """A request at the end of the ring; the kernel sees it in the next call."""
+        tail = int(self._tail[0])
+        slot = tail & self._mask
+        opcode = _WRITE if transfer.writes else _READ
+        self._entries[slot] = (opcode, transfer.fd, transfer.offset, transfer.address, transfer.nbytes, number)
+        self._order[slot] = slot
+        self._tail[0] = np.uint32((tail + 1) & 0xFFFFFFFF)
+
+    def _enter(self, given: int) -> int:
+        """Hand `given` requests over, and wait for an answer; how many the kernel took."""
+        while True:
+            try:
+                return self._call(
+                    _ENTER, self._fd, ctypes.c_uint(given), ctypes.c_uint(1), ctypes.c_uint(_GET_EVENTS), None, ctypes.c_size_t(0)
+                )
+            except InterruptedError:
+                continue
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.EBUSY):
+                    raise  # requests that are wrong: our bug
+
+    def _answers(self) -> list[tuple[int, int]]:
+        """Those that are there: (number, result)."""
+        head, tail = int(self._answers_head[0]), int(self._answers_tail[0])
+        count = (tail - head) & 0xFFFFFFFF
+        found = self._answer_ring[(head + np.arange(count)) & self._answers_mask]
+        answers = list(zip(found["number"].tolist(), found["result"].tolist(), strict=True))
+        self._answers_head[0] = np.uint32(tail)
+        return answers
+
+    def _map(self, parameters: np.void) -> None:
+        requests, answers = parameters["requests"].tolist(), parameters["answers"].tolist()
+        count, answer_count = self._counts(parameters)
+        nbytes, answer_nbytes = requests[6] + 4 * count, answers[5] + _ANSWER.itemsize * answer_count
+        single = bool(parameters["features"] & _SINGLE_MMAP)
+        ring = mmap.mmap(self._fd, max(nbytes, answer_nbytes) if single else nbytes, offset=_REQUESTS_AT)
+        answer_ring = ring if single else mmap.mmap(self._fd, answer_nbytes, offset=_ANSWERS_AT)
+        entries = mmap.mmap(self._fd, _ENTRY.itemsize * count, offset=_ENTRIES_AT)
+        self._tail = np.frombuffer(ring, "<u4", 1, requests[1])
+        self._order = np.frombuffer(ring, "<u4", count, requests[6])
+        self._entries = np.frombuffer(entries, _ENTRY, count)
+        self._answers_head, self._answers_tail = (np.frombuffer(answer_ring, "<u4", 1, answers[at]) for at in (0, 1))
+        self._answer_ring = np.frombuffer(answer_ring, _ANSWER, answer_count, answers[5])
+        self._mask, self._answers_mask = count - 1, answer_count - 1
+
+    def _counts(self, parameters: np.void) -> tuple[int, int]:
+        """Entries of the two rings, as the kernel rounded them."""
+        words = np.frombuffer(parameters.tobytes(), "<u4")
+        return int(words[0]), int(words[1])
+
+    def _call(self, number: int, *arguments: object) -> int:
+        result = int(self._system.syscall(ctypes.c_long(number), *arguments))
+        if result < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        return result

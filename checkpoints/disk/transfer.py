@@ -1,0 +1,72 @@
+"""Reads and writes of pieces of files, many in flight at once, past the page cache.
+
+In: Transfers, each a run of bytes of an open file and as many of memory. Out: nothing, when all are done; a TransferError, when none is
+in flight any more. Two ways to do so are in ring.py and threads.py: the same bytes, whatever the way.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """`nbytes` between a file, from `offset` on, and memory, from `address` on: of O_DIRECT all three are multiples of its sector."""
+
+    fd: int
+    offset: int
+    address: int
+    nbytes: int
+    least: int
+    """So many must be there: a last sector may reach beyond the end of the file. Of a write all."""
+    writes: bool = False
+
+    def rest(self, done: int) -> Transfer:
+        """What is left where `done` bytes are there."""
+        return Transfer(self.fd, self.offset + done, self.address + done, self.nbytes - done, self.least - done, self.writes)
+
+
+class TransferError(Exception):
+    """A transfer failed: with an error number of the system's, or because the file ended early (0)."""
+
+    def __init__(self, transfer: Transfer, number: int) -> None:
+        self.transfer, self.number = transfer, number
+        super().__init__(self.reason)
+
+    @property
+    def reason(self) -> str:
+        """For a person."""
+        if self.number:
+            return os.strerror(self.number)
+        return f"the file ends within bytes {self.transfer.offset} to {self.transfer.offset + self.transfer.least}"
+
+
+class Engine(Protocol):
+    """Does transfers."""
+
+    @property
+    def name(self) -> str:
+        """As reports write it: `io_uring`, `preadv threads`."""
+
+    def run(self, transfers: Sequence[Transfer]) -> None:
+        """Do all, at most `depth` at once, in any order. Raises TransferError, of the first that failed."""
+
+    def close(self) -> None:
+        """Let go what the system holds for it."""
+
+
+def after(transfer: Transfer, result: int) -> Transfer | None:
+    """What is left of `transfer` where the system answered `result`, bytes or a negative error number. Raises TransferError."""
+    if result < 0:
+        if -result in (errno.EINTR, errno.EAGAIN):
+            return transfer
+        raise TransferError(transfer, -result)
+    if result >= transfer.least:
+        return None
+    if result == 0:
+        raise TransferError(transfer, errno.ENOSPC if transfer.writes else 0)
+    return transfer.rest(result)

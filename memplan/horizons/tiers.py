@@ -1,0 +1,185 @@
+"""Three places: a plan of the device, and of what it copies a plan of the host, which has a budget and a disk behind it.
+
+In: whoever plans the device for a machine, the Machine, the host's budget. Out: a MemGraph with the places device, host and disk. The
+device is planned with its links at the rate of the slower of their two ends, and at their own; its copies are the accesses of the host
+(tier_trace.py), which is planned as a device is, with the disk for a host; and both become one plan (join.py). A tensor that is on the
+device makes no copies, so the host does not hold it: tiers are exclusive.
+
+    disk   w0 w1 w2 w3 w4 w5 w6 w7            all weights, and what is spilled from the host
+    host          w2 |w4: on its way| w6      residents, and what is on its way
+    device    w1 |w0: on its way|
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import takewhile
+
+import numpy as np
+
+from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.base.units import Nbytes
+from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, TensorId
+from einpage.memplan.errors import DoesNotFit, Misfit
+from einpage.memplan.graph.memgraph import MemGraph
+from einpage.memplan.graph.simulate import Timeline, moved_bytes, sector_bytes, simulate
+from einpage.memplan.horizons.horizons import HorizonOptions, plan_by_horizons
+from einpage.memplan.horizons.join import joined, pinned_bytes
+from einpage.memplan.horizons.tier_trace import TierTrace, events_of, sector_bytes_of, tier_trace
+from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.places import SECTOR, Link, Queue
+from einpage.memplan.problem.footprint import largest_footprint
+from einpage.memplan.problem.problem import Problem, problem_of
+from einpage.memplan.residency.loop import with_residents, without
+from einpage.memplan.residency.resident_sets import LoopSets, Residents
+
+AS_FAST = 1.01
+"""Of plans that take no longer than this multiple of the fastest, the one that reads the fewest bytes is taken."""
+BUSY = 0.95
+"""A disk that reads for this share of a pass is what limits it: a plan for faster links would read more."""
+_DISK_BYTES = 2**60
+"""As many as anybody spills."""
+
+PlanDevice = Callable[[Machine, bool], MemGraph]
+"""plan_device(machine, even): a plan of the device whose host holds everything; of a loop, with residents spread evenly if `even`."""
+
+
+def plan_tiers(
+    graph: TaskGraph, machine: Machine, host_bytes: int, plan_device: PlanDevice, skew: Mapping[str, int] | None = None,
+    resident: Sequence[str] = (),
+) -> MemGraph:  # fmt: skip
+    """The plan of `graph` in a host arena of `host_bytes`. `skew` [weight by name] is at which byte of a sector it begins on the disk, 0
+    for others; `resident` are the names of weights that a loop has on the host throughout whatever others are, from its top downwards, as
+    far as they fit.
+
+    Raises DoesNotFit, with the host's smallest budget; UsageError where the machine has no link to a disk; and as `plan_device`.
+    """
+    _refuse_no_disk(machine)
+    skews = [0 if skew is None else skew.get(t.name, 0) % SECTOR for t in graph.tensors]
+    tried: list[tuple[float, int, MemGraph]] = []
+    refused: list[DoesNotFit] = []
+    for even, of_device in enumerate(_device_machines(machine)):
+        device = plan_device(of_device, bool(even))
+        try:
+            found = _behind(device, machine, host_bytes, skews, resident)
+        except DoesNotFit as error:
+            refused.append(error)
+            continue
+        line = simulate(found, machine)
+        tried.append((line.makespan_s, sector_bytes(found, Queue.READ), found))
+        if dict(line.busy_s).get(Queue.READ, 0.0) >= BUSY * line.makespan_s:
+            break
+    if not tried:
+        raise min(refused, key=lambda error: error.misfit.smallest_budget or 0)
+    return _fewest_bytes(tried)
+
+
+def _behind(device: MemGraph, machine: Machine, host_bytes: int, skews: Sequence[int], resident: Sequence[str]) -> MemGraph:
+    """`device`, and the best plan of the host behind it."""
+    graph = device.graph
+    trace = tier_trace(device, _seconds(device, simulate(device, machine)), skews)
+    base = pinned_bytes(graph, device)
+    problem = problem_of(trace.graph, _tier_machine(machine), host_bytes - base, alignment=SECTOR)
+    _refuse_small_host(problem, device, skews, host_bytes, base)
+    if not device.loops:
+        return joined(device, trace, plan_by_horizons(problem, HorizonOptions()), host_bytes)
+    return _loop(problem, machine, device, trace, host_bytes, resident)
+
+
+def _fewest_bytes(tried: Sequence[tuple[float, int, MemGraph]]) -> MemGraph:
+    """Of plans, with their seconds and the bytes that they read, the one that reads fewest among those as fast as the fastest."""
+    enough = AS_FAST * min(seconds for seconds, _, _ in tried)
+    return min((it for it in tried if it[0] <= enough), key=lambda it: it[1])[2]
+
+
+def _loop(
+    problem: Problem, machine: Machine, device: MemGraph, trace: TierTrace, host_bytes: int, resident: Sequence[str]
+) -> MemGraph:  # fmt: skip
+    """Of loops with different residents of the host, the one that reads least among those as fast as the fastest. Which are, the clock of
+    the trace says, whose tasks take as long as the device takes to ask for the next copy; those that read least are joined first, until one
+    is as fast as that."""
+    tried: list[tuple[float, int, MemGraph]] = []
+    named = _named(problem, resident)
+    rest = without(problem, Residents(named, True))
+
+    def seconds_with(others: Residents) -> float:
+        residents = Residents((*named, *others.tensors), True)
+        tier = with_residents(plan_by_horizons(without(problem, residents), HorizonOptions()), problem, residents)
+        seconds = simulate(tier, problem.machine).makespan_s
+        tried.append((seconds, moved_bytes(tier, Queue.H2D), tier))
+        return seconds
+
+    search = LoopSets(rest, even=True).search()
+    with suppress(StopIteration):
+        seconds = seconds_with(next(search))
+        while True:
+            seconds = seconds_with(search.send(seconds))
+    enough = AS_FAST * min(seconds for seconds, _, _ in tried)
+    both: list[tuple[float, int, MemGraph]] = []
+    for _, nbytes, tier in sorted((it for it in tried if it[0] <= enough), key=lambda it: it[1]):
+        found = joined(device, trace, tier, host_bytes)
+        both.append((simulate(found, machine).makespan_s, nbytes, found))
+        if both[-1][0] <= enough:
+            break
+    return _fewest_bytes(both)
+
+
+def _named(problem: Problem, names: Sequence[str]) -> tuple[TensorId, ...]:
+    """The weights of these names, as many of the first as leave enough to every task."""
+    number = {t.name: t.id for t in problem.graph.tensors if t.kind is Kind.WEIGHT}
+    found = tuple(number[name] for name in takewhile(number.__contains__, names))
+    fits = bisect_left(range(len(found) + 1), True, key=lambda n: not _fits(without(problem, Residents(found[:n], True))))
+    return found[: fits - 1]
+
+
+def _fits(problem: Problem) -> bool:
+    return largest_footprint(problem.graph, problem.alignment)[1] <= problem.capacity
+
+
+def _seconds(device: MemGraph, timeline: Timeline) -> Sequence[float]:
+    """[event] how much later each copy ends than those before it: together, how fast the device asks for them."""
+    ends = np.maximum.accumulate([timeline.finish_s[n] for n, _ in events_of(device)])
+    found: list[float] = np.diff(ends, prepend=0.0).tolist()
+    return found
+
+
+def _device_machines(machine: Machine) -> tuple[Machine, ...]:
+    """`machine` with a host that holds everything: over links that are as fast as those between the host and the disk at most, which makes
+    fewest bytes where the disk is what limits a plan; and over its own."""
+    pairs = (Queue.H2D, Queue.READ), (Queue.D2H, Queue.WRITE)
+    slower = (_slower(machine.usual_link(near), machine.usual_link(far)) for near, far in pairs)
+    return tuple(dict.fromkeys(replace(it, host_bytes=_DISK_BYTES) for it in (machine.with_links(*slower), machine)))
+
+
+def _refuse_no_disk(machine: Machine) -> None:
+    known = {link.queue for link in machine.links}
+    for queue in (Queue.READ, Queue.WRITE):
+        if queue not in known:
+            cure = "list it under `links:` in a profile, or measure one: einpage machine --measure"
+            raise UsageError(f"a host budget needs a disk, and machine {machine.name} has no link {queue.title}: {cure}")
+
+
+def _slower(near: Link, far: Link) -> Link:
+    return replace(near, bytes_per_s=min(near.bytes_per_s, far.bytes_per_s))
+
+
+def _tier_machine(machine: Machine) -> Machine:
+    """The host as a device, with the disk behind it, whose copies overlap."""
+    read, write = machine.usual_link(Queue.READ), machine.usual_link(Queue.WRITE)
+    links = Link(Queue.H2D, read.bytes_per_s), Link(Queue.D2H, write.bytes_per_s)
+    return replace(machine.at_best().with_links(*links), host_bytes=_DISK_BYTES, launch_latency_s=0.0)
+
+
+def _refuse_small_host(problem: Problem, device: MemGraph, skews: Sequence[int], host_bytes: int, base: int) -> None:
+    """Raise DoesNotFit where inputs, outputs and the largest copy do not fit the host together, that of what is resident before the first
+    task included."""
+    task, least = largest_footprint(problem.graph, SECTOR)
+    for t in device.resident:
+        least = max(least, sector_bytes_of(device.graph.tensors[t].nbytes, skews[t]))
+    if base + least <= host_bytes // SECTOR * SECTOR:
+        return
+    name, free = problem.graph.tasks[task].name if problem.graph.tasks else "(before the first)", max(0, host_bytes - base)
+    raise DoesNotFit(Misfit(name, "host", int(least), free, free, Nbytes(host_bytes), (("inputs and outputs", base),), int(base + least)))

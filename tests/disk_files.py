@@ -1,0 +1,91 @@
+"""Files and stores for tests of the disk: random bytes on a real file system, pieces of memory, engines that fail."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from einpage.checkpoints.disk.block_store import BlockStore, DiskExtent
+from einpage.checkpoints.disk.direct_file import PAGE, SECTOR, DirectFile, open_direct, open_scratch, sector_span
+from einpage.checkpoints.disk.engines import TransferOptions, make_engine
+from einpage.checkpoints.disk.transfer import Engine, Transfer, TransferError
+
+
+def random_file(path: Path, nbytes: int, seed: int = 0) -> NDArray[np.uint8]:
+    """A file of random bytes, and they."""
+    data = np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
+    path.write_bytes(data.tobytes())
+    return data
+
+
+def memory_for(nbytes: int) -> NDArray[np.uint8]:
+    """Memory that begins at a page, full of 0xAA."""
+    found = np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), np.uint8, nbytes)
+    found[:] = 0xAA
+    return found
+
+
+def piece_of(offset: int, nbytes: int) -> DiskExtent:
+    """A piece with memory of its own."""
+    start, end = sector_span(offset, nbytes)
+    return DiskExtent(offset, nbytes, memory_for(end - start))
+
+
+def wanted(piece: DiskExtent) -> NDArray[np.uint8]:
+    """The piece's own bytes, without the rest of its sectors."""
+    return piece.memory[piece.offset % SECTOR :][: piece.nbytes]
+
+
+class FailingEngine:
+    """An engine that answers transfer number `at` of all with an error, or with as few bytes as `short` says, once."""
+
+    name = "failing"
+
+    def __init__(self, inner: Engine, at: int, number: int = errno.EIO) -> None:
+        self.inner, self.at, self.number, self.seen = inner, at, number, 0
+
+    def run(self, transfers: Sequence[Transfer]) -> None:
+        for transfer in transfers:
+            if self.seen == self.at:
+                self.seen += 1
+                raise TransferError(transfer, self.number)
+            self.seen += 1
+            self.inner.run([transfer])
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+@contextmanager
+def opened(
+    paths: Sequence[Path], choice: TransferOptions, scratch_bytes: int = 0, folder: Path | None = None, reads: Engine | None = None
+) -> Iterator[tuple[BlockStore, list[int]]]:
+    """A store over `paths` one after the other, scratch after them; and where each begins."""
+    files: list[tuple[int, DirectFile]] = []
+    bases, top = [], 0
+    for path in paths:
+        bases.append(top)
+        files.append((top, open_direct(path)))
+        top += -(-os.path.getsize(path) // PAGE) * PAGE
+    scratch = None
+    if scratch_bytes:
+        assert folder is not None
+        scratch = top, open_scratch(folder, scratch_bytes)
+    store = BlockStore(files, scratch, reads or make_engine(choice), make_engine(choice), choice)
+    try:
+        yield store, [*bases, top]
+    finally:
+        store.close()
+
+
+def read_bytes_counted() -> int:
+    """What this process made the disk read, as the kernel counts it."""
+    words = Path("/proc/self/io").read_text(encoding="ascii").split()
+    return int(words[words.index("read_bytes:") + 1])
