@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from bench.results import ROOT
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.differentiate.training import for_training, training_step
 from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.fuse.fuse import fuse
-from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob
-from einpage.einsum_front.spec.reader import load_document
+from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob, PairsJob
+from einpage.einsum_front.spec.reader import load_document, read_document
 from einpage.einsum_front.tile.split import split
 from einpage.kernels.launch.candidates import candidates
 from einpage.kernels.launch.kernel import launches_of
@@ -37,6 +38,8 @@ class Model:
     sizes: tuple[tuple[str, int], ...]
     dtype: DType
     pieces: tuple[tuple[str, int], ...] = ()
+    trains: bool = False
+    """Whether a step of training is meant, and not a pass."""
 
 
 Tiled = ContractJob | AttentionJob
@@ -52,17 +55,33 @@ MODELS = (
     Model("LLaMA-7B", "llama", _LLAMA, DType.FP32),
     Model("LLaMA-7B, cut", "llama", _LLAMA, DType.FP16, (("f", 4), ("v", 8), ("k", 4), ("s", 2))),
     Model("LLaMA-7B, 8 x 16 tokens", "llama", (("layers", 2), ("seq", 16), ("batch", 8)), DType.FP16),
+    *(Model("SmolLM2, a step", "llama", (*_SMOLLM2, ("seq", 512)), dtype, trains=True) for dtype in (DType.FP32, DType.BF16)),
+    Model("LLaMA-7B, a step", "llama", _LLAMA, DType.FP32, trains=True),
     Model("GPT-2", "gpt2", (("layers", 2), ("seq", 512)), DType.FP32),
     Model("GPT-2", "gpt2", (("layers", 2), ("seq", 512)), DType.BF16),
     *(Model(name, name, (), dtype) for name in ("mlp", "attention", "matmul_chain") for dtype in (DType.FP32, DType.BF16)),
 )
 """Layers are alike, so two are as good as all: the first, and one that follows another."""
+TRAIN = """
+train:
+  body:
+    - loss = sum[b,s,v](all_logits[b,s,v] ** 2)
+  loss: loss
+  optimiser: adamw
+"""
+"""Any loss: what matters is the way back."""
 
 
 def jobs_of(model: Model) -> dict[Job, str]:
     """Every job that runs on a GPU, with the name of the first task that needs it."""
-    program = elaborate(load_document(ROOT / "specs" / f"{model.spec}.yaml"), dict(model.sizes))
-    graph = split(fuse(program), {Letter(x): n for x, n in model.pieces}, model.dtype)
+    path = ROOT / "specs" / f"{model.spec}.yaml"
+    document = load_document(path) if not model.trains else read_document(path.read_text() + TRAIN, str(path))
+    program = elaborate(for_training(document) if model.trains else document, dict(model.sizes))
+    if model.trains:
+        program = training_step(program, document).program.with_states_as_outputs()
+    graph = split(
+        fuse(program, [o.name for o in program.outputs] if model.trains else None), {Letter(x): n for x, n in model.pieces}, model.dtype
+    )
     out: dict[Job, str] = {}
     for task in graph.tasks:
         if task.job is not None and not isinstance(task.job, GatherJob):
@@ -98,7 +117,7 @@ def faults(r: Resources) -> list[str]:
 
 
 def line(r: Resources, task: str) -> str:
-    kind = {MapJob: "map", ContractJob: "product", AttentionJob: "attention"}[type(r.job)]
+    kind = {MapJob: "map", ContractJob: "product", AttentionJob: "attention", PairsJob: "pairs"}[type(r.job)]
     block = "x".join(str(n) for name, n in r.launch.block if name != "HALF")
     tiles = f"{r.launch.tiles.warps:>5} {r.launch.tiles.stages:>6}"
     usage = f"{r.registers:>4} {r.stack_bytes:>5} {r.spills:>6} {r.shared_bytes / 1024:>6.1f}"

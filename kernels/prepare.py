@@ -15,18 +15,20 @@ import torch
 from torch import Tensor
 
 from einpage.einsum_front.base.dtype import Stored
-from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob
+from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob, PairsJob
 from einpage.kernels.errors import Unsupported
 from einpage.kernels.instructions.torch_kernel import Operands, TorchKernel
 from einpage.kernels.launch import this_gpu
 from einpage.kernels.launch.bound_launch import BoundLaunch
 from einpage.kernels.multiply.products import ONLY_MM, Products
 from einpage.kernels.multiply.unpack_steps import to_numbers
+from einpage.kernels.on_torch.added_rows import prepare_added_rows
 from einpage.kernels.on_torch.attention import prepare_attention
 from einpage.kernels.on_torch.contract import prepare_contract
 from einpage.kernels.on_torch.fused_attention import prepare_fused
 from einpage.kernels.on_torch.host_gather import GatherKernel, prepare_gather, split_gather
 from einpage.kernels.on_torch.map import prepare_map
+from einpage.kernels.on_torch.pairs import prepare_pairs
 from einpage.kernels.on_torch.written_rows import prepare_written_rows
 from einpage.kernels.tiles.target import AS_IT_IS, Choices
 
@@ -157,6 +159,8 @@ def _torch(job: Job, products: Products) -> TorchKernel | GatherKernel:
             return prepare_contract(job, products=products)
         case AttentionJob():
             return prepare_fused(job, products) or prepare_attention(job, products=products)
+        case PairsJob():
+            return prepare_pairs(job, products=products) if job.products else prepare_added_rows(job)
         case GatherJob():
             return prepare_gather(job)
     assert_never(job)

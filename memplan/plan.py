@@ -28,6 +28,7 @@ from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.simulate import all_moved_bytes, simulate
 from einpage.memplan.horizons.horizons import HorizonOptions, plan_by_horizons
 from einpage.memplan.horizons.tiers import AS_FAST, plan_tiers
+from einpage.memplan.horizons.recompute import Recompute, plan_with_second_runs
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.problem.footprint import refuse_too_small
 from einpage.memplan.problem.order import FREE_ORDERS, ORDER_BY_POLICY, OrderPolicy
@@ -76,6 +77,8 @@ class PlanOptions(HorizonOptions):
     """Of a loop with a host budget: the names of weights that are resident on the host whatever others are, from its top downwards."""
     skew: Callable[[TaskGraph], Mapping[str, int]] | None = None
     """Of the graph that is planned: the byte of a sector that a tensor begins at on the disk, by name; None: 0 of all."""
+    recompute: Recompute = Recompute.NEVER
+    """Which tensors are dropped and made again, where that is faster than to offload them."""
 
 
 def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions | None = None, pace: Pace | None = None) -> MemGraph:
@@ -94,6 +97,9 @@ def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOpt
         skew = None if options.skew is None else options.skew(graph)
         return plan_tiers(graph, machine, options.host_bytes, plan_device, skew, options.host_resident)
     assert not options.resident or options.start is Start.LOOP, "residents are named for loops"
+    if options.recompute is not Recompute.NEVER:
+        once = replace(options, recompute=Recompute.NEVER)
+        return plan_with_second_runs(graph, machine, lambda g, p: plan(g, machine, budget_bytes, once, p), options.recompute, pace)
     if pace is not None and options.start is Start.WARM:
         raise UsageError("a plan is searched for from an empty device, and a warm start is not empty")
     order = ORDER_BY_POLICY[options.order](graph, options.seed)

@@ -40,15 +40,22 @@ AGAIN_TOO_MUCH = 1.02
 
 
 def tasks_in_order(memgraph: MemGraph) -> tuple[TaskId, ...]:
-    """Tasks and gathers in the order of their nodes, for the bounds of that order."""
+    """Tasks and gathers in the order of their nodes, the first time that each runs, for the bounds of that order."""
     nodes = Nodes.of(memgraph.nodes)
-    return tuple(nodes.subject[nodes.kind <= GATHER].tolist())
+    return tuple(dict.fromkeys(nodes.subject[nodes.kind <= GATHER].tolist()))
+
+
+def second_runs(memgraph: MemGraph) -> int:
+    """How often a task runs that has run before."""
+    nodes = Nodes.of(memgraph.nodes)
+    return int((nodes.kind <= GATHER).sum()) - len(memgraph.graph.tasks)
 
 
 def in_written_order(memgraph: MemGraph) -> bool:
     """Whether the tasks on the device run in the graph's own order; gathers run wherever their rows are needed."""
     nodes = Nodes.of(memgraph.nodes)
-    return bool((np.diff(nodes.subject[nodes.kind == COMPUTE]) >= 0).all())
+    first_runs = list(dict.fromkeys(nodes.subject[nodes.kind == COMPUTE].tolist()))
+    return first_runs == sorted(first_runs)
 
 
 def peak_bytes(memgraph: MemGraph) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 
 from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Num, Reduce, Reduction
 from einpage.einsum_front.base.dtype import DType
-from einpage.einsum_front.graph.job import AttentionJob, Box, ContractJob, GatherJob, MapJob, Range, View
+from einpage.einsum_front.graph.job import AttentionJob, Box, ContractJob, GatherJob, MapJob, PairsJob, Range, View
 from kernels_naive import Case, rounded
 
 F, BF, HF, I32 = DType.FP32, DType.BF16, DType.FP16, DType.INT32
@@ -57,7 +57,7 @@ def letters(word: str) -> tuple[Letter, ...]:
     return tuple(Letter(x) for x in word)
 
 
-def fill(job: MapJob | ContractJob | AttentionJob | GatherJob, seed: int = 0, **given: np.ndarray) -> Case:
+def fill(job: MapJob | ContractJob | AttentionJob | PairsJob | GatherJob, seed: int = 0, **given: np.ndarray) -> Case:
     """Random values for everything the job reads (in [-1, 1)-ish), except those given."""
     rng = np.random.default_rng(seed)
     values = {}

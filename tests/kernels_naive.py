@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Call, Expr, Letter, Load, Num, Reduce, Reduction, Unary, substitute
 from einpage.einsum_front.base.dtype import DType
-from einpage.einsum_front.graph.job import AttentionJob, Box, ContractJob, GatherJob, Job, MapJob, Part
+from einpage.einsum_front.graph.job import AttentionJob, Box, ContractJob, GatherJob, Job, MapJob, PairsJob, Part
 from naive_functions import NAIVE
 
 Array = NDArray[Any]
@@ -99,6 +99,16 @@ def parts(job: Job) -> tuple[Part, ...]:
             weights = Reduce(Reduction.SOFTMAX, (job.row,), put(job.score, {0: product}))
             attended = Reduce(Reduction.SUM, (job.row,), Binary("*", weights, job.v))
             return (Part(tuple(Axis(x) for x in job.target), put(job.epilogue, {1: attended})),)
+        case PairsJob():
+            products = [Reduce(Reduction.SUM, c.letters, Binary("*", c.x, c.y)) for c in job.products]
+            weight = put(job.weight, dict(enumerate(products)))
+            if job.is_logarithm:
+                most = Call("max", (Reduce(Reduction.MAX, job.letters, weight), Num(-1e300)))
+                sums = Reduce(Reduction.SUM, job.letters, Call("exp", (Binary("-", weight, most),)))
+                total: Expr = Call("where", (Binary(">", sums, Num(0)), Binary("+", Call("log", (sums,)), most), Num(math.inf)))
+            else:
+                total = Reduce(Reduction.SUM, job.letters, weight if job.factor is None else Binary("*", weight, job.factor))
+            return (Part(tuple(Axis(x) for x in job.target), put(job.epilogue, {len(products): total})),)
 
 
 def put(e: Expr, accs: Mapping[int, Expr]) -> Expr:

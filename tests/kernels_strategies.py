@@ -2,7 +2,8 @@
 
 `map_jobs` never makes: an index that depends on data, two statements, a comparison of computed numbers (a rounding could turn it), an
 argument outside a function's domain, reductions more than three deep. `contract_jobs` never makes: a chain, more than two contractions, a
-letter of extent 0. `attention_jobs` never makes: an index that is not a letter, an operand in two roles, a mask that depends on floats.
+letter of extent 0. `attention_jobs` never makes: an index that is not a letter, an operand in two roles, a mask that depends on floats;
+`pairs_jobs` neither, nor more than two products.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from einpage.einsum_front.algebra.expr import Acc, Axis, Expr, Letter, Load, Reduction, Unary, loads, walk
 from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.base.dtype import DType
-from einpage.einsum_front.graph.job import AttentionJob, Box, Contraction, ContractJob, MapJob, Part, Range, View
+from einpage.einsum_front.graph.job import AttentionJob, Box, Contraction, ContractJob, MapJob, PairsJob, Part, Range, View
 from kernels_build import ex, fill, fn, ld, letters, op, red
 from kernels_naive import Case
 from naive_functions import POSITIVE
@@ -244,3 +245,87 @@ def attention_jobs(draw: st.DrawFn) -> Case:
     )  # fmt: skip
     lengths = np.array([draw(st.integers(0, 50)) for _ in range(end["b"])])
     return fill(job, draw(st.integers(0, 99)), lengths=lengths)
+
+
+@st.composite
+def pairs_jobs(draw: st.DrawFn) -> Case:
+    """Letters as in `attention_jobs`, c summed in a second product: sums over t, over s and g, or over one of these."""
+    over = draw(st.sampled_from(["t", "t", "sg", "gs", "s"]))
+    extent = {
+        x: draw(st.integers(1, most))
+        for x, most in (("b", 2), ("k", 2), ("g", 3), ("s", 20), ("t", 45), ("d", 5), ("z", 3), ("c", 4), ("e", 4))
+    }
+    start = {x: draw(st.integers(0, 5)) if x in "st" else 0 for x in extent}
+    dtype = draw(FLOATS)
+    end = {x: start[x] + n for x, n in extent.items()}
+
+    def factor(name: str, word: str) -> tuple[View, Load]:
+        order = draw(st.permutations(word))
+        return draw(tiles(name, tuple(end[x] for x in order), dtype)), ld(name, *order)
+
+    summed = draw(st.sampled_from(["d", "dz"]))
+    batch = "bk" if draw(st.booleans()) else "k"
+    (q_view, q), (k_view, k), (g_view, g), (v_view, v) = (
+        *(factor("q", "bkgs" + summed), factor("p", batch + "t" + summed)),
+        *(factor("grad", "bkgsc"), factor("v", "bktc")),
+    )
+    score = draw(st.sampled_from(SCORES))
+    masks = draw(st.lists(st.sampled_from(MASKS), max_size=2))
+    mask: Expr | None = None
+    for one in masks:
+        mask = one if mask is None else op("and", mask, one)
+    hidden = score if mask is None else fn("where", mask, score, -math.inf)
+    products = [Contraction(q, k, letters(summed))]
+    is_logarithm = draw(st.booleans())
+    weight: Expr = hidden if is_logarithm else fn("exp", op("-", hidden, op("+", fn("abs", ld("logs", *"bkgs")), 3.0)))
+    if not is_logarithm and draw(st.booleans()):
+        products.append(Contraction(g, v, letters("c")))
+        weight = op("*", weight, op("-", Acc(1), ld("rows", *"bkgs")))
+    kept = "".join(x for x in "bkgst" if x not in over)
+    own = "" if is_logarithm or draw(st.integers(0, 3)) == 0 else draw(st.sampled_from(["e", "d", "dz"]))
+    summed_in_products = {x for c in products for x in c.letters}
+    own = "" if is_logarithm else "e" if set(own) & summed_in_products else own
+    f_view, f = factor("f", draw(st.sampled_from(["bk", "k"])) + over + own) if own else (None, None)
+    target = "".join(draw(st.permutations(kept + own)))
+    scale = draw(st.sampled_from([Acc(len(products)), op("/", Acc(len(products)), 3.0)]))
+    reads = [q_view, k_view, g_view, v_view, *([f_view] if f_view else [])]
+    reads += [View("bias", dtype, (Box((0, 0, 0), (end["k"], end["s"], end["t"])),)), View("slope", dtype, (Box((0,), (end["g"],)),))]
+    reads += [View("lengths", DType.INT32, (Box((0,), (end["b"],)),))]
+    rows = tuple(end[x] for x in "bkgs")
+    reads += [View(name, DType.FP32, (Box((0,) * 4, rows),)) for name in ("logs", "rows")]
+    named = {load.name for load in loads(weight)} | {load.name for c in products for load in (c.x, c.y)} | ({"f"} if own else set())
+    used = {*kept, *over, *own, *summed_in_products}
+    box = Box(tuple(start[x] for x in target), tuple(end[x] for x in target))
+    job = PairsJob(
+        tuple(Range(Letter(x), start[x], end[x]) for x in sorted(used)),
+        tuple(view for view in reads if view.name in named),
+        View("o", dtype if own else DType.FP32, (box,)),
+        tuple(products), Acc(0) if mask is None else fn("where", mask, Acc(0), -math.inf), weight, f, letters(over),
+        Letter("t" if over == "t" else "s"), is_logarithm, letters(target), scale,
+    )  # fmt: skip
+    lengths = np.array([draw(st.integers(0, 50)) for _ in range(end["b"])])
+    return fill(job, draw(st.integers(0, 99)), lengths=lengths)
+
+
+@st.composite
+def added_rows_jobs(draw: st.DrawFn) -> Case:
+    """Rows over b s are added to rows v, of letters m e, where an index says; some indices are of other tiles."""
+    extent = {x: draw(st.integers(1, most)) for x, most in (("b", 3), ("s", 9), ("v", 12), ("m", 4), ("e", 3))}
+    start = {x: draw(st.integers(0, 3)) if x in "vm" else 0 for x in extent}
+    end, dtype = {x: start[x] + n for x, n in extent.items()}, draw(FLOATS)
+    own = draw(st.sampled_from(["m", "me"]))
+    over = draw(st.sampled_from(["b", "s", "bs"]))
+    target, order = "".join(draw(st.permutations("v" + own))), draw(st.permutations(over + own))
+    of_index = draw(st.permutations(over))
+    ids = ld("ids", *of_index)
+    weight = fn("where", draw(st.sampled_from([op("==", ids, "v"), op("==", "v", ids)])), 1, 0)
+    rows = draw(tiles("rows", tuple(end[x] for x in order), dtype))
+    index = draw(tiles("ids", tuple(end[x] for x in of_index), DType.INT32))
+    box = Box(tuple(start[x] for x in target), tuple(end[x] for x in target))
+    job = PairsJob(
+        tuple(Range(Letter(x), start[x], end[x]) for x in sorted({*target, *over})), (index, rows), View("o", dtype, (box,)),
+        (), Acc(0), weight, ld("rows", *order), letters(over), Letter(over[0]), False, letters(target),
+        draw(st.sampled_from([Acc(0), op("*", Acc(0), 0.5)])),
+    )  # fmt: skip
+    numbers = [draw(st.integers(0, end["v"] + 2)) for _ in range(int(np.prod([end[x] for x in of_index])))]
+    return fill(job, draw(st.integers(0, 99)), ids=np.array(numbers).reshape([end[x] for x in of_index]))

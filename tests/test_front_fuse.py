@@ -124,6 +124,12 @@ CASES: dict[str, Case] = {
         "contract y",
         {"y": "a j"},
     ),
+    "rows added where an index says": Case("y[f,m] = sum[b,s](where(ids[b,s] == f, 1, 0) * x[b,s,m])", "y f m", "pairs y"),
+    "rows added, the other way round": Case("y[m,f] = sum[b,s](x[b,s,m] * where(f == ids[b,s], 1, 0)) / 2", "y m f", "pairs y~1; map y"),
+    "rows up to an index": Case("y[f,m] = sum[b,s](where(ids[b,s] <= f, 1, 0) * x[b,s,m])", "y f m", "map y~0; contract y"),
+    "rows that an index without their letter counts more often": Case(
+        "y[f,m] = sum[b,s](where(lengths[b] == f, 1, 0) * x[b,s,m])", "y f m", "map y~1; pairs y"
+    ),
     "RMSNorm": Case("y[b,s,m] = x[b,s,m] * rsqrt(mean[m](x[b,s,m]**2) + eps) * g[m]", ROW, "map y"),
     "RMSNorm in three statements": Case(
         "a[b,s] = mean[m](x[b,s,m]**2)\ni[b,s] = rsqrt(a[b,s] + eps)\ny[b,s,m] = x[b,s,m] * i[b,s] * g[m]", ROW, "map y", {"y": "a i"}

@@ -6,12 +6,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from einpage.einsum_front.graph.job import AttentionJob, ContractJob, MapJob
+from einpage.einsum_front.graph.job import AttentionJob, ContractJob, MapJob, PairsJob
+from einpage.kernels.on_torch.added_rows import prepare_added_rows
 from einpage.kernels.on_torch.attention import prepare_attention
 from einpage.kernels.on_torch.contract import prepare_contract
 from einpage.kernels.on_torch.map import prepare_map
+from einpage.kernels.on_torch.pairs import prepare_pairs
 from kernels_naive import Case, assert_near
-from kernels_strategies import attention_jobs, contract_jobs, map_jobs
+from kernels_strategies import added_rows_jobs, attention_jobs, contract_jobs, map_jobs, pairs_jobs
 
 LIMITS = st.sampled_from([1, 300, 2000, 8 << 20])
 FEW = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -27,6 +29,8 @@ def on_torch(case: Case, limit: int) -> None:
             program = prepare_contract(job, limit)
         case AttentionJob() as job:
             program = prepare_attention(job, limit)
+        case PairsJob() as job:
+            program = prepare_pairs(job, limit) if job.products else prepare_added_rows(job, limit)
         case _:
             raise AssertionError(case)
     out = case.poisoned()
@@ -64,6 +68,32 @@ def test_random_attention_jobs(case: Case, limit: int) -> None:
     on_torch(case, limit)
 
 
+@given(added_rows_jobs(), LIMITS)
+@FEW
+def test_random_added_rows(case: Case, limit: int) -> None:
+    on_torch(case, limit)
+
+
+@pytest.mark.interpreter
+@given(added_rows_jobs(), st.booleans())
+@FEWER
+def test_random_added_rows_in_triton(case: Case, small: bool) -> None:
+    on_triton(case, small)
+
+
+@given(pairs_jobs(), LIMITS)
+@FEW
+def test_random_jobs_of_pairs(case: Case, limit: int) -> None:
+    on_torch(case, limit)
+
+
+@pytest.mark.interpreter
+@given(pairs_jobs(), st.booleans())
+@settings(FEW, max_examples=25)
+def test_random_jobs_of_pairs_in_triton(case: Case, small: bool) -> None:
+    on_triton(case, small)
+
+
 @pytest.mark.interpreter
 @given(st.one_of(map_jobs(), contract_jobs()), st.booleans())
 @settings(FEW, max_examples=40)
@@ -80,7 +110,7 @@ def test_random_attention_jobs_in_triton(case: Case, small: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-@given(st.one_of(map_jobs(), contract_jobs(), attention_jobs()), LIMITS)
+@given(st.one_of(map_jobs(), contract_jobs(), attention_jobs(), pairs_jobs()), LIMITS)
 @MANY
 def test_many_random_jobs(case: Case, limit: int) -> None:
     on_torch(case, limit)
@@ -98,7 +128,7 @@ def test_many_random_expressions_in_triton(case: Case, small: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.interpreter
 @pytest.mark.timeout(3000)
-@given(st.one_of(contract_jobs(), attention_jobs()), st.booleans())
+@given(st.one_of(contract_jobs(), attention_jobs(), pairs_jobs()), st.booleans())
 @settings(MANY, max_examples=500)
 def test_many_random_products_and_attentions_in_triton(case: Case, small: bool) -> None:
     on_triton(case, small)

@@ -49,15 +49,8 @@ FACE: dict[str, tuple[str, ...]] = {
             "bounds.compulsory",
         ),
         "bounds.limit",
-        *(
-            "horizons.prologue",
-            "horizons.tiers",
-            "packing.pack",
-            "packing.csv_file",
-            "residency.loading",
-            "residency.resident_sets",
-            "schedule.static_plans",
-        ),
+        *("horizons.prologue", "horizons.recompute", "horizons.tiers", "packing.pack", "packing.csv_file"),
+        *("residency.loading", "residency.loop", "residency.resident_sets", "schedule.static_plans"),
     ),
     "kernels": (
         *("errors", "prepare", "layout.torch_dtype", "instructions.torch_kernel", "multiply.products", "on_torch.host_gather"),

@@ -105,6 +105,29 @@ def loaded_for_nobody(plan: MemGraph) -> MemGraph:
     return replace(plan, residencies=(*plan.residencies, again), nodes=nodes, edges=edges_of((*EDGES, (4, 14), (11, 14)), MEMORY))
 
 
+def gathered_again(plan: MemGraph, *, rows: int = 1) -> MemGraph:
+    """e is not loaded again, but gathered again, from the rows that residency `rows` names."""
+    plan = with_node(plan, 8, HostGather(TaskId(0), ((R(0),), (R(rows),)), R(9)))
+    return replace(plan, edges=edges_of(tuple(e for e in EDGES if e not in ((3, 8), (8, 9))), MEMORY))
+
+
+def gathered_while_there(plan: MemGraph) -> MemGraph:
+    """And the first e is still where it was."""
+    plan = gathered_again(plan)
+    number = {old: new for new, old in enumerate(n for n in range(14) if n != 4)}
+    pairs = tuple((number[a], number[b]) for a, b in EDGES if a in number and b in number and (a, b) not in ((3, 8), (8, 9)))
+    memory = frozenset((number[a], number[b]) for a, b in MEMORY)
+    return replace(plan, nodes=(*plan.nodes[:4], *plan.nodes[5:]), edges=edges_of(pairs, memory), end=(*plan.end, R(3)))
+
+
+def gathered_for_nobody(plan: MemGraph) -> MemGraph:
+    """At the end e is gathered once more, and freed."""
+    again = Residency(R(12), TensorId(3), DEVICE, (Extent(Offset(0), Nbytes(512)),))
+    nodes = (*plan.nodes, HostGather(TaskId(0), ((R(0),), (R(1),)), R(12)), Free(R(12)))
+    edges = edges_of((*EDGES, (4, 14), (14, 15)), MEMORY | {(4, 14)})
+    return replace(plan, residencies=(*plan.residencies, again), nodes=nodes, edges=edges)
+
+
 def with_other_copy(plan: MemGraph, tensor: int, source: int, place: Place, offset: int) -> MemGraph:
     """The move of e to the host copies another residency too, to a new one of `tensor`."""
     extent = Extent(Offset(offset), plan.graph.tensors[tensor].nbytes)
@@ -147,7 +170,10 @@ MUTANTS: list[tuple[Reason, tuple[int | None, int | None], Mutant]] = [
     (Reason.OUTSIDE_ARENA, (7, 7), lambda p: p.with_arena(HOST, 2559)),
     (Reason.WORKSPACE_SIZE, (2, 2), lambda p: with_node(p, 2, replace(compute(p, 2), workspace=None))),
     (Reason.WORKSPACE_SIZE, (2, 2), lambda p: with_node(p, 2, replace(compute(p, 2), workspace=Extent(Offset(1280), Nbytes(99))))),
-    (Reason.TASK_TWICE, (5, 10), lambda p: with_node(p, 10, compute(p, 5))),
+    (Reason.TASK_MISSING, (None, None), lambda p: with_node(p, 10, compute(p, 5))),
+    (Reason.OTHER_VERSION, (0, 8), lambda p: gathered_again(p, rows=2)),
+    (Reason.COMPUTED_WHILE_THERE, (0, 7), gathered_while_there),
+    (Reason.COMPUTED_FOR_NOBODY, (14, 14), gathered_for_nobody),
     (Reason.TASK_MISSING, (None, None), lambda p: with_node(p, 10, Free(R(10)))),
     (Reason.WRONG_NODE, (0, 0), lambda p: with_node(p, 0, Compute(TaskId(0), ((R(0),), (R(1),)), R(3), None))),
     (Reason.WRONG_NODE, (5, 5), lambda p: with_node(p, 5, HostGather(TaskId(2), ((R(5),), (R(4),)), R(7)))),
@@ -216,6 +242,15 @@ def test_mutant_is_named(reason: Reason, nodes: tuple[NodeId | None, NodeId | No
 
 def test_every_reason_has_a_mutant() -> None:
     assert {reason for reason, *_ in MUTANTS} | test_memplan_judge_tiers.REASONS == set(Reason)
+
+
+def test_a_task_may_run_again() -> None:
+    """Once what it made is gone; what it makes is a new residency of the same tensor."""
+    assert judge(gathered_again(hand_plan())) is None
+    plan = gathered_again(hand_plan())
+    violation = judge(with_node(plan, 8, HostGather(TaskId(0), ((R(0),), (R(1),)), R(3))))
+    assert violation is not None
+    assert violation.reason is Reason.CREATED_TWICE
 
 
 def test_a_path_is_as_good_as_an_edge() -> None:

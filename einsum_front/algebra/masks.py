@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 from numpy.typing import NDArray
 
-from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Num, Region, Unary, free_letters, loads
+from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Num, Region, Unary, free_letters, loads, substitute
 from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.algebra.intervals import interval
 from einpage.einsum_front.base.columns import Bools
@@ -62,6 +62,18 @@ def emptied(score: Expr, region: Region) -> bool:
             return (known == FALSE or emptied(then, region)) and (known == TRUE or emptied(other, region))
         case _:
             return is_minus_infinity(score)
+
+
+def decided(e: Expr, region: Region) -> Expr:
+    """`e` without the conditions that hold, or do not, all over `region`."""
+
+    def step(node: Expr) -> Expr | None:
+        match node:
+            case Call("where", (mask, then, other)) if (known := truth(interval(mask, region))) != EITHER:
+                return decided(then if known == TRUE else other, region)
+        return None
+
+    return substitute(e, step)
 
 
 def is_minus_infinity(e: Expr) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from einpage.einsum_front.algebra.expr import Axis, Binary, Expr, Letter, Load, Num, Reduce, Reduction, Unary, free_letters, rebuild
+from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Num, Reduce, Reduction, Unary, free_letters, rebuild
 
 
 class Capture(Exception):
@@ -109,3 +109,11 @@ def multiply(factors: tuple[Expr, ...]) -> Expr:
     for factor in factors[1:]:
         out = Binary("*", out, factor)
     return out
+
+
+def one_hot_of(weight: Expr) -> tuple[Load, Letter] | None:
+    """(index, letter) of a weight that is 1 where the letter is the index, else 0."""
+    match weight:
+        case Call("where", (Binary("==", Load() as index, Axis(row)) | Binary("==", Axis(row), Load() as index), Num(1), Num(0))):
+            return index, row
+    return None

@@ -17,7 +17,7 @@ from einpage.einsum_front.algebra.masks import condition, visible
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import aligned
 from einpage.einsum_front.choose.working_set import Operand, Pattern, WorkingSets
-from einpage.einsum_front.graph.opgraph import AttentionOp, ContractOp, FusedOp, GatherOp, op_loads
+from einpage.einsum_front.graph.opgraph import AttentionOp, ContractOp, FusedOp, GatherOp, PairsOp, dtype_of, op_loads
 from einpage.einsum_front.tile.split import cuts_by_letter
 from einpage.einsum_front.tile.template import Template, all_letters
 from einpage.einsum_front.tile.tiling import GRAIN, least_tile, longest_and_shortest
@@ -78,7 +78,7 @@ class LowerBounds:
         op, chain = pattern.template.op, pattern.template.tiling.chain
         size = prod(_target(pattern.template, lengths))
         may_be_in_place = any(last and may for last, may in zip(pattern.last_uses, pattern.in_place, strict=True))
-        result = 0 if may_be_in_place else int(aligned(self.working_sets.dtype.bytes_of(size)))
+        result = 0 if may_be_in_place else int(aligned(dtype_of(op, self.working_sets.dtype).bytes_of(size)))
         if isinstance(op, GatherOp):
             return result
         whole = {**lengths, **{letter: self.extents[letter] for letter in chain}}
@@ -156,7 +156,7 @@ def _tasks(
     """
     longest = {letter: lengths.longest for letter, lengths in own.items()}
     each = {letter: lengths.each for letter, lengths in own.items()}
-    if isinstance(op, AttentionOp):
+    if isinstance(op, AttentionOp | PairsOp):
         last = {letter: (extent - 1, extent) for letter, extent in extents.items()} | {op.row: (0, extents[op.row])}
         start, end = visible(op.score, op.row, last, GRAIN)
         yield {**each, op.row: max(1, end - start)}, None
@@ -170,7 +170,7 @@ def _tasks(
 def _shortest_tasks(op: FusedOp, own: Mapping[Letter, PieceLengths], pattern: Pattern) -> Iterator[tuple[dict[Letter, int], None]]:
     """As `_tasks`, of an op that outputs need in part: any one of its tasks."""
     each = {letter: lengths.each for letter, lengths in own.items()}
-    if isinstance(op, AttentionOp) and condition(op.score) is not None:
+    if isinstance(op, AttentionOp | PairsOp) and condition(op.score) is not None:
         each[op.row] = 1
     if pattern.needed:
         yield each, None

@@ -19,7 +19,7 @@ from einpage.einsum_front.algebra.expr import Axis, Letter
 from einpage.einsum_front.base.dtype import DType, ElementType
 from einpage.einsum_front.base.units import aligned
 from einpage.einsum_front.graph.job import Box
-from einpage.einsum_front.graph.opgraph import AttentionOp, GatherOp, OpGraph, op_loads
+from einpage.einsum_front.graph.opgraph import AttentionOp, GatherOp, OpGraph, PairsOp, dtype_of, op_loads
 from einpage.einsum_front.graph.program import WeightsAs
 from einpage.einsum_front.graph.taskgraph import Kind, Value, tile_name
 from einpage.einsum_front.tile.grid import Grid, boundaries_read, host_grid, ranges_evaluated, templates_of
@@ -247,14 +247,17 @@ class _TaskBytes:
     """Bytes of the tasks of one pattern over given grids."""
 
     def __init__(self, pattern: Pattern, grids: tuple[Grid, ...], result_grid: Grid, dtype: DType) -> None:
-        self.op, self.dtype, self.pattern, self.grids = pattern.template.op, dtype, pattern, grids
+        self.op, self.pattern, self.grids = pattern.template.op, pattern, grids
+        self.dtype = dtype = dtype_of(self.op, dtype)
         alike = [grid.cuts == result_grid.cuts and operand.dtype is dtype for grid, operand in zip(grids, pattern.operands, strict=True)]
         self.in_place = [all(conditions) for conditions in zip(pattern.last_uses, pattern.in_place, alike, strict=True)]
         self.known: dict[tuple[int, Box], int] = {}
         self.widths_known: dict[tuple[int, int, int, int], Counter[int]] = {}
         """By operand, dimension, first and last cut point of a run of tiles: how many are how wide."""
 
-        plain = not isinstance(self.op, AttentionOp) and all(isinstance(i, Axis) for load in op_loads(self.op) for i in load.indices)
+        plain = not isinstance(self.op, AttentionOp | PairsOp) and all(
+            isinstance(i, Axis) for load in op_loads(self.op) for i in load.indices
+        )
         one_place = all(len(set(loads)) == 1 for loads in pattern.template.loads)  # two of one operand may or may not meet in a tile
         self.alike = self.widths if plain and one_place else None
         """Of an op whose operands are each read at one place, at its own letters: by piece of a letter, what the bytes of its tasks

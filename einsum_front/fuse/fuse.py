@@ -1,8 +1,8 @@
 """Fusion: from a program to the ops that become tasks. What may be fused follows from the mathematics alone.
 
-1. keep what the outputs asked for need;  2. hoist contractions and gathers;  3. match attention;
-4. inline maps into the only map that reads them;  5. make a map the epilogue of the contraction it reads, two contractions over one
-shared operand becoming one op.
+1. keep what the outputs asked for need;  2. hoist contractions and gathers;  3. match attention, and what is computed of the weights of
+all its pairs;  4. inline maps into the only map that reads them;  5. make a map the epilogue of the contraction it reads, two contractions
+over one shared operand becoming one op.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from einpage.einsum_front.algebra.expr import Axis, Load
+from einpage.einsum_front.algebra.expr import Axis, Letter, Load
 from einpage.einsum_front.algebra.rewrite import Capture
 from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.fuse.added_rows import match_added_rows
 from einpage.einsum_front.fuse.attention import NotAttention, match_attention
 from einpage.einsum_front.fuse.epilogue import match_epilogue
 from einpage.einsum_front.fuse.hoist import hoist
 from einpage.einsum_front.fuse.inline import KnownContents, is_inlinable, is_short_enough, may_inline, with_inlined
+from einpage.einsum_front.fuse.pairs import is_softmax, match_pairs
 from einpage.einsum_front.graph.describe import display_name
 from einpage.einsum_front.graph.job import Part
 from einpage.einsum_front.graph.opgraph import ContractOp, FusedOp, MapOp, OpGraph, has_reduce, is_bare_contraction, op_loads
@@ -64,8 +66,11 @@ def fuse(program: Program, outputs: Sequence[str] | None = None, options: FuseOp
     ops += _copies(program, names, {op.value for op in ops})
     computed = {op.value for op in ops}
     asked = tuple((name, value_by_output[name] if value_by_output[name] in computed else _copy_name(name)) for name in names)
-    fuser = _Fuser(ops, {value for _, value in asked})
+    fuser = _Fuser(ops, {value for _, value in asked}, program.extents)
     fuser.fuse_attention(options.attention)
+    if options.attention:
+        fuser.fuse_pairs()
+    fuser.fuse_added_rows()
     if options.maps:
         fuser.inline_maps()
     if options.epilogues:
@@ -91,9 +96,10 @@ def _copy_name(output: str) -> str:
 class _Fuser:
     """The ops while they are being fused, in order."""
 
-    def __init__(self, ops: list[FusedOp], outputs: set[str]) -> None:
+    def __init__(self, ops: list[FusedOp], outputs: set[str], extents: Mapping[Letter, int]) -> None:
         self.ops = ops
         self.outputs = outputs
+        self.extents = extents
         self.unfused: list[str] = []
 
     def readers(self) -> Counter[str]:
@@ -124,6 +130,24 @@ class _Fuser:
                 absorbed |= fused
             elif found is not None:
                 self.report(f"{display_name(op.base)}: attention is left in parts, as asked; its scores are a tensor")
+        self.ops = [op for op in self.ops if op.value not in absorbed]
+
+    def fuse_pairs(self) -> None:
+        """Fuse what is computed of the weights of all pairs of an attention, as its gradients are."""
+        for value in [op.value for op in self.ops if is_softmax(op)]:
+            found = match_pairs(self.ops, value, self.outputs, self.extents)
+            if found is not None:
+                self.ops = found
+
+    def fuse_added_rows(self) -> None:
+        """Make each contraction with a one-hot matrix a sum of the rows that count."""
+        readers, by_value = self.readers(), self.op_by_value()
+        absorbed: set[str] = set()
+        for i, op in enumerate(self.ops):
+            found = match_added_rows(op, by_value, readers, self.extents)
+            if found is not None:
+                self.ops[i] = found[0]
+                absorbed.add(found[1])
         self.ops = [op for op in self.ops if op.value not in absorbed]
 
     def report(self, reason: str) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from einpage.einsum_front.algebra.expr import Acc, Binary, Expr, Letter, Load, Name, Num, Reduce, Reduction, substitute, text
+from einpage.einsum_front.algebra.expr import Acc, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Reduction, substitute, text
 from einpage.einsum_front.algebra.rewrite import axes_only
-from einpage.einsum_front.graph.opgraph import AttentionOp, ContractOp, FusedOp, GatherOp, MapOp, is_bare_contraction
+from einpage.einsum_front.graph.opgraph import AttentionOp, ContractOp, FusedOp, GatherOp, MapOp, PairsOp, is_bare_contraction
 from einpage.einsum_front.graph.program import Definition
 
 LONGEST = 88
@@ -53,6 +53,12 @@ def _formula(op: FusedOp, fused: Sequence[str]) -> str:
             weights = Reduce(Reduction.SOFTMAX, (op.row,), score)
             product = Binary("*", weights, _readable(op.v, []))
             return text(_readable(op.epilogue, [Name(""), product]))
+        case PairsOp():
+            sums = [_sum("~", c.letters, c.x, c.y) for c in op.products]
+            weight = _readable(op.weight, sums)
+            term = weight if op.factor is None else Binary("*", weight, _readable(op.factor, []))
+            total: Expr = Reduce(Reduction.SUM, op.letters, Call("exp", (term,)) if op.is_logarithm else term)
+            return text(_readable(op.epilogue, [*sums, Call("log", (total,)) if op.is_logarithm else total]))
         case GatherOp():
             return f"rows of {display_name(op.load.name)}"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from einpage.einsum_front.algebra.expr import Letter, text
-from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob, View
+from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob, PairsJob, View
 from einpage.einsum_front.graph.taskgraph import Task, TaskGraph
 
 
@@ -62,6 +62,11 @@ def _math(job: Job) -> str:
             score = f"acc0 = sum[{_letters(job.score_letters)}]({text(job.q)} * {text(job.k)})"
             mix = f"acc1 = sum[{job.row}](softmax[{job.row}]({text(job.score)}) * {text(job.v)})"
             return f"{score}; {mix}; [{_letters(job.target)}] = {text(job.epilogue)}"
+        case PairsJob():
+            sums = "; ".join(f"acc{i} = sum[{_letters(c.letters)}]({text(c.x)} * {text(c.y)})" for i, c in enumerate(job.products))
+            by = "" if job.factor is None else f" * {text(job.factor)}"
+            total = f"{'log_sum_exp' if job.is_logarithm else 'sum'}[{_letters(job.letters)}]({text(job.weight)}{by})"
+            return f"{sums}; acc{len(job.products)} = {total}; [{_letters(job.target)}] = {text(job.epilogue)}"
         case GatherJob():
             return f"[{_letters(job.target)}] = {text(job.load)}"
 

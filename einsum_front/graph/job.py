@@ -152,6 +152,32 @@ class AttentionJob:
 
 
 @dataclass(frozen=True, slots=True)
+class PairsJob:
+    """result[target] = sum over `letters` of weight * factor, never materialising the weights of all pairs, as those of queries and keys.
+
+    `weight` reads `products` through `Acc(i)`; all of them have the pairs' letters, which are `letters` and some of the target's. Where
+    `score` is -inf by its mask, the weight is 0 (of a logarithm, -inf). `epilogue` reads the sum through `Acc(n)` of n products.
+    """
+
+    ranges: tuple[Range, ...]
+    reads: tuple[View, ...]
+    result: View
+    products: tuple[Contraction, ...]
+    score: Expr
+    """where(mask, Acc(0), -inf), or Acc(0)."""
+    weight: Expr
+    factor: Load | None
+    """None: weights alone are added up."""
+    letters: tuple[Letter, ...]
+    row: Letter
+    """That of `letters` in whose ranges a mask leaves something out."""
+    is_logarithm: bool
+    """Of the sum of the exponentials of weights; inf where all weights are -inf, so that exp(weight - it) is 0."""
+    target: tuple[Letter, ...]
+    epilogue: Expr
+
+
+@dataclass(frozen=True, slots=True)
 class GatherJob:
     """result[target] = table[indices], rows copied straight from the table on the host: no kernel, a transfer over the link."""
 
@@ -164,7 +190,7 @@ class GatherJob:
     """The table's load: exactly one of its indices is made of integer inputs; the others are axes that it has not, or numbers."""
 
 
-Job: TypeAlias = "MapJob | ContractJob | AttentionJob | GatherJob"
+Job: TypeAlias = "MapJob | ContractJob | AttentionJob | PairsJob | GatherJob"
 
 
 def range_by_letter(job: Job) -> dict[Letter, Range]:

@@ -1,7 +1,8 @@
 """The OpGraph: fused operations over whole values, before any splitting.
 
 Each op defines one SSA value. A map is pointwise statements and row reductions; a contract is one or several contractions with a pointwise
-epilogue; an attention is contraction, softmax, contraction that never materialises its scores; a gather reads rows of a host table.
+epilogue; an attention is contraction, softmax, contraction that never materialises its scores; sums over pairs are what its gradients
+are, and never materialise them either; a gather reads rows of a host table.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from einpage.einsum_front.algebra.expr import Acc, Axis, Expr, Letter, Load, Reduce, loads, walk
+from einpage.einsum_front.algebra.expr import Acc, Axis, Expr, Letter, Load, Reduce, free_letters, loads, walk
+from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import Contraction, Part
 from einpage.einsum_front.graph.program import Program, UnchangedRows
 
@@ -70,6 +72,26 @@ class AttentionOp(_WithLoads):
 
 
 @dataclass(frozen=True, slots=True)
+class PairsOp(_WithLoads):
+    """Fields as in `PairsJob`. Without a factor it is a statistic of rows, kept in fp32 whatever the dtype of the run."""
+
+    value: str
+    base: str
+    shape: tuple[int, ...]
+    loop: tuple[int, ...]
+    target: tuple[Letter, ...]
+    products: tuple[Contraction, ...]
+    score: Expr
+    weight: Expr
+    factor: Load | None
+    letters: tuple[Letter, ...]
+    row: Letter
+    is_logarithm: bool
+    epilogue: Expr
+    fused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class GatherOp(_WithLoads):
     """Rows of a host table; fields as in `GatherJob`."""
 
@@ -82,9 +104,9 @@ class GatherOp(_WithLoads):
     fused: tuple[str, ...] = ()
 
 
-FusedOp: TypeAlias = "MapOp | ContractOp | AttentionOp | GatherOp"
+FusedOp: TypeAlias = "MapOp | ContractOp | AttentionOp | PairsOp | GatherOp"
 
-KIND_WORD: dict[type, str] = {MapOp: "map", ContractOp: "contract", AttentionOp: "attention", GatherOp: "gather"}
+KIND_WORD: dict[type, str] = {MapOp: "map", ContractOp: "contract", AttentionOp: "attention", PairsOp: "pairs", GatherOp: "gather"}
 """The `kind` of an `Op`."""
 
 
@@ -110,6 +132,9 @@ def expressions(op: FusedOp) -> tuple[Expr, ...]:
             return (*(side for c in op.contractions for side in (c.x, c.y)), op.epilogue)
         case AttentionOp():
             return (op.q, op.k, op.v, op.score, op.epilogue)
+        case PairsOp():
+            factor = () if op.factor is None else (op.factor,)
+            return (*(side for c in op.products for side in (c.x, c.y)), *factor, op.score, op.weight, op.epilogue)
         case GatherOp():
             return (op.load,)
 
@@ -131,6 +156,22 @@ def has_reduce(e: Expr) -> bool:
 def is_bare_contraction(op: FusedOp) -> bool:
     """A contraction nothing has been fused into yet."""
     return isinstance(op, ContractOp) and len(op.contractions) == 1 and op.epilogue == Acc(0)
+
+
+def dtype_of(op: FusedOp, dtype: DType) -> DType:
+    """Of the op's value in a run of `dtype`."""
+    return DType.FP32 if isinstance(op, PairsOp) and op.factor is None else dtype
+
+
+def rows_of(op: AttentionOp | PairsOp) -> list[Letter]:
+    """The letters of pairs that are not summed: queries and heads of an attention."""
+    if isinstance(op, AttentionOp):
+        return [i.letter for i in op.q.indices if isinstance(i, Axis) and i.letter not in op.score_letters]
+    if not op.products:
+        of_pairs = free_letters(op.weight)
+        return [letter for letter in op.target if letter in of_pairs]
+    found = dict.fromkeys(i.letter for load in (op.products[0].x, op.products[0].y) for i in load.indices if isinstance(i, Axis))
+    return [letter for letter in found if letter not in op.products[0].letters and letter not in op.letters]
 
 
 def target_letters(op: FusedOp) -> tuple[Letter | None, ...]:

@@ -8,7 +8,7 @@ from math import prod
 from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Reduce, Region, Unary, free_letters, loads, walk
 from einpage.einsum_front.algebra.masks import condition, keys_seen, pairs, without_data
 from einpage.einsum_front.graph.job import Box
-from einpage.einsum_front.graph.opgraph import AttentionOp, ContractOp, FusedOp, MapOp
+from einpage.einsum_front.graph.opgraph import AttentionOp, ContractOp, FusedOp, MapOp, PairsOp, rows_of
 
 
 def flops(op: FusedOp, ranges: Region, at_least: bool) -> int:
@@ -22,7 +22,15 @@ def flops(op: FusedOp, ranges: Region, at_least: bool) -> int:
                 total += 2 * extent(free_letters(c.x) | free_letters(c.y), ranges)
             return total
         case AttentionOp():
-            return _attention_flops(op, ranges, at_least)
+            depth_out = extent([letter for letter in op.target if letter not in rows_of(op)], ranges)
+            return _pair_flops(op, extent(op.score_letters, ranges) + depth_out, op.score, ranges, at_least)
+        case PairsOp(products=()):
+            return extent({*op.letters, *(letter for letter in op.target if letter not in rows_of(op))}, ranges)
+        case PairsOp():
+            depth = sum(extent(c.letters, ranges) for c in op.products)
+            if op.factor is not None:
+                depth += extent([letter for letter in op.target if letter not in rows_of(op)], ranges)
+            return _pair_flops(op, depth, op.weight, ranges, at_least)
         case _:
             return 0
 
@@ -60,7 +68,7 @@ def pointwise_flops(e: Expr, ranges: Region) -> int:
 
 def least_elements(op: FusedOp, load: Load, ranges: Region, box: Box) -> int:
     """Of `box`, what `load` can touch over `ranges`: the elements that some task touches, however the op is cut."""
-    return _seen_elements(op, load, ranges, box) if isinstance(op, AttentionOp) else _diagonal_elements(load, box)
+    return _seen_elements(op, load, ranges, box) if isinstance(op, AttentionOp | PairsOp) else _diagonal_elements(load, box)
 
 
 def _diagonal_elements(load: Load, box: Box) -> int:
@@ -75,7 +83,7 @@ def _diagonal_elements(load: Load, box: Box) -> int:
     return prod(extents_by_letters.values())
 
 
-def _seen_elements(op: AttentionOp, load: Load, ranges: Region, box: Box) -> int:
+def _seen_elements(op: AttentionOp | PairsOp, load: Load, ranges: Region, box: Box) -> int:
     """A task leaves out what its own queries, of its own heads, do not see."""
     axes = {index.letter for index in load.indices if isinstance(index, Axis)}
     if condition(op.score) is None or op.row not in free_letters(load):
@@ -89,22 +97,17 @@ def _seen_elements(op: AttentionOp, load: Load, ranges: Region, box: Box) -> int
     return box.size // extent([query, op.row], ranges) * pairs(op.score, query, op.row, ranges, True) if query in axes else 0
 
 
-def masked_query(op: AttentionOp) -> Letter | None:
+def masked_query(op: AttentionOp | PairsOp) -> Letter | None:
     """The letter of the queries that the mask compares with keys; None where it is none, or there are several."""
     mask = condition(op.score)
-    in_mask = [letter for letter in _rows(op) if mask is not None and letter in free_letters(without_data(mask))]
+    in_mask = [letter for letter in rows_of(op) if mask is not None and letter in free_letters(without_data(mask))]
     return in_mask[0] if len(in_mask) == 1 else None
 
 
-def _rows(op: AttentionOp) -> list[Letter]:
-    return [i.letter for i in op.q.indices if isinstance(i, Axis) and i.letter not in op.score_letters]
-
-
-def _attention_flops(op: AttentionOp, ranges: Region, at_least: bool) -> int:
-    rows, query = _rows(op), masked_query(op)
+def _pair_flops(op: AttentionOp | PairsOp, depth: int, e: Expr, ranges: Region, at_least: bool) -> int:
+    """Of products that have `depth` multiply-adds a pair in all, and of `e` for each pair."""
+    query, summed = masked_query(op), op.letters if isinstance(op, PairsOp) else (op.row,)
     seen = pairs(op.score, query, op.row, ranges, at_least)
-    others = extent([letter for letter in rows if letter != query], ranges)
-    depth_in = extent(op.score_letters, ranges)
-    depth_out = extent([letter for letter in op.target if letter not in rows], ranges)
-    pointwise = sum(1 for node in walk(op.score) if isinstance(node, (Unary, Binary, Call)))
-    return others * seen * (2 * depth_in + 2 * depth_out + pointwise)
+    others = extent([letter for letter in (*rows_of(op), *summed) if letter not in (query, op.row)], ranges)
+    pointwise = sum(1 for node in walk(e) if isinstance(node, (Unary, Binary, Call)))
+    return others * seen * (2 * depth + pointwise)

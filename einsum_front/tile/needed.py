@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from einpage.einsum_front.algebra.expr import Axis, Letter, Load, Region, free_letters, loads
 from einpage.einsum_front.algebra.masks import condition, keys_seen
 from einpage.einsum_front.graph.job import Box
-from einpage.einsum_front.graph.opgraph import AttentionOp, FusedOp, OpGraph
+from einpage.einsum_front.graph.opgraph import AttentionOp, FusedOp, OpGraph, PairsOp
 from einpage.einsum_front.tile.flops import masked_query
 from einpage.einsum_front.tile.grid import Templates
 from einpage.einsum_front.tile.template import Template
@@ -85,7 +85,7 @@ def _read(op: FusedOp, load: Load, ranges: Region, shape: tuple[int, ...]) -> It
     own = [letter for index in load.indices if not loads(index) for letter in free_letters(index)]  # data may point anywhere
     if len(set(own)) < len(own):
         return  # a diagonal
-    if not isinstance(op, AttentionOp) or op.row not in free_letters(load) or condition(op.score) is None:
+    if not isinstance(op, AttentionOp | PairsOp) or op.row not in free_letters(load) or condition(op.score) is None:
         yield load_box(load, ranges, shape)
         return
     query = masked_query(op)

@@ -22,6 +22,7 @@ from einpage.einsum_front.graph.opgraph import (
     GatherOp,
     MapOp,
     OpGraph,
+    dtype_of,
     target_letters,
 )
 from einpage.einsum_front.graph.program import UnchangedRows, WeightsAs
@@ -221,7 +222,7 @@ def declared_values(opgraph: OpGraph, dtype: DType, weights_as: WeightsAs = Weig
     values |= {w.name: Value(w.name, w.base, w.shape, kept.get(w.name, dtype), Kind.WEIGHT, w.sources) for w in program.weights}
     for op in opgraph.ops:
         kind = Kind.OUTPUT if op.value in outputs else Kind.ACTIVATION
-        values[op.value] = Value(op.value, op.base, op.shape, dtype, kind)
+        values[op.value] = Value(op.value, op.base, op.shape, dtype_of(op, dtype), kind)
     return values
 
 
@@ -244,7 +245,9 @@ def _segments(opgraph: OpGraph) -> list[int]:
 def _least_bytes(template: Template, dtypes: list[ElementType], dtype: DType, ranges: Region) -> Nbytes:
     """Distinct operand bytes plus result bytes of the op over `ranges`, however it is cut; of a gather, the bytes that cross the link."""
     target = zip(template.tiling.target, template.op.shape, strict=True)
-    result = dtype.bytes_of(prod(extent if letter is None else ranges[letter][1] - ranges[letter][0] for letter, extent in target))
+    result = dtype_of(template.op, dtype).bytes_of(
+        prod(extent if letter is None else ranges[letter][1] - ranges[letter][0] for letter, extent in target)
+    )
     if isinstance(template.op, GatherOp):
         table = dtype.bytes_of(prod(template.shapes[0]))
         return Nbytes(min(result, table))

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from einpage.einsum_front.base.dtype import DType, ElementType
 from einpage.einsum_front.base.units import Nbytes
-from einpage.einsum_front.graph.job import AttentionJob, Box, ContractJob, GatherJob, Job, MapJob, Range, View
-from einpage.einsum_front.graph.opgraph import AttentionOp, ContractOp, FusedOp, GatherOp, MapOp
+from einpage.einsum_front.graph.job import AttentionJob, Box, ContractJob, GatherJob, Job, MapJob, PairsJob, Range, View
+from einpage.einsum_front.graph.opgraph import AttentionOp, ContractOp, FusedOp, GatherOp, MapOp, PairsOp, dtype_of
 from einpage.einsum_front.tile.flops import flops
 from einpage.einsum_front.tile.grid import Grid
 from einpage.einsum_front.tile.template import Template, Tile, in_place_slots
@@ -36,7 +36,7 @@ def task_template(
     template: Template, tile: Tile, grids: tuple[Grid, ...], dtypes: tuple[ElementType, ...], cut: tuple[Cuts, ...], dtype: DType
 ) -> TaskTemplate:
     """The task of `template` that writes `tile`: `grids` and `dtypes` per slot, `cut` and `dtype` of the result."""
-    op, ranges = template.op, dict(tile.ranges)
+    op, ranges, dtype = template.op, dict(tile.ranges), dtype_of(template.op, dtype)
     numbers, touched = [], 0
     for loads, shape, grid, slot_dtype in zip(template.loads, template.shapes, grids, dtypes, strict=True):
         boxes = dict.fromkeys(load_box(load, ranges, shape) for load in loads)
@@ -75,5 +75,8 @@ def _job(op: FusedOp, ranges: tuple[Range, ...], reads: tuple[View, ...], result
             return ContractJob(ranges, reads, result, op.contractions, op.target, op.epilogue, carry, last)
         case AttentionOp():
             return AttentionJob(ranges, reads, result, op.q, op.k, op.score_letters, op.score, op.row, op.v, op.target, op.epilogue)
+        case PairsOp():
+            sums = (op.products, op.score, op.weight, op.factor, op.letters, op.row, op.is_logarithm)
+            return PairsJob(ranges, reads, result, *sums, op.target, op.epilogue)
         case GatherOp():
             return GatherJob(ranges, reads, result, op.target, op.load)

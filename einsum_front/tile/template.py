@@ -18,7 +18,17 @@ from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Load, Reduce, 
 from einpage.einsum_front.algebra.masks import visible
 from einpage.einsum_front.algebra.rewrite import axes_only
 from einpage.einsum_front.graph.job import Box, Contraction, Part
-from einpage.einsum_front.graph.opgraph import AttentionOp, ContractOp, FusedOp, GatherOp, MapOp, expressions, op_loads, target_letters
+from einpage.einsum_front.graph.opgraph import (
+    AttentionOp,
+    ContractOp,
+    FusedOp,
+    GatherOp,
+    MapOp,
+    PairsOp,
+    expressions,
+    op_loads,
+    target_letters,
+)
 from einpage.einsum_front.tile.tiling import GRAIN, Cuts, Tiling, own_cuts
 
 
@@ -110,6 +120,11 @@ def _with_slots(op: FusedOp, slot_by_value: Mapping[str, str]) -> FusedOp:
             return replace(
                 op, q=load(op.q), k=load(op.k), v=load(op.v), score=slot(op.score), epilogue=slot(op.epilogue), value="", loop=(), fused=()
             )
+        case PairsOp():
+            pairs = tuple(Contraction(load(c.x), load(c.y), c.letters) for c in op.products)
+            factor, score, weight = op.factor and load(op.factor), slot(op.score), slot(op.weight)
+            op = replace(op, products=pairs, score=score, weight=weight, factor=factor, epilogue=slot(op.epilogue))
+            return replace(op, value="", loop=(), fused=())
         case GatherOp():
             return replace(op, load=load(op.load), value="", loop=(), fused=())
 
@@ -176,7 +191,7 @@ def tiles(
         for letter, a, b in zip(target, box.start, box.end, strict=True):
             if letter is not None:
                 ranges[letter] = (a, b)
-        if isinstance(op, AttentionOp):
+        if isinstance(op, AttentionOp | PairsOp):
             ranges[op.row] = _visible_keys(op, ranges)
         for n, pieces, step in steps:
             ranges.update(zip(chain, pieces, strict=True))
@@ -226,7 +241,7 @@ def _longest(points: Cuts) -> int:
     return lengths.index(max(lengths))
 
 
-def _visible_keys(op: AttentionOp, ranges: Region) -> tuple[int, int]:
+def _visible_keys(op: AttentionOp | PairsOp, ranges: Region) -> tuple[int, int]:
     """The keys that the mask leaves a tile's queries; where it leaves none, one grain, so that the kernel has rows to write 0 for."""
     start, end = visible(op.score, op.row, ranges, GRAIN)
     return (start, end) if start < end else (ranges[op.row][0], min(ranges[op.row][0] + GRAIN, ranges[op.row][1]))
@@ -255,5 +270,5 @@ def _read_elsewhere(op: FusedOp) -> tuple[Expr, ...]:
             return (*reduced, *indices)
         case ContractOp():
             return (*(side for c in op.contractions for side in (c.x, c.y)), *(i for load in loads(op.epilogue) for i in load.indices))
-        case AttentionOp() | GatherOp():
+        case AttentionOp() | PairsOp() | GatherOp():
             return expressions(op)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Load, Num, Reduce, Region, walk
 from einpage.einsum_front.algebra.intervals import interval
 from einpage.einsum_front.graph.job import Box
-from einpage.einsum_front.graph.opgraph import AttentionOp, ContractOp, FusedOp, GatherOp, MapOp, expressions, target_letters
+from einpage.einsum_front.graph.opgraph import AttentionOp, ContractOp, FusedOp, GatherOp, MapOp, PairsOp, expressions, target_letters
 
 GRAIN = 64
 """The smallest side of a contraction's tile, in elements."""
@@ -77,6 +77,8 @@ def uncut_letters(op: FusedOp) -> frozenset[Letter]:
     bound = {letter for e in expressions(op) for node in walk(e) if isinstance(node, Reduce) for letter in node.letters}
     if isinstance(op, AttentionOp):
         bound |= {*op.score_letters, op.row}
+    if isinstance(op, PairsOp):
+        bound |= {*op.letters, *(letter for c in op.products for letter in c.letters)}
     return frozenset(bound)
 
 
@@ -195,6 +197,11 @@ def _inside(op: FusedOp, letter: Letter, target: list[Letter]) -> list[Letter]:
             side = list(summed) if letter in summed else _side(letter, target, x, y)
         case AttentionOp():
             side = _side(letter, target, _axes(op.q), _axes(op.k)) if letter in _axes(op.q) | _axes(op.k) else target
+        case PairsOp(products=()):
+            side = target
+        case PairsOp():
+            x, y = _axes(op.products[0].x), _axes(op.products[0].y)
+            side = _side(letter, target, x, y) if letter in x | y else target
         case MapOp() | GatherOp():
             side = target
     return side[side.index(letter) + 1 :] if letter in side else [other for other in target if other != letter]

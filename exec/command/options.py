@@ -21,6 +21,7 @@ from einpage.exec.picture.timeline_svg import render_svg
 from einpage.exec.planning.judged_plan import Planned
 from einpage.exec.planning.request import PlanRequest
 from einpage.memplan.bounds.bounds import Effort
+from einpage.memplan.horizons.recompute import Recompute
 from einpage.memplan.schedule.static_plans import Policy
 
 DTYPE = DType.FP32.value
@@ -139,6 +140,7 @@ def request_of(a: argparse.Namespace, budget_bytes: int, takes_blocks: bool = Tr
         warm=a.warm,
         passes=a.passes,
         free_order=a.free_order,
+        recompute=Recompute(a.recompute),
         bound_effort=Effort(a.bounds),
     )
 

@@ -28,6 +28,7 @@ from einpage.exec.system.find_spec import spec_names
 from einpage.exec.system.interrupt import exit_on_interrupt
 from einpage.exec.system.standard_streams import flush_stdout
 from einpage.memplan.bounds.bounds import Effort
+from einpage.memplan.horizons.recompute import Recompute
 from einpage.memplan.machine.profile import machine_names
 from einpage.memplan.schedule.static_plans import Policy
 
@@ -128,6 +129,7 @@ def _add_plan(commands: Commands) -> None:
     statics = "a static plan in place of the planner's (auto, the default)"
     p.add_argument("--policy", choices=[p.value for p in Policy], default=Policy.AUTO.value, help=statics)
     p.add_argument("--free-order", action="store_true", help="reorder independent tasks where that is faster")
+    _recompute_argument(p)
     p.add_argument("--warm", action="store_true", help="start with weights on the device, as far as they fit")
     p.add_argument("--out", metavar="FILE", help="save the plan as JSON")
     ahead = "plan a generation of N positions, the prompt's `seq` among them: the plan set that generate --plan replays"
@@ -138,6 +140,11 @@ def _add_plan(commands: Commands) -> None:
     efforts = "fast: no linear programme; lp: always solve; auto: where it is cheap and the plan is not known to be good (default)"
     p.add_argument("--bounds", choices=[e.value for e in Effort], default=Effort.AUTO.value, help=efforts)
     p.set_defaults(command_function=plan_command, plan_worth=False)
+
+
+def _recompute_argument(p: argparse.ArgumentParser) -> None:
+    policies = "make activations again rather than offload them: where that is faster, all, those with the most bytes a second (never)"
+    p.add_argument("--recompute", choices=[r.value for r in Recompute], default=Recompute.NEVER.value, help=policies)
 
 
 def _add_run(commands: Commands) -> None:
@@ -151,6 +158,7 @@ def _add_run(commands: Commands) -> None:
     _no_saved_plan(p)
     p.add_argument("--tokens", metavar="FILE", help="JSON: a list of token ids, or a list of such lists")
     p.add_argument("--input", action="append", default=[], metavar="NAME=FILE", help="a .json, .npy or .safetensors array")
+    _recompute_argument(p)
     p.add_argument("--perplexity", action="store_true", help="of the prompt or tokens")
     searched = "look at every result, and name the first task from which NaN or inf reaches an output (slower)"
     p.add_argument("--find-nan", action="store_true", help=searched)
@@ -163,6 +171,7 @@ def _add_run(commands: Commands) -> None:
 
 PLANS_OF_A_GENERATION = {
     "warm": False, "policy": Policy.AUTO.value, "free_order": False, "bounds": Effort.FAST.value, "plan_worth": True,
+    "recompute": Recompute.NEVER.value,
     "outputs": None, "passes": None,
 }  # fmt: skip
 """What generate and chat do not ask."""

@@ -35,7 +35,7 @@ from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import HOST, Queue
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.pace import Pace
-from einpage.memplan.report import Report, passes_report, report, tasks_in_order
+from einpage.memplan.report import Report, passes_report, report, second_runs, tasks_in_order
 from einpage.memplan.schedule.static_plans import Policy
 
 MachineSource: TypeAlias = "Callable[[], Machine]"
@@ -291,7 +291,8 @@ def judged(
         limits = steady_bounds(graph, machine.at_best(), budget_bytes)
     else:
         best = machine.without_latency() if moves_several(memgraph) else machine.at_best()
-        limits = bounds(graph, best, budget_bytes, tasks_in_order(memgraph), bound_effort, reached, memgraph.resident)
+        arena = None if second_runs(memgraph) else budget_bytes  # other bounds are of plans in which a task runs once
+        limits = bounds(graph, best, arena, tasks_in_order(memgraph), bound_effort, reached, memgraph.resident)
     disk = disk_bound(memgraph) if memgraph.has_disk else None
     if disk is not None:
         limits = with_disk(limits, disk, machine.at_best())

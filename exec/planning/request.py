@@ -17,6 +17,7 @@ from einpage.einsum_front.base.units import ALIGNMENT, refuse_outside, shown
 from einpage.einsum_front.graph.program import WeightsAs
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.memplan.bounds.bounds import Effort
+from einpage.memplan.horizons.recompute import Recompute
 from einpage.memplan.plan import PlanOptions
 from einpage.memplan.problem.pace import Pace
 from einpage.memplan.residency.resident_sets import Others, Start
@@ -72,6 +73,8 @@ class PlanRequest:
     """With `passes`: of all that are resident, about; None: what is best is searched for."""
     free_order: bool = False
     """Let independent tasks change places where that is faster."""
+    recompute: Recompute = Recompute.NEVER
+    """Which tensors are dropped and made again."""
     bound_effort: Effort = Effort.FAST
     """What the lower bounds of the report may cost."""
     alignment: int = ALIGNMENT
@@ -95,6 +98,10 @@ class PlanRequest:
             raise UsageError(f"--policy {self.policy.value}: a static plan is not searched for; leave out --plan-seconds and --plan-steps")
         if self.policy is not Policy.AUTO and self.start is not Start.COLD:
             raise UsageError(f"--policy {self.policy.value}: a static plan starts with an empty device; leave out --warm and --passes")
+        if self.recompute is not Recompute.NEVER and self.policy is not Policy.AUTO:
+            raise UsageError(f"--policy {self.policy.value}: a static plan recomputes nothing; leave out --recompute")
+        if self.recompute is not Recompute.NEVER and self.warm:
+            raise UsageError("--warm: a warm plan recomputes nothing; leave out --recompute")
         if self.free_order and self.start is Start.LOOP:
             raise UsageError("--free-order: a loop is planned in the order as written; leave out --passes")
 
@@ -127,6 +134,7 @@ class PlanRequest:
             policy=self.policy,
             start=self.start,
             free_order=self.free_order,
+            recompute=self.recompute,
             resident=self.resident,
             others=self.others,
             resident_bytes=self.resident_bytes,

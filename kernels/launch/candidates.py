@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from einpage.einsum_front.base.dtype import DType
-from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob
+from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob, PairsJob
 from einpage.kernels.launch.kernel import launches_of
 from einpage.kernels.on_triton.attention import attention_shape
 from einpage.kernels.on_triton.contract import product_of
@@ -42,7 +42,7 @@ def candidates(job: Job, target: Target) -> list[Target]:
 def _offered(job: Job, target: Target) -> Iterator[Target]:
     """Each tile of the tables, for each way in which factors of the job's dtype are multiplied."""
     match job:
-        case MapJob() | GatherJob():
+        case MapJob() | PairsJob() | GatherJob():
             return
         case ContractJob() | AttentionJob():
             shape = shape_of(job)

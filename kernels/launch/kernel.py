@@ -14,7 +14,7 @@ from typing import Any, assert_never
 from torch import Tensor
 
 from einpage.einsum_front.algebra.expr import Expr
-from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob, View
+from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob, PairsJob, View
 from einpage.kernels.instructions.index_check import IndexCheck, index_checks
 from einpage.kernels.instructions.torch_kernel import Operands
 from einpage.kernels.launch.bound_launch import BoundLaunch, bound_launch
@@ -25,6 +25,7 @@ from einpage.kernels.on_torch.host_gather import GatherKernel, prepare_gather
 from einpage.kernels.on_triton.attention import attention_launches
 from einpage.kernels.on_triton.contract import contract_launches
 from einpage.kernels.on_triton.map import map_launches
+from einpage.kernels.on_triton.pairs import added_rows, pairs_launches
 from einpage.kernels.tiles.target import Target
 from einpage.kernels.writer.descriptor import ALIGNED
 from einpage.kernels.writer.launch import RESULT, Descriptor, Launch
@@ -117,11 +118,11 @@ def triton_kernel(job: Job, target: Target | None = None) -> TritonKernel | Gath
     match job:
         case GatherJob():
             return prepare_gather(job)
-        case MapJob() | ContractJob() | AttentionJob():
+        case MapJob() | ContractJob() | AttentionJob() | PairsJob():
             launches = launches_of(job, target or current_target())
         case _:
             assert_never(job)
-    word = {ContractJob: "product", AttentionJob: "attention"}.get(type(job))
+    word = {ContractJob: "product", AttentionJob: "attention", PairsJob: "pairs"}.get(type(job))
     return TritonKernel(
         job.reads,
         job.result,
@@ -131,7 +132,7 @@ def triton_kernel(job: Job, target: Target | None = None) -> TritonKernel | Gath
     )
 
 
-def launches_of(job: MapJob | ContractJob | AttentionJob, target: Target) -> list[Launch]:
+def launches_of(job: MapJob | ContractJob | AttentionJob | PairsJob, target: Target) -> list[Launch]:
     """The sources of a job and how to launch them. Raises Unsupported."""
     match job:
         case MapJob():
@@ -140,10 +141,12 @@ def launches_of(job: MapJob | ContractJob | AttentionJob, target: Target) -> lis
             return contract_launches(job, target)
         case AttentionJob():
             return attention_launches(job, target)
+        case PairsJob():
+            return pairs_launches(job, target) if job.products else map_launches(added_rows(job))
     assert_never(job)
 
 
-def _expressions(job: MapJob | ContractJob | AttentionJob) -> tuple[Expr, ...]:
+def _expressions(job: MapJob | ContractJob | AttentionJob | PairsJob) -> tuple[Expr, ...]:
     match job:
         case MapJob():
             return tuple(p.expr for p in job.parts)
@@ -151,6 +154,8 @@ def _expressions(job: MapJob | ContractJob | AttentionJob) -> tuple[Expr, ...]:
             return (job.epilogue,)
         case AttentionJob():
             return (job.score, job.epilogue)
+        case PairsJob():
+            return (job.weight, job.epilogue)
     assert_never(job)
 
 

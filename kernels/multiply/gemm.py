@@ -43,6 +43,8 @@ class Scratch:
     """The most that one of its products allocates for itself."""
     elements: dict[str, int] = field(default_factory=dict)
     content: dict[str, object] = field(default_factory=dict)
+    owner: str = ""
+    """Of the product whose factors are packed, where several take turns: each has buffers of its own."""
 
     def buffer(self, name: str, elements: int) -> int:
         """The number of buffer `name`, at least so large."""
@@ -100,14 +102,14 @@ def _product_of_part(
         of_matrix, of_few = (roles.of_y, roles.of_x) if matrix is y else (roles.of_x, roles.of_y)
         window, stored = stored_window(matrix, part, of_matrix)
         if window is not None and stored is not None and stored_window(few, part, of_few)[1] is None:
-            few_window, steps = _matrix(few, part, of_few, "x" if few is x else "y", scratch)
+            few_window, steps = _matrix(few, part, of_few, f"{scratch.owner}{'x' if few is x else 'y'}", scratch)
             pair = (few_window, window) if matrix is y else (window, few_window)
             if (product := scratch.products.by_rows(*pair, *((None, stored) if matrix is y else (stored, None)))) is not None:
                 yield from steps
                 yield _product_by_rows(product, out.flat(), None if init is None else init.flat())
                 return
-    x_window, x_steps = _matrix(x, part, roles.of_x, "x", scratch)
-    y_window, y_steps = _matrix(y, part, roles.of_y, "y", scratch)
+    x_window, x_steps = _matrix(x, part, roles.of_x, f"{scratch.owner}x", scratch)
+    y_window, y_steps = _matrix(y, part, roles.of_y, f"{scratch.owner}y", scratch)
     yield from x_steps
     yield from y_steps
     yield _product_step(x_window, y_window, out, init, scratch)

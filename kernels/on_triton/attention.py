@@ -17,13 +17,12 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import AttentionJob
 from einpage.kernels.instructions.value_kind import ValueKind
 from einpage.kernels.on_triton.contract import letters_of
-from einpage.kernels.on_triton.key_bounds import KeyBound, key_bounds, masked_score
+from einpage.kernels.on_triton.key_bounds import SeenKeys, key_bounds, masked_score
 from einpage.kernels.on_triton.key_loop import KeyAddresses, RowDescriptor, batch_of, key_addresses, parts_of_row, rows_by_engine
 from einpage.kernels.tiles.attention_tiles import AttentionShape, attention_products
 from einpage.kernels.tiles.target import Target
 from einpage.kernels.tiles.tiles import Tiles, cover
 from einpage.kernels.writer.launch import Descriptor, Launch
-from einpage.kernels.writer.linear_index import times
 from einpage.kernels.writer.values import Val, arithmetic, truth
 from einpage.kernels.writer.writer import TL_DTYPE, Scope, Writer
 
@@ -121,6 +120,7 @@ class _AttentionGenerator:
         inside = w.assign("row_inside", f"tl.minimum(row, {self.row_count - 1})") if ragged else "row"
         queries = Scope({**batch, **w.split(inside, self.rows, "r")}, {})
         self.queries, self.scalars = queries, batch
+        self.seen = SeenKeys(w, job.row, self.bounds, self.rows, batch)
         self.q = self._loaded_queries()
         width = w.assign("width", f"{w.lanes('WIDTH', '[None, :]')}  # [{' '.join(self.own)}]")
         width_masks = {"w": w.assign("width_mask", f"{width} < {self.width}")} if self.width < self.size["WIDTH"] else {}
@@ -202,8 +202,8 @@ class _AttentionGenerator:
             parts = [w.range_by_letter[job.row]]
         self.addresses: tuple[_Keys, _Keys] = (k, v)
         pointers = [a for a in (k, v) if isinstance(a, KeyAddresses)]
-        some_from, all_from = self._bound(False, False), self._bound(False, True)
-        some_to, all_to = self._bound(True, True), self._bound(True, False)
+        some_from, all_from = self.seen.bound(False, False), self.seen.bound(False, True)
+        some_to, all_to = self.seen.bound(True, True), self.seen.bound(True, False)
         spans = [(p.start - w.range_by_letter[job.row].start, p.end - w.range_by_letter[job.row].start) for p in parts]
         if len(spans) == 1:
             for a in pointers:
@@ -269,35 +269,6 @@ class _AttentionGenerator:
         self._loop(start, rest, unbounded, "")
         if ragged or self.bounds:
             self._loop(rest, some_to or end, self.score.conditions, last)
-
-    def _bound(self, is_last: bool, largest: bool) -> str:
-        """The first key (or the one after the last) that some or all of this block's queries see; empty without a bound."""
-        w = self.writer
-        found = [self._extreme(bound, largest) for bound in self.bounds if bound.is_last == is_last]
-        if not found:
-            return ""
-        text = str(self.keys if is_last else 0)
-        for other in found:
-            text = f"tl.minimum({text}, {other} + 1)" if is_last else f"tl.maximum({text}, {other})"
-        some = is_last == largest
-        return w.assign(("to" if is_last else "from") + ("_some" if some else "_all"), text)
-
-    def _extreme(self, bound: KeyBound, largest: bool) -> str:
-        """The largest or smallest value of the bound among this block's queries, keys counted from 0."""
-        w, terms = self.writer, []
-        for letter, c in bound.letters:
-            last = largest == (c > 0)
-            if letter in self.scalars:
-                terms.append(times(self.scalars[letter].text, c))
-            elif letter == self.rows[0]:
-                number = f"tl.minimum(first + ROWS - 1, {self.row_count - 1})" if last else "first"
-                terms.append(times(_over(number, prod(self.extent[x] for x in self.rows[1:])), c))
-            elif last:
-                terms.append(str(c * (self.extent[letter] - 1)))
-            terms.append(times(w.start(letter), c))
-        for load, c in bound.data:
-            terms.append(times(w.value(load, Scope(self.scalars, {}), True).text, c))
-        return " + ".join([*terms, *([f"({bound.const})"] if bound.const else [])] or ["0"]) + f" - {w.start(self.job.row)}"
 
     def _loop(self, start: str, end: str, conditions: Sequence[Expr], last: str) -> None:
         """One loop over blocks of keys; where `last` is given a block may reach beyond that key."""

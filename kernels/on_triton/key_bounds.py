@@ -1,7 +1,8 @@
 """Which keys a block of queries sees, from the conditions of a score: what bounds the loop over keys and what needs no mask.
 
-In: a score expression. Out: a `MaskedScore`, its conditions, scale and rest; and `KeyBound`s, the conditions that hold up to (or from) one
-key for each query. Between the bounds that hold for every query of a block no condition is evaluated.
+In: a score expression. Out: a `MaskedScore`, its conditions, scale and rest; `KeyBound`s, the conditions that hold up to (or from) one
+key for each query; `SeenKeys`, their text in a kernel. Between the bounds that hold for every query of a block no condition is
+evaluated.
 
     where(t <= s and s - t < 4, acc0 / 8, -inf), queries 8..10:     keys   4 5 6 7 8 9 10
                                                                     8        x x x x            seen by some: 5..10
@@ -12,12 +13,16 @@ key for each query. Between the bounds that hold for every query of a block no c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Num, free_letters, substitute
 from einpage.einsum_front.algebra.masks import is_minus_infinity
 from einpage.kernels.layout.affine import affine
+from einpage.kernels.writer.linear_index import times
+from einpage.kernels.writer.values import Val
+from einpage.kernels.writer.writer import Scope, Writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +116,47 @@ def _key_bound(
         tuple((data[x], c) for x, c in rest.items() if x in data),
         sign * (margin.const - strict),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SeenKeys:
+    """The keys that a block of ROWS queries from `first` on sees."""
+
+    writer: Writer
+    row: Letter
+    bounds: Sequence[KeyBound]
+    rows: Sequence[Letter]
+    """The queries' letters, the outermost the one that bounds may be compared with."""
+    scalars: Mapping[Letter, Val]
+    """Those of one batch index."""
+
+    def bound(self, is_last: bool, largest: bool) -> str:
+        """The first key (or the one after the last) that some or all of this block's queries see; empty without a bound."""
+        w = self.writer
+        found = [self._extreme(bound, largest) for bound in self.bounds if bound.is_last == is_last]
+        if not found:
+            return ""
+        text = str(w.range_by_letter[self.row].extent if is_last else 0)
+        for other in found:
+            text = f"tl.minimum({text}, {other} + 1)" if is_last else f"tl.maximum({text}, {other})"
+        some = is_last == largest
+        return w.assign(("to" if is_last else "from") + ("_some" if some else "_all"), text)
+
+    def _extreme(self, bound: KeyBound, largest: bool) -> str:
+        """The largest or smallest value of the bound among this block's queries, keys counted from 0."""
+        w, terms = self.writer, []
+        extent = {x: w.range_by_letter[x].extent for x, _ in bound.letters} | {x: w.range_by_letter[x].extent for x in self.rows}
+        for letter, c in bound.letters:
+            last = largest == (c > 0)
+            if letter in self.scalars:
+                terms.append(times(self.scalars[letter].text, c))
+            elif letter == self.rows[0]:
+                number = f"tl.minimum(first + ROWS - 1, {prod(extent[x] for x in self.rows) - 1})" if last else "first"
+                inside = prod(extent[x] for x in self.rows[1:])
+                terms.append(times(number if inside == 1 else f"{number} // {inside}", c))
+            elif last:
+                terms.append(str(c * (extent[letter] - 1)))
+            terms.append(times(w.start(letter), c))
+        for load, c in bound.data:
+            terms.append(times(w.value(load, Scope(self.scalars, {}), True).text, c))
+        return " + ".join([*terms, *([f"({bound.const})"] if bound.const else [])] or ["0"]) + f" - {w.start(self.row)}"

@@ -67,6 +67,24 @@ _SHORTER = {(80, 128), (86, 128), (90, 256)}
 """(architecture, head size) in bf16 and fp16 whose steps are halved where keys lie in several tiles."""
 
 
+_PAIRS_HALF = {
+    1: {64: Tiles(64, 64, 0, 4, 2), 128: Tiles(64, 32, 0, 4, 2), 256: Tiles(32, 32, 0, 4, 2)},
+    2: {64: Tiles(64, 64, 0, 4, 2), 128: Tiles(64, 32, 0, 8, 2), 256: Tiles(32, 32, 0, 8, 1)},
+}
+"""Sums over pairs in bf16 and fp16, by products a pair (two and more) and the longest head size."""
+_PAIRS_FP32 = {
+    1: {64: Tiles(32, 32, 0, 4, 1), 128: Tiles(32, 16, 0, 4, 1), 256: Tiles(16, 16, 0, 8, 1)},
+    2: {64: Tiles(32, 32, 0, 8, 1), 128: Tiles(16, 16, 0, 8, 1), 256: Tiles(16, 16, 0, 8, 1)},
+}
+"""In fp32, in exact arithmetic without tensor cores."""
+
+
+def pairs_tiles(dtype: DType, products: int, head: int, rows: int) -> Tiles:
+    """The tile of a sum over pairs, of so many rows; the same on every GPU."""
+    tiles = (_PAIRS_FP32 if dtype is DType.FP32 else _PAIRS_HALF)[min(products, 2)][cover(head, 256, 64)]
+    return replace(tiles, rows=cover(rows, tiles.rows, 16))
+
+
 def attention_products(p: AttentionShape, capability: int, asked: Fp32Products) -> Fp32Products:
     """How factors of fp32 are multiplied where `asked` is good enough."""
     return asked if (capability, cover(p.head, 256, 64)) in _TF32 else Fp32Products.IEEE

@@ -17,7 +17,7 @@ import numpy as np
 
 from einpage.einsum_front.graph.taskgraph import Kind
 from einpage.memplan.graph.memgraph import MemGraph
-from einpage.memplan.graph.packed import MOVE, Nodes, Residencies
+from einpage.memplan.graph.packed import GATHER, MOVE, Nodes, Residencies
 from einpage.memplan.judge.last_user import LastUsers
 from einpage.memplan.judge.lifetimes import first_wrong_lifetime
 from einpage.memplan.judge.plan_columns import ALWAYS, NEVER, PlanColumns
@@ -39,6 +39,7 @@ def judge(memgraph: MemGraph) -> Violation | None:
         or _reads_in_order(plan)
         or _bytes_in_order(plan)
         or _no_clean_offload(plan)
+        or _no_needless_run(plan)
         or _outputs_on_host(plan)
         or _loop_closes(plan)
         or _edge_kinds(plan)
@@ -119,6 +120,32 @@ def _no_clean_offload(plan: PlanColumns) -> Violation | None:
                     what = f"{plan.named(source)}, which is at {plan.named(copy)}"
                     return violation_at(Reason.CLEAN_OFFLOAD, plan.creator(copy), n, what)
         there.append(target)
+    return None
+
+
+def _no_needless_run(plan: PlanColumns) -> Violation | None:
+    """Proves: where a task runs again, the device no longer has what it made before, and somebody reads what it makes."""
+    nodes, on_device = plan.nodes, plan.at(DEVICE)
+    runs = np.flatnonzero(nodes.kind <= GATHER)
+    _, first = np.unique(nodes.subject[runs], return_index=True)
+    again = np.delete(runs, first)
+    if len(again) == 0:
+        return None
+    is_read = np.zeros(len(plan.tensor), bool)
+    is_read[plan.read] = True
+    copies = nodes.copies()
+    is_read[copies.source] = True
+    made_again = {plan.tensor[r] for r in nodes.result[again].tolist()}
+    there: dict[int, list[int]] = {}
+    for r, t in enumerate(plan.tensor):
+        if t in made_again and on_device[r]:
+            there.setdefault(t, []).append(r)
+    for n, r in zip(again.tolist(), nodes.result[again].tolist(), strict=True):
+        for other in there[plan.tensor[r]]:
+            if other != r and plan.created_at[other] < n < plan.ended_at[other]:
+                return violation_at(Reason.COMPUTED_WHILE_THERE, plan.creator(other), n, plan.named(r))
+        if not is_read[r]:
+            return violation_at(Reason.COMPUTED_FOR_NOBODY, n, n, plan.named(r))
     return None
 
 

@@ -18,7 +18,7 @@ from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Call, Expr, Let
 from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.base.dtype import Stored
 from einpage.einsum_front.base.libraries import MOST_UNPACKED_ROWS
-from einpage.einsum_front.graph.job import AttentionJob, Contraction, ContractJob, GatherJob, Job, MapJob, range_by_letter
+from einpage.einsum_front.graph.job import AttentionJob, Contraction, ContractJob, GatherJob, Job, MapJob, PairsJob, range_by_letter
 from einpage.einsum_front.graph.taskgraph import Task
 from einpage.einsum_front.graph.written_rows import written_rows
 
@@ -96,6 +96,11 @@ def _work(of: _Same) -> Work | None:
             return Work(KernelKind.PRODUCT, rows, flops, 0, *pointwise, unpacked=unpacked, strided=strided, by_columns=by_columns)
         case AttentionJob():
             shared = (free_letters(job.q) & free_letters(job.k)).difference(job.score_letters)
+            return Work(KernelKind.ATTENTION, extents[job.row], of.flops, prod(extents[x] for x in shared))
+        case PairsJob(products=()):  # rows are added to a result of zeros
+            return Work(KernelKind.MAP, operations=2, elements=prod(extents[x] for x in job.target) + of.flops, looks_up=True)
+        case PairsJob():
+            shared = frozenset.intersection(*((free_letters(c.x) & free_letters(c.y)).difference(c.letters) for c in job.products))
             return Work(KernelKind.ATTENTION, extents[job.row], of.flops, prod(extents[x] for x in shared))
         case GatherJob():
             return None
