@@ -1,4 +1,4 @@
-"""The Python API, with the command line's arguments by name: `einpage.load_spec`, `plan`, `run` and `open` (docs/python.md).
+"""The Python API, with the command line's arguments by name: `einpage.load_spec`, `plan`, `run`, `open` and `train` (docs/python.md).
 
 model = einpage.load_spec("llama", weights="model.gguf", prompt="The capital of France is")
 print(einpage.plan(model, budget="64MiB").report.bound_ratio)
@@ -8,7 +8,7 @@ print(einpage.run(model, budget="64MiB").facts["top"])
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from time import perf_counter
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     from einpage.exec.run.open_model import OpenModel
     from einpage.exec.run.prepared import RunResult
+    from einpage.exec.train.run import TrainResult
+    from einpage.exec.train.trainer import StepDone
 
 DEVICES = ("auto", "cpu", "cuda")
 Member = TypeVar("Member", bound=Enum)
@@ -256,6 +258,74 @@ def open(
         tokenizer=tokenizer,
         ends=ends,
     )
+
+
+def train(
+    spec: str | Path,
+    weights: str | Path,
+    *,
+    steps: int,
+    data: str | None = None,
+    tokens: Sequence[Sequence[int]] | Sequence[int] | NDArray[np.integer] | None = None,
+    inputs: Mapping[str, ArrayLike | torch.Tensor] | None = None,
+    budget: str | int | None = None,
+    lr: float | None = None,
+    weight_decay: float | None = None,
+    schedule: str | None = None,
+    warmup: int | None = None,
+    batch: int | None = None,
+    seq: int | None = None,
+    micro_batches: int | None = None,
+    set: Mapping[str, str | int | float] | None = None,
+    machine: str | Machine | None = None,
+    weights_as: str | None = None,
+    split: Mapping[str, int] | None = None,
+    device: str = "auto",
+    dispatch: str | None = None,
+    out: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    resume: bool = False,
+    watch: Callable[[StepDone], None] | None = None,
+) -> TrainResult:
+    """Train the weights of `spec`, whose `train:` says which, as `einpage train` does: `steps` steps in fp32.
+
+    What is learned is a text, `data`, cut in sequences of `seq` tokens; or `tokens`, sequences of ids, each used whole, `batch` a step, in
+    order, again and again; or `inputs`, arrays by name in the declared shapes, or with one more axis, one a step. `budget` of the device is
+    bytes, a size, or a share as "40%" of what a step needs with room for everything. `lr` and `weight_decay` replace the spec's;
+    `schedule` is constant (None), linear or cosine, after `warmup` steps. `micro_batches` splits the sequences of a step. With `out`, a
+    folder, a checkpoint is written every `checkpoint_every` steps and at the end, and the weights; `resume` goes on from it. `watch` is
+    told of every step. The other arguments are those of `run`.
+
+    In the result `losses` has one number a step, `states` weights and what is kept for them as tensors by name (none with `out`), `facts()`
+    what `train --json` prints. Raises SpecError, WeightError, InputError, UsageError: each before anything runs; DoesNotFit; NodeError.
+    """
+    from einpage.exec.load.arrays import arrays
+    from einpage.exec.run.choose import DeviceKind, Dispatch, RunOptions, device_for, dispatch_of, kernels_for, measured_machine
+    from einpage.exec.train.run import train_model
+    from einpage.exec.train.saved import TrainOptions
+    from einpage.exec.train.setup import TrainRequest, set_up
+
+    numbers = {"steps": steps, "lr": lr, "weight_decay": weight_decay, "warmup": warmup, "batch": batch, "seq": seq}
+    given = {"spec": spec, "weights": weights, "set": set, "machine": machine, "device": device, "dispatch": dispatch, "resume": resume}
+    texts = {"weights_as": weights_as, "schedule": schedule, "data": data, "out": out, "budget": budget}
+    numbers |= {"micro_batches": micro_batches, "checkpoint_every": checkpoint_every}
+    check_arguments({**given, **numbers, **texts}, optional=[*numbers, *texts, "set", "machine", "dispatch"])
+    if device not in DEVICES:
+        raise UsageError(f"device {device!r}: expected {' or '.join(DEVICES)}")
+    kind = device_for(device).kind
+    how = TrainOptions(steps, None if out is None else Path(out), checkpoint_every, resume)
+    request = _request(1, "fp32", _weights_as(weights_as, kind is DeviceKind.CPU), None, split, ())
+    asked = None if dispatch is None else _choice(Dispatch, dispatch, "dispatch").value
+    setup = set_up(
+        TrainRequest(
+            spec, str(weights), how, dict(set or {}), data, "data", None if tokens is None else token_lists(plain(tokens), "tokens"),
+            {} if inputs is None else arrays(inputs), budget, batch, seq, micro_batches, lr, weight_decay, schedule, warmup,
+        ),
+        RunOptions(request, dispatch=dispatch_of(asked, False), device=kind, kernels=kernels_for("auto", kind)),
+    )  # fmt: skip
+    how.prepare_folder()
+    profile = (lambda: measured_machine(kind)) if machine is None else _machine_named(machine)
+    return train_model(setup, profile, how, str(weights), watch)
 
 
 def _texts(prompt: object) -> list[str]:

@@ -174,8 +174,8 @@ def test_a_planted_mistake_is_found(name: str, small_tree: Path) -> None:
         ("| `exec/run/` | What it is. |", "| `exec/run/` | What it is. And more. |", "exec/run/: not one sentence"),
         ("| `exec/run/` | What it is. |", "| `exec/run/` | |", "no line for exec/run/"),
         (
-            "| `exec/run/` | What it is. |\n| `exec/command/` |",
-            "| `exec/command/` | It. |\n| `exec/run/` |",
+            "| `exec/train/` | What it is. |\n| `exec/command/` |",
+            "| `exec/command/` | It. |\n| `exec/train/` |",
             "the wings stand in another order",
         ),
     ],

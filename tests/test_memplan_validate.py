@@ -219,6 +219,7 @@ MUTANTS: list[tuple[Reason, tuple[int | None, int | None], Mutant]] = [
     (Reason.CLEAN_OFFLOAD, (None, 3), clean_beside_dirty),
     (Reason.OUTPUT_MISSING, (None, None), lambda p: with_kind(p, 4, Kind.OUTPUT)),
     (Reason.LOOP_OPEN, (None, None), lambda p: replace(left_on_the_device(p), loops=True)),
+    (Reason.CARRIED_ELSEWHERE, (None, None), lambda p: replace(p, carried=((p.residencies[0].tensor, p.residencies[p.end[-1]].tensor),))),
     (Reason.EDGE_KIND, (1, 2), lambda p: with_memory(p, *MEMORY, (1, 2))),  # creation to read
     (Reason.EDGE_KIND, (2, 4), lambda p: with_memory(p, *MEMORY, (2, 4))),  # read to Free
     (Reason.EDGE_KIND, (0, 4), lambda p: with_memory(p, *MEMORY, (0, 4))),  # creation to Free

@@ -17,6 +17,7 @@ from einpage.checkpoints.files.checkpoint import Checkpoint, WeightError, file_s
 from einpage.checkpoints.files.gguf import open_gguf
 from einpage.checkpoints.files.random import RandomWeights
 from einpage.checkpoints.files.safetensors import open_index, open_safetensors
+from einpage.checkpoints.files.starts import with_starts
 from einpage.einsum_front.algebra.expr import Letter, loads
 from einpage.einsum_front.graph.program import Program, Source, StoredRows, Weight
 
@@ -97,6 +98,7 @@ def resolve(program: Program, checkpoint: Checkpoint, size_by_letter: Mapping[Le
     needed = _needed(program)
     if isinstance(checkpoint, RandomWeights):
         checkpoint = checkpoint.declare(needed)
+    checkpoint = with_starts(checkpoint, needed)
     chosen: dict[str, Source] = {}
     faults = list(checkpoint.damage)
     for weight in needed:

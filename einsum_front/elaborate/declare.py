@@ -149,7 +149,7 @@ class Declarations:
         symbol = self._symbols[entry.name]
         letters = tuple(map(Letter, symbol.dims))
         sources = tuple(Source(self._template(s), self._groups(entry, s), s.plus) for s in entry.sources)
-        return Weight(symbol.unique, entry.name, letters, symbol.shape, sources, self._fallback(entry), entry.span)
+        return Weight(symbol.unique, entry.name, letters, symbol.shape, sources, self._fallback(entry), entry.span, None, entry.start)
 
     def _unique(self, base: str, loop: tuple[int, ...]) -> str:
         name = f"{base}@{'.'.join(map(str, loop))}" if loop else base

@@ -54,6 +54,8 @@ class Weight:
     span: Span
     stored: StoredRows | None = None
     """How a checkpoint stores it, where a run is to keep it so; every op that reads it must be able to."""
+    start: float | str | None = None
+    """Where the checkpoint has none of the sources: the number that every element is, or `random`; None: it must have one."""
 
 
 class WeightsAs(Enum):

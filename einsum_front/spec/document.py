@@ -44,6 +44,10 @@ class ConfigKey:
     span: Span
 
 
+RANDOM = "random"
+"""What a weight may start as."""
+
+
 @dataclass(frozen=True, slots=True)
 class WeightEntry:
     """A weight as declared."""
@@ -55,6 +59,8 @@ class WeightEntry:
     fallback: Name | None
     """`or:`, the weight to use where the checkpoint has none of the sources."""
     span: Span
+    start: float | str | None = None
+    """`start:`, where the checkpoint has none of the sources: the number that every element is, or RANDOM."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import Span, did_you_mean, listing
 from einpage.einsum_front.base.files import read_text
 from einpage.einsum_front.spec.document import (
+    RANDOM,
     Axes,
     BodyItem,
     ConfigKey,
@@ -212,9 +213,13 @@ class _Reader:
         if "or" in node.items:
             other = node.items["or"]
             fallback = Name(_text(other), other.span)
-        return WeightEntry(
-            name, self._axes(node.items["axes"], grouped=True), tuple(map(self._source_name, _listed(origin))), fallback, span
-        )
+        axes, sources = self._axes(node.items["axes"], grouped=True), tuple(map(self._source_name, _listed(origin)))
+        return WeightEntry(name, axes, sources, fallback, span, self._start(node.items["start"]) if "start" in node.items else None)
+
+    def _start(self, node: YamlNode) -> float | str:
+        """A number, or the word `random`. Raises SpecError."""
+        assert isinstance(node, YamlScalar)
+        return RANDOM if node.value == RANDOM else self._finite(node)
 
     def _states(self, parent: YamlNode | None) -> tuple[StateEntry, ...]:
         return tuple(self._state(parent, key) for key, _ in _items(parent) if parent is not None)

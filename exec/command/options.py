@@ -85,7 +85,7 @@ def no_fuse_of(text: str | None) -> tuple[str, ...]:
 def files_read(a: argparse.Namespace) -> list[str]:
     """What a command reads, as its arguments name it: files and folders."""
     given = vars(a)
-    single = [given.get(word) for word in ("spec", "graph", "machine", "weights", "tokens", "file", "plan")]
+    single = [given.get(word) for word in ("spec", "graph", "machine", "weights", "tokens", "data", "file", "plan")]
     inputs = [assignment.partition("=")[2] for assignment in given.get("input") or ()]
     prompts = [p.text[1:] for p in given.get("prompt") or () if not p.literal and p.text.startswith("@")]
     return [text for text in (*single, *inputs, *prompts) if text]
@@ -99,6 +99,7 @@ def search_seconds(a: argparse.Namespace) -> float:
         a.plan_steps is not None
         or vars(a).get("generate")
         or "max_new" in vars(a)
+        or "checkpoint_every" in vars(a)
         or a.policy != Policy.AUTO.value
         or a.warm
         or vars(a).get("sweep")

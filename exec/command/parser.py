@@ -1,4 +1,4 @@
-"""The command line: `einpage show | plan | run | generate | chat | verify | pack | machine | cache`. Arguments in, exit status out.
+"""The command line: `einpage show | plan | run | train | generate | chat | verify | pack | machine | cache`. Arguments in, exit status out.
 
 0 done, 1 our bug, 2 the user's mistake or a full disk, 3 does not fit, 130 interrupted. With `--json` stdout holds one JSON object (of
 `generate` one a prompt, of `chat` one a turn, each on a line) and nothing else; what is for a person's eyes while waiting goes to
@@ -104,7 +104,7 @@ def parser() -> argparse.ArgumentParser:
         prog="einpage", description="A model as math in YAML, a plan for every byte, a run that replays it."
     )
     commands = root.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_show, _add_plan, _add_run, _add_generate, _add_chat, _add_verify, _add_pack, _add_machine, _add_cache):
+    for add in (_add_show, _add_plan, _add_run, _add_train, _add_generate, _add_chat, _add_verify, _add_pack, _add_machine, _add_cache):
         add(commands)
     return root
 
@@ -174,7 +174,36 @@ PLANS_OF_A_GENERATION = {
     "recompute": Recompute.NEVER.value,
     "outputs": None, "passes": None,
 }  # fmt: skip
-"""What generate and chat do not ask."""
+"""What generate, chat and train do not ask."""
+
+
+def _add_train(commands: Commands) -> None:
+    p = commands.add_parser("train", help="train the weights of a spec with `train:`, in a budget of memory")
+    _spec_arguments(p, may_be_absent=True)
+    _plan_arguments(p, budget_required=False, budget="the device arena: 64MiB, 8GiB, or 40%% of what a step takes with room for everything")
+    _device_arguments(p)
+    _no_saved_plan(p)
+    p.add_argument("--data", metavar="FILE", help="a text (UTF-8): its tokens in sequences of --seq, in order, again and again")
+    p.add_argument("--tokens", metavar="FILE", help="JSON: a list of sequences of token ids, each used whole, in order, again and again")
+    p.add_argument(
+        "--input", action="append", default=[], metavar="NAME=FILE", help="an array: of an input's shape, or one more axis, one a step"
+    )
+    p.add_argument("--steps", type=int, required=True, metavar="N", help="of the whole run; one that is resumed takes those that are left")
+    p.add_argument("--batch", type=int, metavar="N", help="sequences of a step (default: 1)")
+    p.add_argument("--seq", type=int, metavar="N", help="tokens of a sequence (default: of --data 128, of --tokens those of the longest)")
+    p.add_argument("--micro-batches", type=int, metavar="N", help="take the sequences of a step in N pieces, and add up what each gives")
+    p.add_argument("--lr", type=float, metavar="X", help="the learning rate (default: the spec's)")
+    p.add_argument("--weight-decay", type=float, metavar="Y", help="the optimiser's number `decay` (default: the spec's)")
+    p.add_argument(
+        "--schedule", choices=("constant", "linear", "cosine"), help="how the rate falls, to 0 after the last step (default: constant)"
+    )
+    p.add_argument("--warmup", type=int, metavar="N", help="steps in which the rate rises (default: 0)")
+    p.add_argument("--out", metavar="FOLDER", help="where checkpoints are kept, and the weights at the end")
+    p.add_argument("--checkpoint-every", type=int, metavar="N", help="steps; one is written at the end in any case")
+    p.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
+    p.add_argument("--trace", metavar="FILE", help="save a Chrome/Perfetto trace of the last step")
+    p.add_argument("--timeline", metavar="FILE", help="write the picture of every byte of a step as one HTML page (or .svg)")
+    p.set_defaults(command_function=_train_command, **PLANS_OF_A_GENERATION)
 
 
 def _add_generate(commands: Commands) -> None:
@@ -307,8 +336,8 @@ def _spec_arguments(p: argparse.ArgumentParser, may_be_absent: bool = False) -> 
     p.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
-def _plan_arguments(p: argparse.ArgumentParser, budget_required: bool = True) -> None:
-    p.add_argument("--budget", required=budget_required, metavar="SIZE", help="the device arena: 64MiB, 8GiB, 1.5GB")
+def _plan_arguments(p: argparse.ArgumentParser, budget_required: bool = True, budget: str = "the device arena: 64MiB, 8GiB, 1.5GB") -> None:
+    p.add_argument("--budget", required=budget_required, metavar="SIZE", help=budget)
     p.add_argument("--host-budget", metavar="SIZE", help="the host arena: weights that fit neither are read from the disk in each pass")
     p.add_argument("--h2d", metavar="RATE", help="override the profile's host → device bytes/s")
     p.add_argument("--d2h", metavar="RATE", help="override the profile's device → host bytes/s")
@@ -331,6 +360,12 @@ def _run_command(a: argparse.Namespace) -> int:
     with exit_on_interrupt():  # torch takes seconds
         from einpage.exec.command.run import run_command
     return run_command(a)
+
+
+def _train_command(a: argparse.Namespace) -> int:
+    with exit_on_interrupt():
+        from einpage.exec.command.train import train_command
+    return train_command(a)
 
 
 def _chat_command(a: argparse.Namespace) -> int:

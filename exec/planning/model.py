@@ -19,6 +19,7 @@ from einpage.checkpoints.text.tokenizer import Tokenizer
 from einpage.einsum_front.algebra.expr import Letter, Name
 from einpage.einsum_front.base.errors import EinpageError, UsageError, listing
 from einpage.einsum_front.base.units import whole_number
+from einpage.einsum_front.differentiate.next_token import with_training
 from einpage.einsum_front.differentiate.training import for_training, training_facts, training_step, training_text
 from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.fuse.tied_weights import with_tied_weights
@@ -76,7 +77,7 @@ def open_model(
     be, before all layers are elaborated.
     """
     document = load_document(spec_path(spec))
-    document = for_training(document) if train else document
+    document = for_training(with_training(document)) if train else document
     settings = dict(settings or {})
     checkpoint = open_weights(weights) if isinstance(weights, str) else weights
     sizes = {entry.name for entry in document.sizes}
@@ -103,7 +104,7 @@ def open_model(
 
 def shown_training(model: Model, spec: str | Path) -> tuple[dict[str, object], str]:
     """A training step of `model`, which was opened with `train`: its statements as facts, and for a person. Raises SpecError."""
-    document = load_document(spec_path(spec))
+    document = with_training(load_document(spec_path(spec)))
     step = training_step(model.program, document)
     return training_facts(step), training_text(step, document)
 

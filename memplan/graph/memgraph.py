@@ -148,6 +148,9 @@ class MemGraph:
     this is so on the device; on the host and the disk an extent may begin anywhere, and the sectors that it touches are its alone."""
     loops: bool = False
     """Whether it ends as it began: the same tensors at the same places of the device, so that it can run again where it has run."""
+    carried: tuple[tuple[TensorId, TensorId], ...] = ()
+    """Tiles of states, at the start and at the end: the second is at the end where the first was at the start, and is the first of the
+    next run."""
 
     def arena_bytes(self, place: Place) -> Nbytes | None:
         """Size of the arena at `place`; None where the plan knows no such place."""

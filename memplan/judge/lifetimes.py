@@ -59,7 +59,7 @@ def _creations_and_frees(plan: PlanColumns) -> Violation | None:
     ended_at: list[int] = [int(NEVER)] * len(memgraph.residencies)
     on_device, on_host = plan.at(DEVICE), plan.at(HOST)
     away = {plan.tensor[r] for r in memgraph.start if not on_device[r]}
-    stored = plan.stored()
+    stored, carried = plan.stored(), {first for first, _ in memgraph.carried}
     for r in memgraph.start:
         if created_at[r] is not None:
             return violation_at(Reason.CREATED_TWICE, None, None, plan.named(r))
@@ -74,8 +74,10 @@ def _creations_and_frees(plan: PlanColumns) -> Violation | None:
             continue
         if ended_at[residency] != NEVER:
             return violation_at(Reason.FREED_TWICE, ended_at[residency], n, plan.named(residency))
-        is_copy = on_device[residency] or (on_host[residency] and plan.tensor[residency] in stored)
-        if created_at[residency] == ALWAYS and not is_copy and tensors[plan.tensor[residency]].kind in HOST_AT_START:
+        tensor = plan.tensor[residency]
+        is_copy = on_device[residency] or on_host[residency] and tensor in stored
+        is_only_one = created_at[residency] == ALWAYS and not is_copy and tensor not in carried
+        if is_only_one and tensors[tensor].kind in HOST_AT_START:
             return violation_at(Reason.HOST_COPY_FREED, n, n, plan.named(residency))
         ended_at[residency] = n
     if None in created_at:

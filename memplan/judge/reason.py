@@ -53,6 +53,7 @@ class Reason(Enum):
     OUTPUT_MISSING = "an output is not on the host at the end"
     STALE_COPY = "a loop begins with a copy of what every pass has anew"
     LOOP_OPEN = "a loop does not end with the contents of the device, and with the copies on the host, that it started with"
+    CARRIED_ELSEWHERE = "a state is not at the end where it was at the start"
     EDGE_KIND = "an edge is marked data where no data passes, or memory where some does"
 
 

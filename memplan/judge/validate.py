@@ -42,6 +42,7 @@ def judge(memgraph: MemGraph) -> Violation | None:
         or _no_needless_run(plan)
         or _outputs_on_host(plan)
         or _loop_closes(plan)
+        or _states_carried(plan)
         or _edge_kinds(plan)
     )
 
@@ -150,9 +151,9 @@ def _no_needless_run(plan: PlanColumns) -> Violation | None:
 
 
 def _outputs_on_host(plan: PlanColumns) -> Violation | None:
-    """Proves: every tile of every output is on the host at the end."""
+    """Proves: every tile of every output is on the host at the end, but for states, which may stay on the device."""
     there = plan.at(HOST)
-    on_host = {plan.tensor[r] for r in (*plan.memgraph.start, *plan.memgraph.end) if there[r]}
+    on_host = {plan.tensor[r] for r in (*plan.memgraph.start, *plan.memgraph.end) if there[r]} | {last for _, last in plan.memgraph.carried}
     asked = {value for _, value in plan.memgraph.graph.outputs}
     for tensor in plan.memgraph.graph.tensors:
         if (tensor.kind is Kind.OUTPUT or tensor.value in asked) and tensor.id not in on_host:
@@ -176,6 +177,22 @@ def _loop_closes(plan: PlanColumns) -> Violation | None:
     for where, r in (*at_start.items(), *at_end.items()):
         if where not in at_start or where not in at_end:
             return violation_at(Reason.LOOP_OPEN, None, None, f"{plan.named(r)} at the {'start' if where in at_start else 'end'} only")
+    return None
+
+
+def _states_carried(plan: PlanColumns) -> Violation | None:
+    """Proves: what carries a state at the end lies, at one place, where the state was at the start; of one that stays on the device, the
+    copy on the host, which is of the first step, is not read."""
+    memgraph, on_device, read = plan.memgraph, plan.at(DEVICE), set(plan.read.tolist())
+    at_start, at_end = ({(plan.tensor[r], on_device[r]): r for r in listed} for listed in (memgraph.start, memgraph.end))
+    for first, last in memgraph.carried:
+        ends = [(here, at_end[last, here]) for here in (True, False) if (last, here) in at_end]
+        here, end = ends[0] if len(ends) == 1 else (False, None)
+        start = at_start.get((first, here))
+        if start is None or end is None or (plan.offset[start], plan.offset_end[start]) != (plan.offset[end], plan.offset_end[end]):
+            return violation_at(Reason.CARRIED_ELSEWHERE, None, None, memgraph.graph.tensors[first].name)
+        if here and at_start[first, False] in read:
+            return violation_at(Reason.CARRIED_ELSEWHERE, None, None, f"{plan.named(at_start[first, False])}, which is read")
     return None
 
 
