@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=PROMPT, help="tokens of it")
     parser.add_argument("--new", type=int, default=NEW, help="tokens after it")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--dispatch", default="dynamic")
+    parser.add_argument("--dispatch", help="default: the faster of dynamic and serial")
     parser.add_argument("--out", type=Path, help="the folder for generate_peers.json")
     a = parser.parse_args()
     machine, prompt, began = measured_cpu(say=print), token_ids(a.prompt), os.getloadavg()[0]
@@ -96,7 +96,9 @@ def main() -> None:
                 passes[name].append(figures.decode_s / figures.steps)
     rows = [_row(name, seconds, passes, opened, machine, a) for name in seconds]
     if a.out is not None:
-        command = f"python -m bench.generate_peers --prompt {a.prompt} --new {a.new} --rounds {a.rounds} --dispatch {a.dispatch}"
+        command = f"python -m bench.generate_peers --prompt {a.prompt} --new {a.new} --rounds {a.rounds}" + (
+            "" if a.dispatch is None else f" --dispatch {a.dispatch}"
+        )
         print(results.write(a.out, "generate_peers", command, rows, load_before=began, load_after=os.getloadavg()[0], threads=threads))
 
 

@@ -254,7 +254,14 @@ def open(
         spec=str(name),
         model_at=lambda sizes, tokens: open_model(name, {**settings, **sizes}, checkpoint, tokens, tokenizer),
         machine=(lambda: measured_machine(kind)) if machine is None else _machine_named(machine),
-        options=RunOptions(request, dispatch=dispatch_of(asked, False), device=kind, kernels=kernels_for("auto", kind), choices=choices),
+        options=RunOptions(
+            request,
+            dispatch=dispatch_of(asked, False),
+            dispatch_is_open=asked is None,
+            device=kind,
+            kernels=kernels_for("auto", kind),
+            choices=choices,
+        ),
         tokenizer=tokenizer,
         ends=ends,
     )

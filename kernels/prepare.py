@@ -25,6 +25,7 @@ from einpage.kernels.multiply.unpack_steps import to_numbers
 from einpage.kernels.on_torch.added_rows import prepare_added_rows
 from einpage.kernels.on_torch.attention import prepare_attention
 from einpage.kernels.on_torch.contract import prepare_contract
+from einpage.kernels.on_torch.few_queries import prepare_few_queries
 from einpage.kernels.on_torch.fused_attention import prepare_fused
 from einpage.kernels.on_torch.host_gather import GatherKernel, prepare_gather, split_gather
 from einpage.kernels.on_torch.map import prepare_map
@@ -158,7 +159,7 @@ def _torch(job: Job, products: Products) -> TorchKernel | GatherKernel:
         case ContractJob():
             return prepare_contract(job, products=products)
         case AttentionJob():
-            return prepare_fused(job, products) or prepare_attention(job, products=products)
+            return prepare_few_queries(job) or prepare_fused(job, products) or prepare_attention(job, products=products)
         case PairsJob():
             return prepare_pairs(job, products=products) if job.products else prepare_added_rows(job)
         case GatherJob():

@@ -19,8 +19,7 @@ COSTS = 1.02
 GPT2_512 = TextLengths(1, 128, 1, 385)
 """`plan gpt2 --generate 512`."""
 CASES = [
-    pytest.param("gpt2", 64 * MIB, (0,), id="gpt2", marks=[pytest.mark.xfail(strict=True, reason="1.030: a known fault")]),
-    pytest.param("gpt2", 64 * MIB, (64,), id="gpt2-second"),
+    pytest.param("gpt2", 64 * MIB, (0, 64), id="gpt2"),
     pytest.param("gpt2", 64 * MIB, (128, 192, 256, 320), id="gpt2-later", marks=[pytest.mark.slow]),
     pytest.param("gpt2", 256 * MIB, (0, 64, 128, 192, 256, 320), id="gpt2-256MiB", marks=[pytest.mark.slow]),
 ]

@@ -119,6 +119,7 @@ def setup_of(a: argparse.Namespace, command: str) -> Setup:
     options = RunOptions(
         plan=request,
         dispatch=dispatch_of(a.dispatch, False),
+        dispatch_is_open=a.dispatch is None,
         device=chosen.kind,
         kernels=kernels_for(a.kernels, chosen.kind),
         choices=choices,

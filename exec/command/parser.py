@@ -248,7 +248,11 @@ def _sampling_arguments(p: argparse.ArgumentParser, max_new: int) -> None:
 def _device_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--machine", metavar="NAME|FILE", help="plan for this profile instead of the measured one")
     p.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    p.add_argument("--dispatch", choices=("dynamic", "static", "serial"), help="default: dynamic (of run with --find-nan: serial)")
+    p.add_argument(
+        "--dispatch",
+        choices=("dynamic", "static", "serial"),
+        help="default: dynamic (of run with --find-nan: serial; of generate and chat: dynamic or serial, whichever is the faster)",
+    )
     p.add_argument("--kernels", choices=("auto", "torch", "triton"), default="auto")
     ways = "how a GPU multiplies fp32: on tensor cores, each product within 1.2e-6 (tf32x3, the default), or exactly and far slower (ieee)"
     p.add_argument("--fp32-products", choices=("tf32x3", "ieee"), help=ways)

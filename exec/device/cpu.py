@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Collection, Mapping
+from ctypes import memmove
 from functools import partial
 
 import numpy as np
@@ -89,7 +90,8 @@ class CpuDevice:
         """[place] as the residencies number them; the disk has none"""
         self._counted = MovedBytes(memgraph)
         self._gathered: dict[NodeId, int] = {}
-        self._copies: dict[NodeId, tuple[Copy, ...]] = {}
+        self._copies: dict[NodeId, tuple[tuple[int, int, int], ...]] = {}
+        """(address to copy to, address to copy from, bytes)"""
         self._disk_copies: dict[NodeId, Callable[[], None]] = {}
         self.arena_bytes: int = memgraph.budget_bytes
         calls = _KernelCalls(memgraph, self._arena, PreparedKernels(self._backend, Products(libraries, self._threads)))
@@ -159,10 +161,9 @@ class CpuDevice:
             self._disk_copies[node]()
             self._counted.add(node, self._memgraph.moved_bytes(node))
             return
-        for source, target in self._copies[node]:
-            copied = self._bytes(target)
-            np.copyto(copied, self._bytes(source))
-            self._counted.add(node, copied.nbytes)
+        for target, source, nbytes in self._copies[node]:
+            memmove(target, source, nbytes)
+            self._counted.add(node, nbytes)
 
     def gather(self, node: NodeId) -> None:
         self._calls[node]()
@@ -191,9 +192,10 @@ class CpuDevice:
                     return self._disk_gather(self._disk, task, operands, creates)
                 return calls.call(task, operands, creates, None)
             case Move() as move:
-                self._copies[i] = move.copies
-                if self._disk is not None:
+                if self._disk is not None and self._memgraph.queue(i) in (Queue.READ, Queue.WRITE):
                     self._prepare_disk(self._disk, i, move)
+                else:
+                    self._copies[i] = tuple(map(self._addresses, move.copies))
                 return no_op
             case Free():
                 return no_op
@@ -227,6 +229,11 @@ class CpuDevice:
         extent = Extent(Offset(int(found.offset[at])), Nbytes(int(found.nbytes[at])))
         arena: MappedArena = self._arenas[found.place[residency]]
         return arena.bytes(extent)
+
+    def _addresses(self, copy: Copy) -> tuple[int, int, int]:
+        source, target = self._bytes(copy[0]), self._bytes(copy[1])
+        assert source.nbytes == target.nbytes, f"a copy of {source.nbytes} bytes to {target.nbytes}"
+        return target.ctypes.data, source.ctypes.data, target.nbytes
 
     def _arena(self, place: Place) -> MappedArena:
         match place.kind:

@@ -149,7 +149,6 @@ def plan_texts(
 ) -> PlannedSet:
     """Plan all of a generation: prompts in chunks where they do not fit the budget at once. The seconds or steps of the search, where there
     are any, are shared by the plans. A function for a machine is called when all is refused that needs none.
-
     Raises UsageError for a spec that does not generate, DoesNotFit, RejectedPlanSet, and the errors of open_model.
     """
     texts.refuse_none()
@@ -308,8 +307,7 @@ class _Phases:
             found, bucket = [last], self._buckets[-1]
             try:
                 for bucket in reversed(self._buckets[:-1]):
-                    request = self._request.in_pieces(_all_pieces(found[-1].model, found[-1].planned))
-                    found.append(self._bucket(bucket, _beside(found[-1], request)))
+                    found.append(self._before(bucket, found[-1]))
             except DoesNotFit:  # one before the last wants more bytes than it: leave it some
                 resident = resident_weights(last)
                 if not resident:
@@ -318,6 +316,15 @@ class _Phases:
                 last = self._bucket(self._buckets[-1], replace(request, resident=resident[: len(resident) // 2], others=Others.NONE))
             else:
                 return tuple(reversed(found))
+
+    def _before(self, bucket: Bucket, following: PlannedPhase) -> PlannedPhase:
+        """The bucket before `following`, beside its residents: at first with about as many bytes of others. It has less to do, so where it
+        takes longer, these are not enough or too many, and all are tried."""
+        request = _beside(following, self._request.in_pieces(_all_pieces(following.model, following.planned)))
+        found = [self._bucket(bucket, request)]
+        if found[0].seconds > following.seconds:
+            found.append(self._bucket(bucket, replace(request, resident_bytes=None, others=Others.FASTEST)))
+        return min(found, key=lambda phase: phase.seconds)
 
     def _bucket(self, bucket: Bucket, request: PlanRequest) -> PlannedPhase:
         return self._planned(bucket, replace(request, passes=bucket.extra + 1))

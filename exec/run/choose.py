@@ -74,6 +74,8 @@ class RunOptions:
     """What compiled Triton kernels are written by."""
     tiles_refused: str | None = None
     """What is wrong with a file of measured tiles that is there, and not used."""
+    dispatch_is_open: bool = False
+    """Nobody asked for `dispatch`: what is run again and again may be run by whichever is the fastest. Bits are the same."""
 
 
 def device_for(option: str) -> ChosenDevice:

@@ -8,19 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
+from math import prod
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from einpage.einsum_front.algebra.expr import Letter, Region
+from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import Box, View
-from einpage.kernels.instructions.instruction_list import AccAt, InstructionList, Iota, LoadAt, LookUp, ResultAt, SlotSource
+from einpage.kernels.instructions.instruction_list import (
+    AccAt,
+    CompiledForm,
+    InstructionList,
+    Iota,
+    LoadAt,
+    LookUp,
+    ResultAt,
+    SlotSource,
+)
 from einpage.kernels.instructions.look_up import look_up
 from einpage.kernels.instructions.value_kind import ValueKind
-from einpage.kernels.layout.affine import Affine
+from einpage.kernels.layout.affine import Affine, row_major
 from einpage.kernels.layout.assemble import assemble
 from einpage.kernels.layout.window import BoundCall, BoundStep, JobBuffers, StridedTile, Window, strided_tile, strided_tiles
+from einpage.kernels.on_llvm.compile import NativeCall, why_not_llvm
+from einpage.kernels.on_llvm.loop_nests import Array, Element, LoopNests, Spacing, loop_nests
+
+KEPT_BYTES = 1024
+"""Temporaries of a step that it keeps from call to call; of larger ones it has them only while it runs."""
+SHORT_ELEMENTS = 16384
+"""A call for so many is over in some microseconds, and keeps the interpreter's lock."""
+_ELEMENTS = {DType.FP32: Element.FP32, DType.INT32: Element.INT32}
 
 Look: TypeAlias = Callable[[JobBuffers], Tensor | Callable[[list[Any]], Tensor]]
 """What a source is on these buffers: a tensor, or what makes one, given the slots filled so far."""
@@ -34,6 +55,8 @@ def bind(
     The step raises IndexOutOfRange where data give an index outside what it looks into.
     """
     looks = {i.out: _look(listed.sources[i.out], listed.order, region, reads, accs, results) for i in listed.instructions if i.fn is None}
+    if listed.compiled is not None and (elements := _elements(listed, listed.compiled, reads)) is not None:
+        return _compiled(listed, listed.compiled, region, looks, elements)
     template = list(listed.template)
 
     def looked_through(buffers: JobBuffers) -> BoundCall:
@@ -68,6 +91,133 @@ def bind(
         return run
 
     return looked_through
+
+
+def _elements(listed: InstructionList, form: CompiledForm, reads: Sequence[View]) -> tuple[Element, ...] | None:
+    """What the arrays of a compiled form consist of; None where loops cannot be compiled for these."""
+    out: list[Element] = []
+    for slot in form.arrays:
+        match listed.sources.get(slot):
+            case LoadAt(operand, _):
+                element = _ELEMENTS.get(reads[operand].dtype)
+                if element is None:
+                    return None
+                out.append(element)
+            case None if listed.refs[slot].kind is ValueKind.BOOL:
+                out.append(Element.TRUTH)
+            case _:
+                out.append(Element.FP32)
+    return None if why_not_llvm() is not None else tuple(out)
+
+
+def _compiled(
+    listed: InstructionList, form: CompiledForm, region: Region, looks: Mapping[int, Look], elements: Sequence[Element]
+) -> BoundStep:
+    """`listed` as loops: a table of extents, addresses and strides, and one call."""
+    extents = [end - start for start, end in (region[x] for x in listed.order)]
+    inner = frozenset(nest.dims[-1] for nest in form.nests if nest.dims)
+    known = _known(listed, form, looks)
+    shapes = {t: [extents[d] if x in listed.refs[t].letters else 1 for d, x in enumerate(listed.order)] for t in form.temporaries}
+    temporary_elements = [prod(shapes[t]) for t in form.temporaries]
+    is_short = sum(prod(extents[d] for d in nest.dims) for nest in form.nests) <= SHORT_ELEMENTS
+
+    def steps(slot: int, stride: Sequence[int]) -> tuple[Spacing, ...]:
+        letters = listed.refs[slot].letters
+        source = listed.sources.get(slot)
+        found: list[Spacing] = []
+        for d, letter in enumerate(listed.order):
+            if letter not in letters and not isinstance(source, ResultAt):
+                found.append(Spacing.NONE)
+            else:
+                found.append(Spacing.ONE if d in inner and (stride[d] == 1 or extents[d] == 1) else Spacing.MANY)
+        return tuple(found)
+
+    def looked_through(buffers: JobBuffers) -> BoundCall:
+        tensors: dict[int, Tensor] = dict(known)
+        fetch_by_slot: dict[int, Callable[[list[Any]], Tensor]] = {}
+        for slot, look in looks.items():
+            if slot in form.arrays:
+                found = look(buffers)
+                if isinstance(found, Tensor):
+                    tensors[slot] = found
+                else:
+                    fetch_by_slot[slot] = found
+        arrays, table = list[Array](), list[int](extents)
+        late: list[tuple[int, Callable[[], Tensor]]] = []
+        for slot, element in zip(form.arrays, elements, strict=True):
+            if slot in tensors:
+                address, stride = tensors[slot].data_ptr(), tensors[slot].stride()
+            elif slot in shapes:
+                address, stride = 0, row_major(shapes[slot])
+            else:
+                late.append((len(table), partial(fetch_by_slot[slot], [])))
+                first = fetch_by_slot[slot]([])
+                address, stride = first.data_ptr(), first.stride()
+            arrays.append(Array(element, steps(slot, stride)))
+            table += [address, *stride]
+        nests = LoopNests(len(extents), tuple(arrays), form.nests)
+        assert len(table) == nests.table_size
+        numbers = np.array(table, np.int64)
+        places = [nests.address_at(form.arrays.index(t)) for t in form.temporaries]
+        return _call(loop_nests(nests, is_short), numbers, tensors, late, list(zip(places, temporary_elements, strict=True)))
+
+    return looked_through
+
+
+def _call(
+    kernel: NativeCall,
+    table: NDArray[np.int64],
+    kept: Mapping[int, Tensor],
+    late: Sequence[tuple[int, Callable[[], Tensor]]],
+    temporaries: Sequence[tuple[int, int]],
+) -> BoundCall:
+    """What calls `kernel`. `late`: what is put together in every call, and where its address goes; `temporaries`: likewise, and how many
+    elements."""
+    address, elements = table.ctypes.data, sum(n for _, n in temporaries)
+    if not late and 4 * elements <= KEPT_BYTES:
+        own = torch.empty(elements)
+        _place(table, own, temporaries)
+
+        def call_again() -> object:
+            kernel(address)
+            return table, kept, own  # addresses are of these
+
+        return call_again
+
+    def call() -> object:
+        fresh = torch.empty(elements)
+        _place(table, fresh, temporaries)
+        assembled = [(at, fetch()) for at, fetch in late]
+        for at, tensor in assembled:
+            table[at] = tensor.data_ptr()
+        kernel(address)
+        return kept
+
+    return call
+
+
+def _place(table: NDArray[np.int64], memory: Tensor, temporaries: Sequence[tuple[int, int]]) -> None:
+    """Temporaries one behind the other."""
+    address = memory.data_ptr()
+    for at, elements in temporaries:
+        table[at] = address
+        address += 4 * elements
+
+
+def _known(listed: InstructionList, form: CompiledForm, looks: Mapping[int, Look]) -> dict[int, Tensor]:
+    """The arrays that depend on letters alone."""
+    wanted = [slot for slot in form.arrays if slot not in listed.sources and slot not in form.temporaries]
+    slots = list(listed.template)
+    made = {i.out: i for i in listed.instructions}
+
+    def value(slot: int) -> Any:
+        if slots[slot] is None:
+            i = made[slot]
+            slots[slot] = looks[slot](()) if i.fn is None else i.fn(*map(value, i.args))
+        return slots[slot]
+
+    tensors = {slot: value(slot) for slot in wanted}
+    return {slot: (tensor if tensor.dim() else tensor.view([1] * len(listed.order))).contiguous() for slot, tensor in tensors.items()}
 
 
 def _look(

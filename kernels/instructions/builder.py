@@ -14,6 +14,7 @@ from torch import Tensor
 
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.kernels.instructions import calls
+from einpage.kernels.instructions.compiled_form import compiled_form
 from einpage.kernels.instructions.instruction_list import AccAt, Instruction, InstructionList, LookUp, Ref, ResultAt, SlotSource
 from einpage.kernels.instructions.value_kind import ValueKind
 
@@ -29,6 +30,7 @@ class InstructionBuilder:
         self._sources: dict[int, SlotSource] = {}
         self._owned: set[int] = set()
         self._stores: list[int] = []
+        self._targets: list[frozenset[Letter] | None] = []
 
     def slot(self, letters: frozenset[Letter], kind: ValueKind, initial: object = None, value: float | int = 0) -> Ref:
         """A new slot, which holds `initial` before the first instruction."""
@@ -81,6 +83,7 @@ class InstructionBuilder:
             write = calls.fill if ref.kind is ValueKind.NUMBER else calls.copy
             self._instructions += [window, Instruction(write, done.slot, (target.slot, ref.slot))]
         self._stores.append(ref.slot)
+        self._targets.append(direct)
 
     def check(self, ref: Ref, check: Callable[[Tensor], None]) -> None:
         """Call `check` with the value of `ref`."""
@@ -102,7 +105,9 @@ class InstructionBuilder:
                 instruction = replace(instruction, into=reusable[0])
             unread = (instruction.out,) if last_use[instruction.out] == n and instruction.into is None else ()
             out.append(replace(instruction, dead=dead + unread))
-        return InstructionList(self.order, tuple(out), tuple(self._template), self._sources, tuple(self._refs), tuple(self._stores))
+        template, refs = tuple(self._template), tuple(self._refs)
+        compiled = compiled_form(self.order, out, template, self._sources, refs, self._targets)
+        return InstructionList(self.order, tuple(out), template, self._sources, refs, tuple(self._stores), compiled)
 
     def _reusable(self, instruction: Instruction, dead: tuple[int, ...]) -> list[int]:
         """Of the slots dead after an instruction, those that its value may be written over."""

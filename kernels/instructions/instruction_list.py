@@ -19,6 +19,7 @@ from einpage.einsum_front.algebra.expr import Letter
 from einpage.kernels.instructions.calls import ALLOCATES_TEMPORARY
 from einpage.kernels.instructions.value_kind import ValueKind
 from einpage.kernels.layout.affine import Affine
+from einpage.kernels.on_llvm.loop_nests import Nest
 
 _ITEM_BYTES = {ValueKind.FLOAT: 4, ValueKind.BOOL: 1, ValueKind.INT: 8, ValueKind.NUMBER: 0, ValueKind.STORED: 0}
 
@@ -94,6 +95,17 @@ class Instruction:
 
 
 @dataclass(frozen=True, slots=True)
+class CompiledForm:
+    """A list as loops over arrays (compiled_form.py). Dimensions are the letters of the list's order."""
+
+    arrays: tuple[int, ...]
+    """The slot of each: a source, a temporary, or what depends on letters alone."""
+    temporaries: tuple[int, ...]
+    """Slots that lie in memory of their own while the loops run."""
+    nests: tuple[Nest, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class InstructionList:
     """Torch calls over numbered slots, and what they need for a block of any extent."""
 
@@ -105,11 +117,14 @@ class InstructionList:
     refs: tuple[Ref, ...]
     stores: tuple[int, ...]
     """The slot of each expression, in order."""
+    compiled: CompiledForm | None = None
 
     def peak_bytes(self, extent: Mapping[Letter, int], in_several_tiles: frozenset[int] = frozenset()) -> int:
         """Bytes of temporaries alive at once for a block of `extent`; operands in several tiles count as copied."""
         live: dict[int, int] = {}
-        peak = 0
+        peak = (
+            0 if self.compiled is None else sum(4 * math.prod(extent[x] for x in self.refs[t].letters) for t in self.compiled.temporaries)
+        )
         for instruction in self.instructions:
             if instruction.into is not None:
                 live[instruction.out] = live.pop(instruction.into, 0)

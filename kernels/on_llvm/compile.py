@@ -1,7 +1,8 @@
 """LLVM's intermediate representation to machine code of this processor, by llvmlite: milliseconds a function, kept while the process runs.
 
 In: a text and the name of its function, whose parameters are addresses and 64-bit numbers. Out: what calls it, with the interpreter's lock
-released. Where llvmlite is missing, or the processor converts no f16, there is none: whoever asks has another way.
+released, or held, where a call is shorter than it may take to get the lock back from another engine's thread. Where llvmlite is missing, or
+the processor converts no f16, there is none: whoever asks has another way.
 """
 
 from __future__ import annotations
@@ -32,8 +33,16 @@ def why_not_llvm() -> str | None:
     return None if platform.machine() in ("aarch64", "arm64") else f"{platform.machine()} was never tried"
 
 
-def compiled(text: str, name: str, addresses_and_numbers: str) -> NativeCall:
+def compiled(text: str, name: str, addresses_and_numbers: str, holds_lock: bool = False) -> NativeCall:
     """The function `name` of `text`; a `p` for each address among its parameters and an `n` for each number, in order."""
+    kinds = {"p": ctypes.c_void_p, "n": ctypes.c_int64}
+    make = ctypes.PYFUNCTYPE if holds_lock else ctypes.CFUNCTYPE
+    return make(None, *(kinds[kind] for kind in addresses_and_numbers))(_address(text, name))
+
+
+@cache
+def _address(text: str, name: str) -> int:
+    """Of the machine code."""
     assert why_not_llvm() is None
     import llvmlite.binding as llvm
 
@@ -44,11 +53,9 @@ def compiled(text: str, name: str, addresses_and_numbers: str) -> NativeCall:
         machine: Any = llvm.Target.from_default_triple().create_target_machine(cpu=cpu, features=features, opt=3)
         engine: Any = llvm.create_mcjit_compiler(module, machine)
         engine.finalize_object()
-        address = engine.get_function_address(name)
-    kinds = {"p": ctypes.c_void_p, "n": ctypes.c_int64}
-    call = ctypes.CFUNCTYPE(None, *(kinds[kind] for kind in addresses_and_numbers))(address)
-    _engines.append(engine)
-    return call
+        address: int = engine.get_function_address(name)
+        _engines.append(engine)
+    return address
 
 
 _engines: list[Any] = []

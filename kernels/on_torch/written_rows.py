@@ -12,6 +12,10 @@ from functools import lru_cache
 from itertools import product
 from math import prod
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
 from einpage.einsum_front.algebra.expr import Axis, Letter, Load, Region
 from einpage.einsum_front.graph.job import MapJob, View
 from einpage.einsum_front.graph.written_rows import WrittenRows, written_rows
@@ -95,7 +99,8 @@ def _put(before: Window, result: Window, puts: tuple[_Put, ...], along: int, int
     def bound(buffers: JobBuffers) -> BoundCall:
         source, target = before.of(buffers), result.of(buffers)
         is_there = source.data_ptr() == target.data_ptr() and source.stride() == target.stride()
-        views = [(put.place.of(buffers), put.rows.of(buffers), put.result.of(buffers)) for put in puts]
+        views = [(_array(put.place, buffers), _array(put.rows, buffers), _array(put.result, buffers)) for put in puts]
+        outside = (slice(None),) * along
 
         def call() -> None:
             if not is_there:
@@ -104,8 +109,15 @@ def _put(before: Window, result: Window, puts: tuple[_Put, ...], along: int, int
                 first = int(place) + shift
                 low, high = max(first, interval[0]), min(first + rows.shape[along], interval[1])
                 if low < high:
-                    into.narrow(along, low - interval[0], high - low).copy_(rows.narrow(along, low - first, high - low))
+                    into[(*outside, slice(low - interval[0], high - interval[0]))] = rows[(*outside, slice(low - first, high - first))]
 
         return call
 
     return bound
+
+
+def _array(window: Window, buffers: JobBuffers) -> NDArray[np.generic]:
+    """What is copied is small, and numpy keeps the interpreter's lock for it, where torch would wait to have it back."""
+    seen = window.of(buffers)
+    found: NDArray[np.generic] = (seen.view(torch.int16) if seen.dtype is torch.bfloat16 else seen).numpy()
+    return found
