@@ -27,8 +27,8 @@ from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.simulate import all_moved_bytes, simulate
 from einpage.memplan.horizons.horizons import HorizonOptions, plan_by_horizons
-from einpage.memplan.horizons.tiers import AS_FAST, plan_tiers
 from einpage.memplan.horizons.recompute import Recompute, plan_with_second_runs
+from einpage.memplan.horizons.tiers import AS_FAST, plan_tiers
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.problem.footprint import refuse_too_small
 from einpage.memplan.problem.order import FREE_ORDERS, ORDER_BY_POLICY, OrderPolicy

@@ -24,6 +24,7 @@ from einpage.exec.dispatch import threads as engine_threads
 from einpage.exec.dispatch.engine import Measured
 from einpage.exec.dispatch.progress import SILENT, Hooks, Progress
 from einpage.exec.errors import EngineBusy, NodeError
+from einpage.exec.load.packed_tiles import OpenDisk
 from einpage.exec.planning import plan_set, text_lengths
 from einpage.exec.planning.plan_set import PlannedPhase
 from einpage.exec.planning.request import PlanRequest
@@ -78,9 +79,9 @@ def test_every_text_has_the_arena_of_the_first(opening: Opened) -> None:
     made: list[int] = []
     init = CpuMemory.__init__
 
-    def counted(self: CpuMemory, host: HostArena, nbytes: int) -> None:
+    def counted(self: CpuMemory, host: HostArena, nbytes: int, disk: OpenDisk | None = None) -> None:
         made.append(nbytes)
-        init(self, host, nbytes)
+        init(self, host, nbytes, disk)
 
     with patch.object(CpuMemory, "__init__", counted):
         for _ in range(3):

@@ -126,15 +126,15 @@ def has_huge_pages() -> bool:
 
 
 @pytest.mark.skipif(not has_huge_pages(), reason="this system has no transparent huge pages")
-def test_an_arena_for_copy_engines_lies_on_huge_pages() -> None:
-    arena = HostArena(8 * HUGE_PAGE + 4096, huge=True)
+def test_an_arena_lies_on_huge_pages() -> None:
+    arena = HostArena(8 * HUGE_PAGE + 4096)
     whole = arena.whole()
     assert whole.data_ptr() % HUGE_PAGE == 0 and whole.nbytes == 8 * HUGE_PAGE + 4096
     assert not whole.any()
     arena.bytes(Extent(Offset(0), Nbytes(arena.nbytes)))[:] = 7
     assert bool((whole == 7).all())
     assert huge_bytes(whole.data_ptr()) >= 7 * HUGE_PAGE
-    plain = MappedArena(8 * HUGE_PAGE, touch=True).whole()
+    plain = MappedArena(8 * HUGE_PAGE, touch=True, huge=False).whole()
     assert huge_bytes(plain.data_ptr()) < HUGE_PAGE
 
 

@@ -153,7 +153,7 @@ WORDS = {"h2d": "7GB/s", "d2h": "3GB/s", "device_bytes": "5GiB"}
 @pytest.mark.parametrize("word", WORDS)
 def test_a_word_changes_its_own_figure_alone(word: str, machine: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_words, "measured_machine", lambda *args, **more: a_machine())
-    nothing = Namespace(machine=machine, threads=None, **dict.fromkeys(WORDS))
+    nothing = Namespace(machine=machine, threads=None, host_budget=None, **dict.fromkeys(WORDS))
 
     def of(given: Namespace) -> Machine:
         found = run_words.machine_of(given, DeviceKind.CPU)

@@ -80,6 +80,9 @@ SCORES = "softmax[t](where(t <= s, q[b,s,h,d] * k[b,t,h,d] / 2, -inf))"
 MIX = "y[b,s,h,d] = a[b,h,s,t] * v[b,t,h,d]"
 ROW = "y b s m"
 HEADS = "y b s h d"
+READ_TWICE = (
+    "first[b,s,h,d] = a[b,h,s,t] * k[b,t,h,d]\nsecond[b,s,h,d] = a[b,h,s,t] * v[b,t,h,d]\ny[b,s,h,d] = first[b,s,h,d] + second[b,s,h,d]"
+)
 ONE_ATTENTION = "attention y"
 
 
@@ -324,6 +327,15 @@ def test_what_is_read_twice_does_not_double_without_end(case: Case) -> None:
     assert max(size(e) for op in opgraph.ops for e in expressions(op)) <= MOST_NODES
     assert "too long" in " ".join(opgraph.unfused)
     assert worst(program, opgraph, {}) <= TOLERANCE
+
+
+def test_a_long_chain_of_scores_whose_weights_are_read_twice() -> None:
+    """Written out one within another they would be deeper than expressions may be."""
+    steps = "\n".join(f"c{n}[b,h,s,t] = tanh(c{n - 1}[b,h,s,t])" for n in range(1, 400))
+    program = program_of(
+        Case(f"c0[b,h,s,t] = q[b,s,h,d] * k[b,t,h,d]\n{steps}\na[b,h,s,t] = softmax[t](c399[b,h,s,t])\n{READ_TWICE}", HEADS, "")
+    )
+    assert worst(program, fused(program), {}) <= TOLERANCE
 
 
 def test_a_chain_is_inlined_at_a_cost_of_its_own_length() -> None:

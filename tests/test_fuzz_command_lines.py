@@ -95,6 +95,13 @@ SIZES = (
 )
 VALUES: Mapping[str, Sequence[str]] = {
     "--budget": SIZES,
+    **dict.fromkeys(("--host-budget", "--limit"), SIZES),
+    **dict.fromkeys(
+        ("--batch", "--seq", "--micro-batches", "--steps", "--warmup", "--checkpoint-every"),
+        ("1", "2", "0", "-1", "1e9", "9" * 30, "", "x"),
+    ),
+    **dict.fromkeys(("--lr", "--weight-decay"), ("1e-3", "0", "-1", "1e400", "nan", "inf", "", "x")),
+    "--data": ("x.json", "m", "spec.yaml", "", "no/such", "-", "/dev/null"),
     "--capacity": ("1KiB", "100", *SIZES),
     "--device-bytes": SIZES,
     "--h2d": ("1GB/s", "1", "0", "-1GB/s", "1e400", "nan", "GB/s", "1 GB/s", "9" * 400, "1MiB", "1e-300"),

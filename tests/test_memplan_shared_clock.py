@@ -28,7 +28,9 @@ def clock(queues: list[int], seconds: list[float], edges: list[tuple[int, int]],
     """(start, finish) of each node."""
     by_target = sorted(edges, key=lambda edge: (edge[1], edge[0]))
     source, target = (np.array([edge[i] for edge in by_target], np.int32) for i in (0, 1))
-    found = shared_clock(Edges(source, target, np.zeros(len(edges), np.uint8)), np.array(queues, np.int8), 3, np.array(seconds), sharing)
+    found = shared_clock(
+        Edges(source, target, np.zeros(len(edges), np.uint8)), np.array(queues, np.int8), [0.0] * 3, np.array(seconds), sharing
+    )
     return list(zip(*(column.tolist() for column in found), strict=True))
 
 

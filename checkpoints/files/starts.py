@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
-from einpage.checkpoints.files.checkpoint import Checkpoint, StoredBytes, WeightRows, rows_and_columns
+from einpage.checkpoints.files.checkpoint import Checkpoint, StoredAt, StoredBytes, WeightRows, rows_and_columns
 from einpage.checkpoints.files.random import RandomWeights
 from einpage.einsum_front.base.dtype import BlockFormat
 from einpage.einsum_front.graph.program import Weight
@@ -44,6 +45,12 @@ class WithStarts:
 
     def block_format(self, name: str) -> BlockFormat | None:
         return None if name in self.random.tensors else self.base.block_format(name)
+
+    def file_of(self, name: str) -> Path | None:
+        return None if name in self.random.tensors else self.base.file_of(name)
+
+    def stored_at(self, name: str) -> StoredAt | None:
+        return None if name in self.random.tensors else self.base.stored_at(name)
 
     def read_stored(self, name: str, start: int, end: int) -> StoredBytes:
         return self.base.read_stored(name, start, end)

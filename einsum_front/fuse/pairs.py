@@ -40,6 +40,9 @@ from einpage.einsum_front.fuse.inline import MOST_NODES, inlined, is_inlinable
 from einpage.einsum_front.graph.job import Contraction, Part
 from einpage.einsum_front.graph.opgraph import AttentionOp, ContractOp, FusedOp, MapOp, PairsOp, has_reduce, is_bare_contraction, op_loads
 
+MOST_DEPTH = 32
+"""Statements that are written out, each within the one that reads it."""
+
 
 def is_softmax(op: FusedOp) -> bool:
     """A map that is a softmax over one of its letters."""
@@ -186,10 +189,16 @@ class _Pairs:
 
     def _resolved(self, e: Expr, pair: tuple[Letter, ...]) -> Expr:
         """`e` with every value over all pairs written out, down to contractions and what is read anyway."""
-        nodes = size(e)
+        nodes, depth = size(e), 0
+
+        def count(found: Expr) -> None:
+            nonlocal nodes
+            nodes += size(found)
+            if nodes > MOST_NODES or depth > MOST_DEPTH:
+                raise _Otherwise
 
         def step(node: Expr) -> Expr | None:
-            nonlocal nodes
+            nonlocal depth
             if not isinstance(node, Load):
                 return None
             producer, letters = self.op_by_value.get(node.name), axes_only(node)
@@ -200,20 +209,22 @@ class _Pairs:
                 raise _Otherwise
             if known is not None:
                 found = rename(known[1], dict(zip(known[0], node.indices, strict=True)))
-            elif producer is not None and is_bare_contraction(producer):
+                count(found)
+                return found
+            if producer is not None and is_bare_contraction(producer):
                 self.products.add(node.name)
                 return node
-            elif is_inlinable(producer):
-                assert isinstance(producer, MapOp)
-                if has_reduce(producer.parts[0].expr):
-                    return None
-                self.inside.add(node.name)
-                found = substitute(inlined(producer, node), step)
-            else:
+            if not is_inlinable(producer):
                 return None
-            nodes += size(found)
-            if nodes > MOST_NODES:
-                raise _Otherwise
+            assert isinstance(producer, MapOp)
+            if has_reduce(producer.parts[0].expr):
+                return None
+            self.inside.add(node.name)
+            found = inlined(producer, node)
+            depth += 1
+            count(found)  # before what it reads is written out in turn: of a chain whose links are read twice that doubles at each
+            found = substitute(found, step)
+            depth -= 1
             return found
 
         return substitute(e, step)

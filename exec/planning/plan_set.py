@@ -370,8 +370,7 @@ def _where(bucket: Bucket) -> str:
 
 def weight_pieces(model: Model, planned: Planned) -> dict[Letter, int]:
     """Of the letters of weights: plans in the same have weights at the same offsets on the host."""
-    letters = weight_letters(model.program)
-    return {letter: n for letter, n in _all_pieces(model, planned).items() if letter in letters}
+    return {letter: n for letter, n in _all_pieces(model, planned).items() if letter in weight_letters(model.program)}
 
 
 def _all_pieces(model: Model, planned: Planned) -> dict[Letter, int]:
@@ -395,7 +394,7 @@ def resident_weights(phase: PlannedPhase, place: Place = DEVICE) -> tuple[str, .
 
 def _beside(following: PlannedPhase, request: PlanRequest) -> PlanRequest:
     """`request` for a plan that has the residents of the one after it: in all about as many bytes, which were good there."""
-    graph = following.planned.graph
-    nbytes = sum(aligned(graph.tensors[t].nbytes) for t in following.planned.memgraph.resident)
-    on_host = resident_weights(following, HOST) if following.planned.memgraph.has_disk else ()
+    memgraph = following.planned.memgraph
+    nbytes = sum(aligned(memgraph.graph.tensors[t].nbytes) for t in memgraph.resident)
+    on_host = resident_weights(following, HOST) if memgraph.has_disk else ()
     return replace(request, resident=resident_weights(following), resident_bytes=nbytes, host_resident=on_host)

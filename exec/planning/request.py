@@ -37,10 +37,6 @@ class PlanRequest:
 
     budget_bytes: int
     """Of the device arena."""
-    host_budget_bytes: int | None = None
-    """Of the host arena, with the machine's disk behind it; None: the host has whatever it takes."""
-    skew: Callable[[TaskGraph], Mapping[str, int]] | None = None
-    """With a host budget, of a graph that is planned: the byte of a sector that a tensor begins at on the disk, by name; None: 0 of all."""
     dtype: DType = DType.FP32
     """Of weights and activations; a trace has its own."""
     outputs: tuple[str, ...] = ()
@@ -79,6 +75,10 @@ class PlanRequest:
     """What the lower bounds of the report may cost."""
     alignment: int = ALIGNMENT
     """Of offsets, in bytes; 1 for a trace."""
+    host_budget_bytes: int | None = None
+    """Of the host arena, with the machine's disk behind it; None: the host has whatever it takes."""
+    skew: Callable[[TaskGraph], Mapping[str, int]] | None = None
+    """With a host budget, of a graph that is planned: the byte of a sector that a tensor begins at on the disk, by name; None: 0 of all."""
 
     def __post_init__(self) -> None:
         if self.warm and self.passes is not None:

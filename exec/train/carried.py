@@ -23,11 +23,11 @@ from einpage.memplan.graph.packed import NodeList, Nodes, Residencies
 from einpage.memplan.graph.recorder import edges_of
 from einpage.memplan.machine.places import DEVICE, HOST
 
-Pairs = tuple[tuple[TensorId, TensorId], ...]
+StatePairs = tuple[tuple[TensorId, TensorId], ...]
 """Tiles of states: at the start, at the end."""
 
 
-def state_tiles(program: Program, graph: TaskGraph) -> Pairs:
+def state_tiles(program: Program, graph: TaskGraph) -> StatePairs:
     """The tiles of every state of `program`, which puts them out under their names, in `graph`."""
     value_by_output = dict(graph.outputs)
     tiles: dict[str, dict[object, TensorId]] = {}
@@ -48,7 +48,7 @@ def states_on_device(memgraph: MemGraph) -> Iterator[tuple[TensorId, ResidencyId
     return ((first, there[last]) for first, last in memgraph.carried if last in there)
 
 
-def at_home(memgraph: MemGraph, pairs: Pairs) -> MemGraph:
+def at_home(memgraph: MemGraph, pairs: StatePairs) -> MemGraph:
     """`memgraph`, a plan of one step, with the last of each pair, which it moves to the host, written where the first was."""
     residencies, nodes = Residencies.of(memgraph.residencies), Nodes.of(memgraph.nodes)
     on_host = residencies.at(HOST)

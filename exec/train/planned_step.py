@@ -20,7 +20,7 @@ from einpage.exec.planning.judged_plan import MachineSource, Planned, judged, ma
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import fused, split_for
 from einpage.exec.planning.train_step import TrainStep
-from einpage.exec.train.carried import Pairs, at_home, state_tiles, states_on_device
+from einpage.exec.train.carried import StatePairs, at_home, state_tiles, states_on_device
 from einpage.exec.train.resident import plan_beside, resident_within, updated_in_place, updated_last
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.memgraph import MemGraph
@@ -130,7 +130,7 @@ def plan_step(step: TrainStep, machine: Machine | MachineSource, request: PlanRe
     return replace(judged(memgraph, machine, began, pace=pace), sizes=dict(step.program.sizes))
 
 
-def _in_place(step: TrainStep, graph: TaskGraph) -> tuple[TaskGraph, Pairs]:
+def _in_place(step: TrainStep, graph: TaskGraph) -> tuple[TaskGraph, StatePairs]:
     pairs = state_tiles(step.program, graph)
     return updated_in_place(updated_last(graph, pairs), pairs), pairs
 

@@ -22,7 +22,7 @@ from einpage.einsum_front.algebra.expr import loads
 from einpage.einsum_front.base.units import Nbytes, aligned
 from einpage.einsum_front.graph.job import Box, MapJob
 from einpage.einsum_front.graph.taskgraph import Kind, Task, TaskGraph, TaskId, TensorId
-from einpage.exec.train.carried import Pairs, node_readers
+from einpage.exec.train.carried import StatePairs, node_readers
 from einpage.memplan.graph.memgraph import EdgeKind, MemGraph, ResidencyId
 from einpage.memplan.graph.packed import COMPUTE, FREE, Nodes, Residencies
 from einpage.memplan.graph.recorder import edges_of
@@ -36,7 +36,7 @@ from einpage.memplan.residency.loop import with_residents, without
 from einpage.memplan.residency.resident_sets import Residents
 
 
-def updated_last(graph: TaskGraph, pairs: Pairs) -> TaskGraph:
+def updated_last(graph: TaskGraph, pairs: StatePairs) -> TaskGraph:
     """`graph` in an order in which each update comes after all others that read what it replaces; else the order is as it was."""
     writer = {task.result: task.id for task in graph.tasks}
     waits_for = [{writer[t] for t in task.reads() if t in writer} for task in graph.tasks]
@@ -61,7 +61,7 @@ def updated_last(graph: TaskGraph, pairs: Pairs) -> TaskGraph:
     return replace(graph, tasks=tuple(replace(graph.tasks[t], id=TaskId(n)) for n, t in enumerate(order)))
 
 
-def updated_in_place(graph: TaskGraph, pairs: Pairs) -> TaskGraph:
+def updated_in_place(graph: TaskGraph, pairs: StatePairs) -> TaskGraph:
     """`graph` whose updates may write over the state that they read, where they read it element by element."""
     first_by_last = {last: first for first, last in pairs}
     tasks = (
@@ -88,7 +88,7 @@ def _alone(task: Task, first: TensorId) -> bool:
 class ResidentTiles:
     """What is resident on the device from step to step."""
 
-    states: Pairs
+    states: StatePairs
     frozen: tuple[TensorId, ...]
     """Weights that do not train."""
 
@@ -102,7 +102,7 @@ class ResidentTiles:
         return sum(aligned(graph.tensors[t].nbytes) for t in self.tensors)
 
 
-def resident_within(graph: TaskGraph, pairs: Pairs, most: int) -> ResidentTiles:
+def resident_within(graph: TaskGraph, pairs: StatePairs, most: int) -> ResidentTiles:
     """As much as fits in `most` bytes: first weights that train, which a step reads more than once, then others, then what is kept for the
     first; of those that train not what a task gathers from on the host, nor what is read after its update."""
     gathered = {t for task in graph.tasks if task.gathers for operand in task.operands for t in operand}
@@ -144,7 +144,7 @@ def _with_numbers(graph: TaskGraph, lasts: Collection[TensorId]) -> TaskGraph:
     return replace(graph, tensors=tensors, tasks=tasks)
 
 
-def _in_place(plan: MemGraph, pairs: Pairs) -> MemGraph:
+def _in_place(plan: MemGraph, pairs: StatePairs) -> MemGraph:
     """`plan`, whose lasts are numbers somewhere: each in the bytes of its first from its update on, which comes after all that read it."""
     nodes, residencies, edges = Nodes.of(plan.nodes), Residencies.of(plan.residencies), plan.edges
     on_device = residencies.at(DEVICE)

@@ -25,7 +25,7 @@ from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.exec.load.fill import NotFiniteWeight, fill
 from einpage.exec.planning.judged_plan import Planned
 from einpage.exec.planning.train_step import TrainStep
-from einpage.exec.run.choose import RunOptions, dispatcher_type, host_arena, make_device, make_memory
+from einpage.exec.run.choose import RunOptions, dispatcher_type, make_device, make_memory
 from einpage.exec.run.prepared import fill_inputs, refuse_host
 from einpage.exec.system.process_memory import give_back_memory
 from einpage.exec.train.carried import states_on_device
@@ -63,7 +63,7 @@ class Trainer:
         self.step, self.planned, self._memgraph = step, planned, memgraph
         refuse_host(options.device, memgraph.host_bytes, memgraph.host_bytes, options.plan.budget_bytes)
         with ExitStack() as undone:
-            self.host: HostArena = host_arena(options.device, memgraph.host_bytes)
+            self.host: HostArena = HostArena(memgraph.host_bytes)
             self._at_start = host_copies(memgraph, self.host)
             self.not_finite: tuple[NotFiniteWeight, ...] = fill(planned.graph, step.model.resolved, self._at_start, loading)
             self._tiles: dict[str, list[Tensor]] = {}

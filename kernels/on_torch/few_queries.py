@@ -1,7 +1,8 @@
 """Attention of few queries: loops that are compiled, over keys and values where they lie. With few queries an attention takes as long as it
 takes to begin it, and matrices are too small to be multiplied as such.
 
-In: a job. Out: a TorchKernel of three or four calls, or None where it has more queries, or factors that are not fp32 numbers. A query's
+In: a job. Out: a TorchKernel of three or four calls, or None where it has more queries, factors that are not fp32 numbers, or tiles that
+end within a product. A query's
 bits do not depend on the others. Rows whose scores are all -inf give 0.
 
     scores = q . k, each by LANES of its sum -> score instructions -> exp(score - max), sum; out += p * v, key by key; out / sum -> epilogue
@@ -55,6 +56,8 @@ def prepare_few_queries(job: AttentionJob) -> TorchKernel | None:
     if 4 * sum(scratch.elements.values()) > BLOCK_BYTES:
         return None
     inner = tuple(x for x in lowering.q.letters if x in job.score_letters)
+    if any(part[x] != region[x] for _, of_q in _parts(lowering.q, region) for _, part in _parts(lowering.k, of_q) for x in inner):
+        return None  # each nest sums a whole product
     steps = [_products(lowering, scores, region, inner)]
     if job.score != Acc(0):
         steps.append(bind(lowering.score, region, job.reads, {0: scores}, [scores.window(lowering.scores, region)]))
@@ -152,7 +155,8 @@ def _weighted(
     loops.nests.append(Nest(of_out, (Constant(0.0),), ((target, 0),)))
     for v, part in _parts(lowering.v, region):
         here = [loops.array(tile, part) for tile in (scores, v, out)]
-        values = (*(Loaded(array) for array in here), Applied("*", (0, 1)), Applied("+", (2, 3)))
+        loaded = (Loaded(here[0]), Loaded(here[1]), Loaded(here[2]))
+        values = (*loaded, Applied("*", (0, 1)), Applied("+", (2, 3)))
         loops.nests.append(Nest(loops.dimensions((*queries, row, *columns), part), values, ((here[2], 4),)))
     divided = (Loaded(target), Loaded(total), Constant(1e-30), Applied("max", (1, 2)), Applied("/", (0, 3)))
     loops.nests.append(Nest(of_out, divided, ((target, 4),)))

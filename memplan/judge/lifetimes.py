@@ -75,7 +75,7 @@ def _creations_and_frees(plan: PlanColumns) -> Violation | None:
         if ended_at[residency] != NEVER:
             return violation_at(Reason.FREED_TWICE, ended_at[residency], n, plan.named(residency))
         tensor = plan.tensor[residency]
-        is_copy = on_device[residency] or on_host[residency] and tensor in stored
+        is_copy = on_device[residency] or (on_host[residency] and tensor in stored)
         is_only_one = created_at[residency] == ALWAYS and not is_copy and tensor not in carried
         if is_only_one and tensors[tensor].kind in HOST_AT_START:
             return violation_at(Reason.HOST_COPY_FREED, n, n, plan.named(residency))
