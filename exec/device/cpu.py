@@ -101,6 +101,7 @@ class CpuDevice:
             self._disk = PlanDisk(memgraph, memory.disk, memory.host)
         self._calls = [self._prepare(calls, NodeId(i), node) for i, node in enumerate(memgraph.nodes)]
         """[node] what a Compute or HostGather does."""
+        calls.compile()
         self.outside_arena_bytes = calls.kernels.scratch_bytes
 
     def close(self) -> None:
@@ -246,7 +247,7 @@ class CpuDevice:
 
 
 class _BoundKernel:
-    """A kernel and the tensors it works on. It looks at them when it is first called, and keeps its views while `kept` has room."""
+    """A kernel and the tensors it works on. It looks at them when it is first called or told to, and keeps its views while `kept` has room."""
 
     __slots__ = ("_call", "_kept", "_kernel", "_operands", "_result")
 
@@ -255,13 +256,14 @@ class _BoundKernel:
         self._call: Callable[[], object] | None = None
 
     def __call__(self) -> None:
-        if self._call is not None:
-            self._call()
-            return
+        (self._call or self.look())()
+
+    def look(self) -> Callable[[], object]:
+        """What the kernel does on its tensors. The first of a kernel's looks may compile machine code."""
         call = self._kernel.bind(self._operands, self._result, self._kept.scratch())
         if self._kept.take(len(self._kernel.steps)):
             self._call = call
-        call()
+        return call
 
 
 class _KeptViews:
@@ -298,6 +300,13 @@ class _KernelCalls:
         """[tensor] a number for its shape and element type"""
         self._views: dict[tuple[int, ...], torch.Tensor] = {}
         self._calls: dict[tuple[object, ...], Callable[[], object]] = {}
+        self._first: dict[int, _BoundKernel] = {}
+        """By the kernel's identity."""
+
+    def compile(self) -> None:
+        """Let each kernel look at its tensors once, so that what it compiles is not compiled in the first pass. All are prepared."""
+        for bound in self._first.values():
+            bound.look()
 
     def call(self, task: TaskId, operands: tuple[tuple[int, ...], ...], creates: int, workspace: Extent | None) -> Callable[[], object]:
         """What runs `task` on these residencies."""
@@ -308,7 +317,8 @@ class _KernelCalls:
         key = (id(kernel), tuple(tuple(map(id, operand)) for operand in tiles), id(result), workspace)
         if key not in self._calls:
             if isinstance(kernel, TorchKernel):
-                self._calls[key] = _BoundKernel(kernel, tiles, result, self._kept)
+                self._calls[key] = bound = _BoundKernel(kernel, tiles, result, self._kept)
+                self._first.setdefault(id(kernel), bound)
             else:
                 scratch = None if workspace is None else torch.from_numpy(self._arena(DEVICE).bytes(workspace))
                 self._calls[key] = partial(kernel, tiles, result, scratch)
