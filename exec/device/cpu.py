@@ -247,7 +247,8 @@ class CpuDevice:
 
 
 class _BoundKernel:
-    """A kernel and the tensors it works on. It looks at them when it is first called or told to, and keeps its views while `kept` has room."""
+    """A kernel and the tensors it works on. It looks at them when it is told to or first called, and keeps its views while `kept` has
+    room."""
 
     __slots__ = ("_call", "_kept", "_kernel", "_operands", "_result")
 
