@@ -67,7 +67,7 @@ def main() -> None:
 
 def make_model(folder: Path, layers: int, width: int) -> None:
     """A seeded LLaMA in fp32, made where it is not there yet."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, LlamaConfig
 
     if (folder / "config.json").exists():
         return
@@ -77,12 +77,13 @@ def make_model(folder: Path, layers: int, width: int) -> None:
         hidden_size=width, intermediate_size=width * 11 // 4, num_hidden_layers=layers, num_attention_heads=heads,
         num_key_value_heads=max(1, heads // 4), vocab_size=32000, max_position_embeddings=4096,
     )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder, max_shard_size="100GB")
+    model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    model.save_pretrained(folder, max_shard_size="100GB")
 
 
 def peers(folder: Path) -> dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], list[Path]]]:
     """By name: what runs the model, and the files that it reads its weights from."""
-    from accelerate import disk_offload
+    from accelerate import disk_offload  # type: ignore[import-not-found,import-untyped,unused-ignore]
     from transformers import LlamaForCausalLM
 
     offloaded = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)

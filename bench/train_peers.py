@@ -63,8 +63,9 @@ def by_torch(path: Path, tokens: int, steps: int, checkpointing: bool) -> tuple[
 
 def by_einpage(path: Path, tokens: int, steps: int, budget: str) -> tuple[list[float], list[float]]:
     """Losses and seconds of ours."""
-    given = {"tokens": sequences(tokens), "lr": RATE, "weight_decay": DECAY, "budget": budget, "device": "cpu"}
-    found = einpage.train(ROOT / "specs/llama.yaml", path, steps=steps, **given)
+    found = einpage.train(
+        ROOT / "specs/llama.yaml", path, steps=steps, tokens=sequences(tokens), lr=RATE, weight_decay=DECAY, budget=budget, device="cpu"
+    )
     return list(found.losses), [step.wall_s for step in found.done]
 
 
