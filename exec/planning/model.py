@@ -1,7 +1,8 @@
 """First stage: a spec and the checkpoint it is opened with become a Model, in which every size is known.
 
 In: a spec's path, `--set`, `--weights`, token lists. Out: a Model. A size comes from `--set`, else from the token lists, else from the
-checkpoint's own metadata, else from the spec. Only headers of the checkpoint are read; nothing here imports torch.
+checkpoint's own metadata, else from the spec. Which letters run over the vocabulary is said here too, and so which outputs are logits.
+Only headers of the checkpoint are read; nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from einpage.checkpoints.files.random import RandomWeights
 from einpage.checkpoints.match.metadata import check_metadata, spec_settings, tied_weights_warnings
 from einpage.checkpoints.match.resolve import Resolved, open_weights, present_names, resolve, with_stored
 from einpage.checkpoints.text.tokenizer import Tokenizer
-from einpage.einsum_front.algebra.expr import Letter, Name
+from einpage.einsum_front.algebra.expr import Expr, Letter, Load, Name, walk
 from einpage.einsum_front.base.errors import EinpageError, UsageError, listing
 from einpage.einsum_front.base.units import whole_number
 from einpage.einsum_front.differentiate.next_token import with_training
@@ -24,13 +25,13 @@ from einpage.einsum_front.differentiate.training import for_training, training_f
 from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.fuse.tied_weights import with_tied_weights
 from einpage.einsum_front.graph.program import Program
+from einpage.einsum_front.spec.document import Document
 from einpage.einsum_front.spec.reader import load_document
 from einpage.einsum_front.spec.sizes import Setting
 from einpage.exec.load.inputs import LENGTHS, TOKENS, TokenLists, token_sizes
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import refuse_by_first_iterations
 from einpage.exec.planning.text_lengths import Bucket, TextLengths
-from einpage.exec.planning.vocabulary import vocabulary_letters
 from einpage.exec.system.find_spec import SHIPPED, spec_names, spec_path
 
 
@@ -53,6 +54,8 @@ class Model:
 
 MOST_LINES = 3
 """Told of each spec that does not fit a checkpoint."""
+VOCABULARY_SIZE = "vocab"
+"""The name of the size, where a spec says it so."""
 AT = "at"
 """The input that says where the first token of a run stands, by sequence."""
 SIZES = ("batch", "seq", "past", "room")
@@ -100,6 +103,38 @@ def open_model(
     size_by_letter = {Letter(entry.name): entry.expr.word for entry in document.axes if isinstance(entry.expr, Name)}
     resolved = resolve(program, checkpoint, size_by_letter)
     return Model(with_stored(program, resolved), resolved, tokens, tokenizer, warnings, vocabulary)
+
+
+def vocabulary_letters(document: Document, program: Program) -> frozenset[Letter]:
+    """The letters of `program`, which is that of `document`, that run over the vocabulary, so that an output over one of them holds a
+    number for each token.
+
+    They are the letter of the axis at which token ids index a weight (`embed[tokens[b,s], m]`: the first of `embed`), the letters whose
+    size is `vocab`, and those declared with the same size as one of these. Numbers decide nothing: a model as wide as its vocabulary is
+    none.
+    """
+    indexed = _indexed_by_tokens(program)
+    size_by_letter = {Letter(entry.name): entry.expr for entry in document.axes}
+    sizes = [size for letter, size in size_by_letter.items() if letter in indexed and isinstance(size, Name)]
+    return indexed | {letter for letter, size in size_by_letter.items() if size in (*sizes, Name(VOCABULARY_SIZE))}
+
+
+def _indexed_by_tokens(program: Program) -> frozenset[Letter]:
+    """Letters of the weights' axes at which an index reads token ids."""
+    letters_by_weight = {weight.name: weight.letters for weight in program.weights}
+    found: set[Letter] = set()
+    one_by_statement = {(definition.base, definition.span): definition for definition in program.definitions}
+    for definition in one_by_statement.values():  # iterations of a repeat differ in names alone
+        for part in definition.parts:
+            for node in walk(part.expr):
+                if isinstance(node, Load) and node.name in letters_by_weight:
+                    letters = letters_by_weight[node.name]
+                    found.update(letter for letter, index in zip(letters, node.indices, strict=True) if _reads_tokens(index))
+    return frozenset(found)
+
+
+def _reads_tokens(index: Expr) -> bool:
+    return any(isinstance(node, Load) and node.name == TOKENS for node in walk(index))
 
 
 def shown_training(model: Model, spec: str | Path) -> tuple[dict[str, object], str]:
