@@ -1,13 +1,16 @@
-"""`einpage verify`: a saved plan is judged again; and, where the spec or trace is at hand, its graph is compared with what that says.
+"""What others left in a file, judged, and nothing run: `einpage verify` of a saved plan, `einpage pack` of a CSV of buffers.
 
 The judge proves that a plan does what its own graph asks for. Whether that is the graph of the model is another question: with `--spec`
-or `--graph` it is made anew by the file's recipe (settings, dtype, split) and must be the same in every tensor and task.
+or `--graph` it is made anew by the file's recipe (settings, dtype, split) and must be the same in every tensor and task. Buffers are packed
+first: exit status 0 where they fit, 3 where no packing within the capacity was found: the report still names the lowest one, and no file
+is written. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,19 +20,26 @@ from typing import Any
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import SpecError, UsageError
+from einpage.einsum_front.base.files import refuse_overwriting, refuse_unwritable, write_atomically
+from einpage.einsum_front.base.units import format_bytes, format_seconds, parse_bytes
 from einpage.einsum_front.graph.program import WeightsAs
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.einsum_front.graph.trace_file import read_trace
+from einpage.exec.command.options import files_read
 from einpage.exec.planning.model import open_model
 from einpage.exec.planning.plan_set import graph_of
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import difference, split_as_told
 from einpage.exec.system.find_spec import spec_path
+from einpage.exec.system.spinner import spinner
+from einpage.memplan.errors import PackingDoesNotFit
 from einpage.memplan.graph.memgraph import MemGraph, Phase
 from einpage.memplan.graph.planfile import SavedPlan, SavedPlanSet, count_of, load_saved, of_recipe
 from einpage.memplan.judge.plan_set import SetViolation, judge_set
 from einpage.memplan.judge.reason import Violation
 from einpage.memplan.judge.validate import judge
+from einpage.memplan.packing.csv_file import packing_text, read_buffers
+from einpage.memplan.packing.pack import Packed, pack
 
 OTHER_GRAPH = "OTHER_GRAPH"
 """The reason where a plan is right for another graph."""
@@ -142,3 +152,53 @@ def _blaming_another_spec(a: argparse.Namespace, recipe: Mapping[str, Any]) -> I
             raise
         told = f"{a.plan} was made of {recipe.get('spec')}, and is no plan of {a.spec}"
         raise UsageError(f"{told}: {str(error).splitlines()[0]}; compare it with its own") from error
+
+
+def pack_command(a: argparse.Namespace) -> int:
+    """The `pack` command. Raises UsageError, and PackingDoesNotFit after the report is printed."""
+    capacity = parse_bytes(a.capacity, "--capacity")
+    if not (math.isfinite(a.seconds) and a.seconds > 0):
+        raise UsageError(f"--seconds {a.seconds:g} is not a positive number of seconds")
+    refuse_overwriting(files_read(a), a.out)
+    refuse_unwritable(a.out)
+    buffers = read_buffers(Path(a.file))
+    with spinner(f"packing, for {a.seconds:g} s at most", quiet=a.json):
+        packed = pack(buffers.rectangles, capacity, a.seconds, a.seed)
+    print(json.dumps(packing_facts(buffers.names, packed)) if a.json else packing_rendered(packed))
+    sys.stdout.flush()
+    if not packed.fits:
+        raise PackingDoesNotFit(packed.packing.height, capacity, packed.lower_bound, packed.proven_bound)
+    if a.out:
+        write_atomically(Path(a.out), packing_text(buffers.names, packed.packing))
+    return 0
+
+
+def packing_facts(names: Sequence[str], p: Packed) -> dict[str, object]:
+    """A packing's figures as JSON; `ids` and `offsets` in the order of the buffers."""
+    return {
+        "buffers": len(p.packing.rectangles),
+        "capacity": p.capacity,
+        "fits": p.fits,
+        "height": p.packing.height,
+        "lower_bound": p.lower_bound,
+        "proven_bound": p.proven_bound,
+        "verified": True,
+        "seconds": p.seconds,
+        "ids": list(names),
+        "offsets": list(p.packing.offsets),
+    }
+
+
+def packing_rendered(p: Packed) -> str:
+    """A packing's figures for a person: sizes in bytes, time in seconds."""
+    height, bound = p.packing.height, p.lower_bound
+    ratio = f"{height / bound:.4f}" if bound else "1"
+    proof = f"; proven {p.proven_bound:,}" if p.proven_bound > bound else ""
+    return "\n".join(
+        (
+            f"buffers      {len(p.packing.rectangles)}; packed and judged in {format_seconds(p.seconds)}",
+            f"capacity     {p.capacity:,} ({format_bytes(p.capacity)})",
+            f"height       {height:,} ({format_bytes(height)}), {'fits' if p.fits else 'does not fit'}",
+            f"lower bound  {bound:,} (the most that is alive at once){proof}; height ÷ bound {ratio}",
+        )
+    )

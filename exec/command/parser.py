@@ -18,11 +18,10 @@ from typing import NoReturn, TypeAlias
 from einpage.einsum_front.base.dtype import RUN_DTYPES
 from einpage.einsum_front.base.errors import EinpageError, UsageError, one_line
 from einpage.einsum_front.graph.program import WeightsAs
+from einpage.exec.command.judged_files import pack_command, verify_command
 from einpage.exec.command.machine import cache_command, machine_command
 from einpage.exec.command.options import DTYPE, PromptArgument, argument_text
-from einpage.exec.command.pack import pack_command
 from einpage.exec.command.plan import plan_command, show_command
-from einpage.exec.command.verify import verify_command
 from einpage.exec.errors import full_memory
 from einpage.exec.system.find_spec import spec_names
 from einpage.exec.system.interrupt import exit_on_interrupt
