@@ -16,8 +16,7 @@ from einpage.einsum_front.base.errors import Span, UsageError, did_you_mean, lis
 from einpage.einsum_front.base.interval import UNBOUNDED, Interval
 from einpage.einsum_front.differentiate.adjoint import ONE, ZERO, Adjoint
 from einpage.einsum_front.differentiate.assemble import assembled, dimension_letters, shapes_of
-from einpage.einsum_front.differentiate.intermediate import with_intermediates
-from einpage.einsum_front.differentiate.recompute import with_copies
+from einpage.einsum_front.differentiate.intermediate import with_copies, with_intermediates
 from einpage.einsum_front.differentiate.rules import Rules, value_loads
 from einpage.einsum_front.differentiate.scatter import Contribution, Scatter
 from einpage.einsum_front.graph.job import Part

@@ -1,11 +1,14 @@
-"""Values inside statements that gradients read, as values of their own, so that they are computed once.
+"""What gradients read of a model: values inside its statements, computed once or, where attention keeps them to itself, again.
 
-In: a Program and the values that a gradient is wanted of. Out: the same Program in more statements:
+In: a Program and the values that a gradient is wanted of. Out, before its gradients are made, the same Program in more statements:
 
     y[b,f] = gelu(sum[i](x[b,i] * w[f,i]) + c[f])       in_y[b,f] = sum[i](x[b,i] * w[f,i]) + c[f];  y[b,f] = gelu(in_y[b,f])
     o[s,d] = sum[t](softmax[t](r[s,t]) * v[t,d])        in_o[s,t] = softmax[t](r[s,t]);  o[s,d] = sum[t](in_o[s,t] * v[t,d])
 
 The derivative of a function, and of a product of two factors, reads what is inside: a product of matrices there would be computed again.
+Out, after, the same where gradients read copies of the scores and weights of attentions that the model alone would fuse: `again_a` instead
+of `a`. An attention stays one operation. The copy stands before the first gradient that reads it, and no value of the size of all pairs of
+positions lives from a layer's turn forward to its turn back.
 """
 
 from __future__ import annotations
@@ -25,14 +28,18 @@ from einpage.einsum_front.algebra.expr import (
     Reduction,
     Unary,
     free_letters,
+    loads,
     rebuild,
     walk,
 )
 from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.differentiate.rules import value_loads
+from einpage.einsum_front.fuse.fuse import FuseOptions, fuse
 from einpage.einsum_front.fuse.hoist import is_contraction
 from einpage.einsum_front.graph.job import Part
 from einpage.einsum_front.graph.program import Definition, Program
+
+ATTENTION_ALONE = FuseOptions(attention=True, maps=False, epilogues=False)
 
 
 def with_intermediates(program: Program, wanted: Collection[str]) -> Program:
@@ -144,3 +151,38 @@ def _may_be_infinite(e: Expr) -> bool:
             return not FUNCTIONS[fn].finite
         case _:
             return False
+
+
+def kept_by_attention(program: Program) -> frozenset[str]:
+    """The values of `program` that are computed inside attentions alone."""
+    graph = fuse(program, [o.name for o in program.outputs], ATTENTION_ALONE)
+    computed = {op.value for op in graph.ops}
+    used = {load.name for d in program.definitions for part in d.parts for load in loads(part.expr)}
+    return frozenset(d.name for d in program.definitions if d.name not in computed and d.name in used)
+
+
+def with_copies(program: Program, model: Program) -> Program:
+    """`program`, which adds definitions to those of `model`, with copies of what attentions of `model` keep to themselves."""
+    kept = kept_by_attention(model)
+    own = len(model.definitions)
+    by_name = {d.name: d for d in model.definitions}
+    copied: dict[str, str] = {}
+    definitions = list(program.definitions[:own])
+
+    def copy(name: str) -> str:
+        """The name of the copy, which stands among `definitions`."""
+        if name not in copied:
+            original = by_name[name]
+            parts = tuple(Part(p.target, renamed(p.expr)) for p in original.parts)
+            copied[name] = f"again_{name}"
+            definitions.append(replace(original, name=copied[name], base=f"again_{original.base}", parts=parts))
+        return copied[name]
+
+    def renamed(e: Expr) -> Expr:
+        found = rebuild(e, renamed)
+        return replace(found, name=copy(found.name)) if isinstance(found, Load) and found.name in kept else found
+
+    for definition in program.definitions[own:]:
+        made = tuple(Part(p.target, renamed(p.expr)) for p in definition.parts)
+        definitions.append(replace(definition, parts=made))
+    return replace(program, definitions=tuple(definitions))
