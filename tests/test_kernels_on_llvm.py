@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 
 from einpage.einsum_front.base.dtype import BlockFormat, DType
 from einpage.einsum_front.base.libraries import MOST_UNPACKED_ROWS
-from einpage.kernels.on_llvm.blocks import NumberLayout
+from einpage.kernels.on_llvm.blocks import NumberLayout, unpack_blocks
 from einpage.kernels.on_llvm.column_products import column_products
 from einpage.kernels.on_llvm.compile import why_not_llvm
 from einpage.kernels.on_llvm.ir import LANES
 from einpage.kernels.on_llvm.matrix_products import COLUMNS, PANEL, ROWS, matrix_products
 from einpage.kernels.on_llvm.row_products import row_products
-from einpage.kernels.on_llvm.unpack import unpack_blocks
 from stored_blocks import dequantised, random_blocks
 
 pytestmark = pytest.mark.skipif(why_not_llvm() is not None, reason=str(why_not_llvm()))

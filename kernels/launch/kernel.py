@@ -18,10 +18,10 @@ from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob,
 from einpage.kernels.instructions.torch_kernel import Operands
 from einpage.kernels.launch.bound_launch import BoundLaunch, bound_launch
 from einpage.kernels.launch.build import build
+from einpage.kernels.launch.index_check import IndexCheck, index_checks
 from einpage.kernels.launch.this_gpu import current_target
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.kernels.on_torch.host_gather import GatherKernel, prepare_gather
-from einpage.kernels.on_torch.index_check import IndexCheck, index_checks
 from einpage.kernels.on_triton.attention import attention_launches
 from einpage.kernels.on_triton.contract import contract_launches
 from einpage.kernels.on_triton.map import map_launches

@@ -20,8 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from einpage.kernels.launch.build import build
-from einpage.kernels.launch.machine_code import MachineCode
-from einpage.kernels.launch.ptx_loops import most_in_a_loop
+from einpage.kernels.launch.machine_code import MachineCode, most_in_a_loop
 
 TENSOR_CORE = r"\b(?:mma\.sync|wgmma\.mma_async)"
 ENGINE_LOAD = r"\bcp\.async\.bulk\.tensor\.\w+\.shared"

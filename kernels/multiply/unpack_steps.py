@@ -23,8 +23,8 @@ from einpage.kernels.layout.affine import row_major
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.kernels.layout.window import BoundCall, BoundStep, JobBuffers, StridedTile, strided_tile
 from einpage.kernels.multiply.matrix import Factor, clip
+from einpage.kernels.on_llvm.blocks import unpack_blocks
 from einpage.kernels.on_llvm.compile import why_not_llvm
-from einpage.kernels.on_llvm.unpack import unpack_blocks
 
 NUMBERS_OF = "numbers of"
 """How the names of scratch buffers for this begin."""

@@ -1,7 +1,8 @@
 """Blocks of numbers as they are stored, unpacked in registers: each format's definition in LLVM's intermediate representation.
 
 In: the address of a block. Out: its numbers in order, LANES at a time, in fp32, each rounded as `gguf.dequantize` rounds it (a product and
-a sum are rounded apart). Numbers that are stored one by one come LANES at a time as well. Formats are llama.cpp's:
+a sum are rounded apart). Numbers that are stored one by one come LANES at a time as well. Many blocks are unpacked to memory by a function
+of their own: for products of more rows than sums fit registers, and for rows that are looked up. Formats are llama.cpp's:
 https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
 
     q4_1    | scale f16 | least f16 | 16 bytes |        element i: scale * (byte i & 15) + least, element 16 + i: of its shifted half
@@ -10,9 +11,11 @@ https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import TypeAlias
 
 from einpage.einsum_front.base.dtype import BlockFormat, DType
+from einpage.kernels.on_llvm.compile import NativeCall, compiled
 from einpage.kernels.on_llvm.ir import BYTES, FLOATS, INTS, LANES, Ir, everywhere
 
 NumberLayout: TypeAlias = "BlockFormat | DType"
@@ -182,3 +185,26 @@ _FORMATS: dict[NumberLayout, Callable[[Ir, str], Iterator[str]]] = {
     BlockFormat.Q4_K: _q4_k,
     BlockFormat.Q6_K: _q6_k,
 }
+
+
+@cache
+def unpack_blocks(format: BlockFormat) -> NativeCall:
+    """(source, target, count): `count` whole blocks (of numbers stored one by one: LANES times as many) from one address to the other."""
+    return compiled(unpack_text(format), "unpack_blocks", "ppn")
+
+
+def unpack_text(format: BlockFormat) -> str:
+    """The text of `unpack_blocks`."""
+    ir = Ir()
+
+    def block(i: str, _: object) -> list[str]:
+        source = ir.index("%source", ir.value(f"mul i64 {i}, {block_bytes(format)}"))
+        target = ir.index("%target", ir.value(f"mul i64 {i}, {block_elements(format)}"), "float")
+        for n, some in enumerate(numbers(ir, format, source)):
+            ir.do(f"store {FLOATS} {some}, ptr {ir.index(target, str(LANES * n), 'float')}, align 4")
+        return []
+
+    ir.loop("%count", block)
+    return ir.function(
+        "unpack_blocks", ("ptr noalias %source", "ptr noalias %target", "i64 %count"), (MASKED_SHORTS,) if is_divisible(format) else ()
+    )

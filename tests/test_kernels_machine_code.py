@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from einpage.kernels.launch.ptx_loops import innermost_loops, most_in_a_loop
+from einpage.kernels.launch.machine_code import innermost_loops, most_in_a_loop
 
 PTX = """
 .visible .entry kernel(
