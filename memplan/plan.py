@@ -28,7 +28,6 @@ from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.simulate import all_moved_bytes, simulate
 from einpage.memplan.horizons.horizons import HorizonOptions, plan_by_horizons
 from einpage.memplan.horizons.recompute import Recompute, plan_with_second_runs
-from einpage.memplan.horizons.tiers import AS_FAST, plan_tiers
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.problem.footprint import refuse_too_small
 from einpage.memplan.problem.order import FREE_ORDERS, ORDER_BY_POLICY, OrderPolicy
@@ -40,6 +39,7 @@ from einpage.memplan.residency.loop import with_residents, without
 from einpage.memplan.residency.resident_sets import NO_RESIDENTS, LoopSets, Others, Residents, Start, warm_sets
 from einpage.memplan.schedule.search import Begun, Bound, better_plan, better_plans
 from einpage.memplan.schedule.static_plans import Policy, static_plans
+from einpage.memplan.tiers.plan_tiers import AS_FAST, plan_tiers
 
 HARDLY_SLOWER = 1.002
 """A plan within this multiple of the fastest is as good."""

@@ -23,13 +23,13 @@ from einpage.memplan.bounds.limit import Cause, Limit, Method, limit_name
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.packed import COMPUTE, GATHER, Nodes, Residencies
 from einpage.memplan.graph.simulate import Timeline, moved_bytes_by_queue, sector_bytes, simulate
-from einpage.memplan.horizons.prologue import prologue
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import DEVICE, ENGINES, Queue
 from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.problem.pace import Ended, Pace
 from einpage.memplan.residency.resident_sets import Start
 from einpage.memplan.schedule.static_plans import Policy
+from einpage.memplan.tiers.prologue import prologue
 
 NEAR = (Queue.H2D, Queue.D2H)
 """The links of the device."""

@@ -24,8 +24,8 @@ from einpage.exec.dispatch.engine import Measured
 from einpage.exec.load.packed_tiles import OpenDisk
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.memplan.graph.memgraph import MemGraph
-from einpage.memplan.horizons.prologue import prologue
 from einpage.memplan.machine.places import DISK
+from einpage.memplan.tiers.prologue import prologue
 from real_bytes import slices
 from single_runs import run_serial
 

@@ -26,7 +26,7 @@ MAX_WINGS, MAX_MODULES = 10, 10
 WINGS: dict[str, tuple[str, ...]] = {
     "einsum_front": ("base", "algebra", "graph", "spec", "elaborate", "fuse", "differentiate", "tile", "choose"),
     "checkpoints": ("disk", "files", "text", "match"),
-    "memplan": ("machine", "problem", "graph", "judge", "packing", "bounds", "residency", "horizons", "schedule"),
+    "memplan": ("machine", "problem", "graph", "judge", "packing", "bounds", "residency", "horizons", "schedule", "tiers"),
     "kernels": ("layout", "on_llvm", "instructions", "multiply", "on_torch", "tiles", "writer", "on_triton", "launch"),
     "exec": ("system", "load", "device", "dispatch", "picture", "planning", "measure", "run", "train", "command"),
 }
@@ -51,8 +51,8 @@ FACE: dict[str, tuple[str, ...]] = {
             "bounds.compulsory",
         ),
         "bounds.limit",
-        *("horizons.prologue", "horizons.recompute", "horizons.tiers", "packing.pack", "packing.csv_file"),
-        *("residency.loading", "residency.loop", "residency.resident_sets", "schedule.static_plans"),
+        *("horizons.recompute", "packing.pack", "packing.csv_file"),
+        *("residency.loading", "residency.loop", "residency.resident_sets", "schedule.static_plans", "tiers.plan_tiers", "tiers.prologue"),
     ),
     "kernels": (
         *("errors", "prepare", "layout.torch_dtype", "instructions.torch_kernel", "multiply.products", "on_torch.host_gather"),

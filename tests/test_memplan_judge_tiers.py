@@ -10,12 +10,12 @@ import pytest
 
 from einpage.einsum_front.graph.taskgraph import Kind
 from einpage.memplan.graph.memgraph import Edges, Free, MemGraph, Move, Node, NodeId, Offset, Residency, ResidencyId
-from einpage.memplan.horizons.tiers import plan_tiers
 from einpage.memplan.judge.reason import Reason
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.machine.places import DEVICE, DISK, HOST, SECTOR, Place, Queue
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.residency.resident_sets import Start
+from einpage.memplan.tiers.plan_tiers import plan_tiers
 from strategies import a_machine
 from test_memplan_third_place import plan_with_disk
 from three_places import weights_in_a_row, with_disk

@@ -17,13 +17,13 @@ from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.memgraph import Free, HostGather, MemGraph, Move, NodeId
 from einpage.memplan.graph.simulate import simulate
 from einpage.memplan.horizons.horizons import HorizonOptions, plan_by_horizons
-from einpage.memplan.horizons.tier_trace import TierTrace, events_of, tier_trace
-from einpage.memplan.horizons.tiers import _tier_machine
 from einpage.memplan.machine.places import DEVICE, HOST, SECTOR, Queue
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.problem.problem import problem_of
 from einpage.memplan.residency.resident_sets import Start
+from einpage.memplan.tiers.plan_tiers import _tier_machine
+from einpage.memplan.tiers.trace import TierTrace, events_of, tier_trace
 from queues_with_delays import ended, queues_of_plan
 from strategies import a_machine, random_graph
 from three_places import with_disk

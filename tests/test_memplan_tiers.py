@@ -14,11 +14,11 @@ from einpage.einsum_front.graph.taskgraph import Kind
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.memgraph import Compute, HostGather, Move, NodeId
 from einpage.memplan.graph.simulate import sector_bytes, simulate
-from einpage.memplan.horizons.prologue import prologue
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.machine.places import DEVICE, DISK, HOST, SECTOR, Queue
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.residency.resident_sets import Start
+from einpage.memplan.tiers.prologue import prologue
 from hand_plan import hand_graph
 from numpy_jobs import evaluate
 from plain_plan import random_order

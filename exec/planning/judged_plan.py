@@ -28,7 +28,6 @@ from einpage.memplan.bounds.steady import steady_bounds
 from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.simulate import Timeline, moved_bytes, moves_several, simulate
-from einpage.memplan.horizons.tiers import AS_FAST
 from einpage.memplan.judge.reason import Violation
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.machine.machine import Machine
@@ -37,6 +36,7 @@ from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.pace import Pace
 from einpage.memplan.report import Report, passes_report, report, second_runs, tasks_in_order
 from einpage.memplan.schedule.static_plans import Policy
+from einpage.memplan.tiers.plan_tiers import AS_FAST
 
 MachineSource: TypeAlias = "Callable[[], Machine]"
 """Gives a machine that is not at hand yet: to measure it takes seconds."""

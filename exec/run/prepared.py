@@ -61,11 +61,11 @@ from einpage.exec.system.process_memory import available_bytes, give_back_memory
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.graph.memgraph import MemGraph
-from einpage.memplan.horizons.prologue import prologue
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import DISK, SECTOR
 from einpage.memplan.problem.pace import Pace
+from einpage.memplan.tiers.prologue import prologue
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,7 +2,7 @@
 
 In: whoever plans the device for a machine, the Machine, the host's budget. Out: a MemGraph with the places device, host and disk. The
 device is planned with its links at the rate of the slower of their two ends, and at their own; its copies are the accesses of the host
-(tier_trace.py), which is planned as a device is, with the disk for a host; and both become one plan (join.py). A tensor that is on the
+(trace.py), which is planned as a device is, with the disk for a host; and both become one plan (join.py). A tensor that is on the
 device makes no copies, so the host does not hold it: tiers are exclusive.
 
     disk   w0 w1 w2 w3 w4 w5 w6 w7            all weights, and what is spilled from the host
@@ -27,14 +27,14 @@ from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.simulate import Timeline, moved_bytes, sector_bytes, simulate
 from einpage.memplan.horizons.horizons import HorizonOptions, plan_by_horizons
-from einpage.memplan.horizons.join import joined, pinned_bytes
-from einpage.memplan.horizons.tier_trace import TierTrace, events_of, sector_bytes_of, tier_trace
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import SECTOR, Link, Queue
 from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.problem.problem import Problem, problem_of
 from einpage.memplan.residency.loop import with_residents, without
 from einpage.memplan.residency.resident_sets import LoopSets, Residents
+from einpage.memplan.tiers.join import joined, pinned_bytes
+from einpage.memplan.tiers.trace import TierTrace, events_of, sector_bytes_of, tier_trace
 
 AS_FAST = 1.01
 """Of plans that take no longer than this multiple of the fastest, the one that reads the fewest bytes is taken."""

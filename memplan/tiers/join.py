@@ -15,8 +15,8 @@ from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, TensorId
 from einpage.memplan.graph.arena import MOST_BYTES, Arena, Piece
 from einpage.memplan.graph.memgraph import Compute, Free, HostGather, MemGraph, Move, ResidencyId
 from einpage.memplan.graph.recorder import Recorder
-from einpage.memplan.horizons.tier_trace import CopyAt, TierTrace, is_pinned, sector_bytes_of
 from einpage.memplan.machine.places import DEVICE, DISK, HOST, SECTOR, Place
+from einpage.memplan.tiers.trace import CopyAt, TierTrace, is_pinned, sector_bytes_of
 
 
 def pinned_offsets(graph: TaskGraph, plan: MemGraph) -> dict[TensorId, int]:
