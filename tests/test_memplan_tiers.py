@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
-from einpage.einsum_front.graph.taskgraph import Kind
+from einpage.einsum_front.graph.job import Box
+from einpage.einsum_front.graph.taskgraph import Kind, TensorId
+from einpage.memplan.bounds import bounds as limits
+from einpage.memplan.bounds.compulsory import disk_bound
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.memgraph import Compute, HostGather, Move, NodeId
 from einpage.memplan.graph.simulate import sector_bytes, simulate
 from einpage.memplan.judge.validate import judge
-from einpage.memplan.machine.places import DEVICE, DISK, HOST, SECTOR, Queue
+from einpage.memplan.machine.places import DEVICE, DISK, HOST, SECTOR, Link, Queue
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.residency.resident_sets import Start
 from einpage.memplan.tiers.prologue import prologue
@@ -115,3 +118,21 @@ def test_a_pass_reads_what_fits_neither_and_the_prologue_the_rest() -> None:
     assert read + sector_bytes(prologue(made), Queue.READ) == total
     line = simulate(made, MACHINE)
     assert line.makespan_s <= 1.05 * max(seconds for _, seconds in line.busy_s)
+
+
+def test_a_disk_that_writes_while_it_reads_is_no_faster_than_its_bound() -> None:
+    """Each result is read by the next task, and by one long after: one is spilled while another is read back."""
+    count, later, nbytes = 120, 30, 64 * 1024
+    graph = weights_in_a_row(count, nbytes)
+    tensors = tuple(replace(t, box=Box((0,), (nbytes,))) for t in graph.tensors)
+    values = tuple(replace(v, shape=(nbytes,)) for v in graph.values)
+    tasks = tuple(
+        replace(t, operands=((TensorId(0),), *((TensorId(count + t.id - n),) for n in (1, later) if t.id >= n))) for t in graph.tasks
+    )
+    machine = MACHINE.with_links(Link(Queue.WRITE, 2e7))
+    graph = replace(graph, tensors=tensors, values=values, tasks=tasks)
+    made = plan(graph, machine, 8 * nbytes, PlanOptions(host_bytes=8 * nbytes))
+    disk, line = disk_bound(made), simulate(made, machine)
+    assert disk.for_all < disk.here <= sum(sector_bytes(made, queue) for queue in (Queue.READ, Queue.WRITE))
+    found = limits.with_disk(limits.bounds(graph, machine.at_best()), disk, machine)
+    assert found.bound_s < found.bound_order_s <= line.makespan_s

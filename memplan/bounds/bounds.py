@@ -86,10 +86,12 @@ class Bounds:
 
 
 def with_disk(found: Bounds, disk: DiskBound, machine: Machine) -> Bounds:
-    """`found` of a plan whose host has a disk behind it, which takes its time too."""
-    rate = machine.link(Queue.READ).bytes_per_s
-    any_s, here_s = disk.for_all / rate, disk.here / max(rate, machine.link(Queue.WRITE).bytes_per_s)
-    here_s = max(any_s, here_s)
+    """`found` of a plan whose host has a disk behind it, which takes its time too. It writes while it reads: both take equally long at
+    best, where so much is written."""
+    read, write = machine.link(Queue.READ).bytes_per_s, machine.link(Queue.WRITE).bytes_per_s
+    written = min(disk.written, disk.here * write / (read + write))
+    any_s = disk.for_all / read
+    here_s = max(any_s, (disk.here - written) / read)
     limit = Queue.READ if any_s > found.bound_s else found.limit
     return replace(
         found,

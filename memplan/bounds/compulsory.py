@@ -59,6 +59,8 @@ class DiskBound:
     """Of every plan."""
     here: Nbytes
     """Of every plan with these copies of the device, no less."""
+    written: Nbytes
+    """Of `here`, no more than this is written: what the device offloads."""
     by: Method
     """Where `here` comes from."""
 
@@ -75,12 +77,13 @@ def disk_bound(plan: MemGraph) -> DiskBound:
     clean = [t.kind is Kind.WEIGHT for t in graph.tensors]
     copied = sum(sizes[t] for t in {t for reads, _ in slots for t in reads} if clean[t])
     here, by = (max(0, copied - capacity), Method.STEADY) if plan.loops else (copied, Method.COMPULSORY)
-    if not plan.loops and has_solver() and slots:
+    written = 0
+    if not plan.loops and has_solver() and 0 < len(slots) <= MOST_LP_COPIES:
         reads, writes, zeros = [r for r, _ in slots], [w for _, w in slots], [0] * len(slots)
         a = from_lists(reads=reads, writes=writes, seconds=zeros, extra_bytes=zeros, nbytes=sizes, clean=clean, output=[False] * len(sizes))
-        if len(slots) <= MOST_LP_COPIES:
-            here, by = ceil(bytes_bound(a, capacity).total * (1 - 1e-9)), Method.INTERVAL_LP
-    return DiskBound(Nbytes(for_all), Nbytes(max(here, for_all)), by)
+        here, by = ceil(bytes_bound(a, capacity).total * (1 - 1e-9)), Method.INTERVAL_LP
+        written = sum(sizes[t] for offloaded in writes for t in offloaded)
+    return DiskBound(Nbytes(for_all), Nbytes(max(here, for_all)), Nbytes(written), by)
 
 
 def _copies_of_device(plan: MemGraph) -> tuple[list[tuple[list[int], list[int]]], int]:
