@@ -86,6 +86,8 @@ class AttentionLowering:
         of_scores = [x for x in job.target if x in self.q.letters or x in self.k.letters]
         self.queries: Letters = tuple(x for x in of_scores if x not in job.score_letters)
         """Letters of the scores other than the row: batch and queries."""
+        self.inner: Letters = tuple(dict.fromkeys(x for x in (*self.q.letters, *self.k.letters) if x in job.score_letters))
+        """What a score is summed over: the letters of queries as they lie, then those of keys alone."""
         indices = tuple(Affine(((x, 1),), 0) for x in job.target)
         self.result = strided_tile(job.result.boxes[0], len(job.reads), 0, job.result.dtype, indices)
         self.qk = assign_roles(self.q, self.k, job.score_letters, None, (*self.queries, job.row), self.region)

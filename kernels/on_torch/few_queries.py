@@ -1,9 +1,8 @@
 """Attention of few queries: loops that are compiled, over keys and values where they lie. With few queries an attention takes as long as it
 takes to begin it, and matrices are too small to be multiplied as such.
 
-In: a job. Out: a TorchKernel of three or four calls, or None where it has more queries, factors that are not fp32 numbers, or tiles that
-end within a product. A query's
-bits do not depend on the others. Rows whose scores are all -inf give 0.
+In: a job. Out: a TorchKernel of two to four calls, or None where it has more queries, factors that are not fp32 numbers, or tiles that end
+within a product. A query's bits do not depend on the others. Rows whose scores are all -inf give 0.
 
     scores = q . k, each by LANES of its sum -> score instructions -> exp(score - max), sum; out += p * v, key by key; out / sum -> epilogue
 """
@@ -21,6 +20,7 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import AttentionJob
 from einpage.kernels.instructions.bind import bind
 from einpage.kernels.instructions.torch_kernel import TorchKernel
+from einpage.kernels.layout.blocks import extents
 from einpage.kernels.layout.window import BoundCall, BoundStep, JobBuffers, StridedTile, in_several_tiles
 from einpage.kernels.multiply.gemm import Scratch
 from einpage.kernels.multiply.matrix import Factor, clip
@@ -55,17 +55,16 @@ def prepare_few_queries(job: AttentionJob) -> TorchKernel | None:
     out = lowering.result if into_result else scratch.tile("out", (*lowering.queries, *columns), region)
     if 4 * sum(scratch.elements.values()) > BLOCK_BYTES:
         return None
-    inner = tuple(x for x in lowering.q.letters if x in job.score_letters)
-    if any(part[x] != region[x] for _, of_q in _parts(lowering.q, region) for _, part in _parts(lowering.k, of_q) for x in inner):
+    if any(part[x] != region[x] for _, of_q in _parts(lowering.q, region) for _, part in _parts(lowering.k, of_q) for x in lowering.inner):
         return None  # each nest sums a whole product
-    steps = [_products(lowering, scores, region, inner)]
+    steps = [_products(lowering, scores, region)]
     if job.score != Acc(0):
         steps.append(bind(lowering.score, region, job.reads, {0: scores}, [scores.window(lowering.scores, region)]))
     steps.append(_weighted(lowering, scores, sums, out, region, columns))
     if not into_result:
         steps.append(bind(lowering.epilogue, region, job.reads, {1: out}, [lowering.result.window(job.target, region)]))
     several = in_several_tiles(job.reads)
-    extent = {x: end - start for x, (start, end) in region.items()}
+    extent = extents(region)
     temporaries = max(lowering.score.peak_bytes(extent, several), lowering.epilogue.peak_bytes(extent, several))
     return TorchKernel(tuple(steps), tuple(scratch.elements.values()), temporaries)
 
@@ -128,8 +127,9 @@ def _parts(factor: Factor, region: Region) -> list[tuple[StridedTile, Region]]:
     return [(tile, clip(tile, region)) for tile in factor.at(region)]
 
 
-def _products(lowering: AttentionLowering, scores: StridedTile, region: Region, inner: tuple[Letter, ...]) -> BoundStep:
+def _products(lowering: AttentionLowering, scores: StridedTile, region: Region) -> BoundStep:
     """scores[queries, key] = sum over `inner` of q * k."""
+    inner = lowering.inner
     loops, times = _Loops(), (Applied("*", (0, 1)),)
     for q, of_q in _parts(lowering.q, region):
         for k, part in _parts(lowering.k, of_q):

@@ -149,9 +149,8 @@ class _Fused:
         if self.form.is_causal:  # later keys are of no query
             (start, end), queries = region[row], region[query]
             region = dict(region) | {row: (start, min(end, start + queries[1] - queries[0]))}
-        inner = tuple(x for x in lowering.q.letters if x in job.score_letters)
-        q = self._window(lowering.q, region, (query,), inner)
-        k = self._window(lowering.k, region, (row,), inner)
+        q = self._window(lowering.q, region, (query,), lowering.inner)
+        k = self._window(lowering.k, region, (row,), lowering.inner)
         v = self._window(lowering.v, region, (row,), self.columns)
         if q is None or k is None or v is None or q.size[3] != v.size[3]:
             return None
