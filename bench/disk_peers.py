@@ -20,7 +20,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
@@ -87,8 +86,7 @@ def peers(folder: Path) -> dict[str, tuple[Callable[[torch.Tensor], torch.Tensor
     from transformers import LlamaForCausalLM
 
     offloaded = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    with TemporaryDirectory(dir=folder.parent) as made:
-        offload = Path(made)
+    offload = folder.with_name(f"{folder.name}-offloaded")
     disk_offload(offloaded, str(offload), execution_device=torch.device("cpu"))
 
     def last(model: Any, ids: torch.Tensor) -> torch.Tensor:

@@ -11,20 +11,21 @@ into fresh memory with huge pages, and into memory that is backed already. Rates
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 
 import numpy as np
 import torch
 
-from einpage.checkpoints.files.checkpoint import Checkpoint, StoredAt, StoredBytes, WeightRows
+from bench.gpu.host_weights import HostWeights
+from bench.gpu.mapped import huge_bytes
+from einpage.checkpoints.files.checkpoint import Checkpoint, WeightRows
 from einpage.checkpoints.files.random import RandomWeights
 from einpage.checkpoints.match.resolve import Resolved
-from einpage.einsum_front.base.dtype import BlockFormat, DType
+from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.program import Source
@@ -41,36 +42,6 @@ ROWS = 16384
 BLOCK = 1 << 20
 """Bytes of one copy of a yardstick: as much as `fill` writes at once in fp16."""
 GIB = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class InMemory:
-    """A checkpoint in fp16, whose tensors are all the same rows."""
-
-    tensors: Mapping[str, tuple[int, ...]]
-    rows: WeightRows
-    damage: tuple[str, ...] = ()
-
-    def config(self) -> Mapping[str, object]:
-        return {}
-
-    def block_format(self, name: str) -> BlockFormat | None:
-        return None
-
-    def file_of(self, name: str) -> Path | None:
-        return None
-
-    def stored_at(self, name: str) -> StoredAt | None:
-        return None
-
-    def read_stored(self, name: str, start: int, end: int) -> StoredBytes:
-        raise AssertionError(f"{name} is numbers")
-
-    def fault(self, name: str) -> str | None:
-        return None
-
-    def read_rows(self, name: str, start: int, end: int) -> WeightRows:
-        return self.rows[start:end]
 
 
 def graph_of(count: int) -> TaskGraph:
@@ -112,19 +83,6 @@ def copied_seconds(arena: HostArena, rows: WeightRows, threads: int = 2) -> floa
         return perf_counter() - began
 
 
-def huge_share(arena: HostArena) -> float:
-    """How much of the arena lies on huge pages, as the kernel says."""
-    at, here, found = arena.whole().data_ptr(), False, 0
-    for line in Path("/proc/self/smaps").read_text(encoding="ascii").splitlines():
-        first, *rest = line.split()
-        if "-" in first and not first.endswith(":"):
-            low, high = (int(x, 16) for x in first.split("-"))
-            here = low <= at < high
-        elif here and first == "AnonHugePages:":
-            found += int(rest[0]) * 1024
-    return found / arena.nbytes
-
-
 @dataclass(frozen=True, slots=True)
 class Rates:
     """Bytes/s, each the median of several rounds; the shares are of the last."""
@@ -145,8 +103,9 @@ def measured(gib: float, rounds: int, *, with_random: bool = True) -> Rates:
     count = max(1, round(gib * GIB / (ROWS * COLUMNS * 2)))
     nbytes = count * ROWS * COLUMNS * 2
     rows = np.random.default_rng(0).standard_normal((ROWS, COLUMNS), np.float32).astype(np.float16)
-    in_memory = InMemory({f"w{i}": (ROWS, COLUMNS) for i in range(count)}, rows)
-    random = RandomWeights(0, in_memory.tensors)
+    shapes = {f"w{i}": (ROWS, COLUMNS) for i in range(count)}
+    in_memory = HostWeights(shapes, dict.fromkeys(shapes, torch.from_numpy(rows)))
+    random = RandomWeights(0, shapes)
     taken: dict[str, list[float]] = {}
     share, more = 0.0, 0
 
@@ -158,7 +117,7 @@ def measured(gib: float, rounds: int, *, with_random: bool = True) -> Rates:
         before = peak_resident_bytes()
         arena = HostArena(nbytes, huge=True)
         note("filled_fresh", lambda: filled_seconds(arena, in_memory))  # noqa: B023
-        share, more = huge_share(arena), max(more, peak_resident_bytes() - before)
+        share, more = (huge_bytes(arena.whole()) or 0) / nbytes, max(more, peak_resident_bytes() - before)
         assert torch.equal(arena.whole()[: rows.nbytes], torch.from_numpy(rows).view(torch.uint8).view(-1))
         note("filled_again", lambda: filled_seconds(arena, in_memory))  # noqa: B023
         note("copied_backed", lambda: copied_seconds(arena, rows))  # noqa: B023

@@ -44,7 +44,7 @@ def wanted(piece: DiskExtent) -> NDArray[np.uint8]:
 
 
 class FailingEngine:
-    """An engine that answers transfer number `at` of all with an error, or with as few bytes as `short` says, once."""
+    """An engine that answers transfer number `at` of all with an error, once."""
 
     name = "failing"
 

@@ -241,6 +241,30 @@ def attention(
     return fill(job, **given)
 
 
+def flash_job(
+    dtype: DType, head: int, s: int, keys: int, group: int = 1, score: Expr | None = None, cuts: list[int] | None = None
+) -> AttentionJob:
+    """So many heads of keys, each for `group` heads of queries; two sequences of `s`."""
+    tiles = {1: cuts} if cuts else None
+    return AttentionJob(
+        ranges(b=2, s=s, t=s, k=keys, g=group, e=head),
+        (
+            view("q", 2, s, keys, group, head, dtype=dtype),
+            view("k", 2, s, keys, head, dtype=dtype, cuts=tiles),
+            view("v", 2, s, keys, head, dtype=dtype, cuts=tiles),
+        ),
+        result("o", 2, s, keys, group, head, dtype=dtype),
+        ld("q", *"bskge"),
+        ld("k", *"btke"),
+        letters("e"),
+        score or causal(),
+        Letter("t"),
+        ld("v", *"btke"),
+        letters("bskge"),
+        Acc(1),
+    )
+
+
 def windowed() -> Case:
     return attention(s=(0, 40), score=causal(Acc(0), op("<", op("-", "s", "t"), 5)), b=1)
 

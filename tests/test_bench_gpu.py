@@ -13,13 +13,14 @@ import pytest
 import torch
 from torch import nn
 
-from bench.gpu import compile, kernel_tests, kernels, models, plain_products, results_file, smollm2, summary, tiles
+from bench.gpu import compile, kernel_tests, kernels, models, results_file, smollm2, summary, tiles
 from bench.gpu.cells import TINY
 from bench.gpu.host_weights import in_host_memory
 from bench.gpu.report import Report, Setting
 from bench.gpu.runs import opened
 from bench.ring import Ring, flat_parameters
 from einpage.einsum_front.base.dtype import DType
+from einpage.exec.measure.products import product_job
 from einpage.kernels.prepare import Backend, prepare
 
 ROOT = Path(__file__).parents[1]
@@ -144,10 +145,10 @@ def test_operands_that_cannot_be_had_cost_their_group(tmp_path: Path, monkeypatc
 
 def test_nobody_compiles_any_more_when_kernels_are_measured(tmp_path: Path) -> None:
     """They would hold memory of the device, and its processors; the last is cut short here."""
-    jobs = [compile.Wanted(f"{n}", plain_products.product_job(n, n, n, DType.FP32)) for n in (8, 9)]
+    jobs = [compile.Wanted(f"{n}", product_job(n, n, n, DType.FP32)) for n in (8, 9)]
     assert [fault for _, _, fault in compile.compile_all(jobs, True, 60.0)] == [None, None]
     assert not active_children()
-    slow = [compile.Wanted("slow", plain_products.product_job(6000, 6000, 6000, DType.FP32))]
+    slow = [compile.Wanted("slow", product_job(6000, 6000, 6000, DType.FP32))]
     assert [*compile.compile_all(slow, True, 0.0)] == []
     assert not active_children()
 

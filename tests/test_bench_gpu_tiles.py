@@ -14,12 +14,12 @@ pytest.importorskip("triton")
 
 from bench.gpu import tiles
 from bench.gpu.cases import Case, product
-from bench.gpu.plain_products import product_job
 from bench.gpu.report import Report, Setting
 from bench.gpu.tiles import Table, Trial, is_risky, offered
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import ContractJob
 from einpage.exec.load.kept_tiles import kept_tiles, tiles_path
+from einpage.exec.measure.products import product_job
 from einpage.kernels.launch.candidates import shape_of
 from einpage.kernels.launch.kernel import launches_of
 from einpage.kernels.tiles.target import Target

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import host_memory
+from bench.gpu.mapped import huge_bytes
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import Nbytes
 from einpage.exec.device import arena as arena_module
@@ -107,19 +108,6 @@ def test_four_gib_of_the_machine_are_never_pinned(wanted: int, physical: int | N
     assert caught.value.exit_status == 3 and "\n" not in str(caught.value)
 
 
-def huge_bytes(at: int) -> int:
-    """How much of the mapping that holds address `at` lies on huge pages, as the kernel says."""
-    here = 0
-    for line in Path("/proc/self/smaps").read_text(encoding="ascii").splitlines():
-        first, *rest = line.split()
-        if "-" in first and not first.endswith(":"):
-            low, high = (int(x, 16) for x in first.split("-"))
-            here = low <= at < high
-        elif here and first == "AnonHugePages:":
-            return int(rest[0]) * 1024
-    return 0
-
-
 def has_huge_pages() -> bool:
     path = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     return path.exists() and "[never]" not in path.read_text(encoding="ascii")
@@ -133,9 +121,9 @@ def test_an_arena_lies_on_huge_pages() -> None:
     assert not whole.any()
     arena.bytes(Extent(Offset(0), Nbytes(arena.nbytes)))[:] = 7
     assert bool((whole == 7).all())
-    assert huge_bytes(whole.data_ptr()) >= 7 * HUGE_PAGE
+    assert (huge_bytes(whole) or 0) >= 7 * HUGE_PAGE
     plain = MappedArena(8 * HUGE_PAGE, touch=True, huge=False).whole()
-    assert huge_bytes(plain.data_ptr()) < HUGE_PAGE
+    assert (huge_bytes(plain) or 0) < HUGE_PAGE
 
 
 def test_pages_are_given_back_where_they_are_dropped_wherever_the_arena_begins(monkeypatch: pytest.MonkeyPatch) -> None:

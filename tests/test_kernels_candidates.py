@@ -12,11 +12,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from einpage.einsum_front.algebra.expr import Acc, Expr, Letter
+from einpage.einsum_front.algebra.expr import Acc, Expr
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import AttentionJob, Box, Contraction, ContractJob, View
-from kernels_build import fill, fn, ld, letters, op, ranges, result, view
-from kernels_cases import causal, contract
+from kernels_build import fill, fn, ld, letters, op, view
+from kernels_cases import causal, contract, flash_job
 from kernels_naive import TOLERANCE, Case, assert_right
 
 pytest.importorskip("triton")
@@ -208,26 +208,7 @@ def test_parts_of_a_split_sum_are_not_persistent() -> None:
 
 
 def flash(dtype: DType, head: int, s: int = 136, group: int = 1, score: Expr | None = None, cuts: list[int] | None = None) -> Case:
-    """Two heads of keys, each for `group` heads of queries; two sequences."""
-    tiles = {1: cuts} if cuts else None
-    job = AttentionJob(
-        ranges(b=2, s=s, t=s, k=2, g=group, e=head),
-        (
-            view("q", 2, s, 2, group, head, dtype=dtype),
-            view("k", 2, s, 2, head, dtype=dtype, cuts=tiles),
-            view("v", 2, s, 2, head, dtype=dtype, cuts=tiles),
-        ),
-        result("o", 2, s, 2, group, head, dtype=dtype),
-        ld("q", *"bskge"),
-        ld("k", *"btke"),
-        letters("e"),
-        score or causal(),
-        Letter("t"),
-        ld("v", *"btke"),
-        letters("bskge"),
-        Acc(1),
-    )
-    return fill(job)
+    return fill(flash_job(dtype, head, s, 2, group, score, cuts))
 
 
 WINDOW = causal(Acc(0), op("<", op("-", "s", "t"), 70))

@@ -46,7 +46,7 @@ def test_a_query_has_the_bits_that_it_has_alone() -> None:
     several, one = attention(s=(6, 11)), attention(s=(10, 11))
     together, alone = several.poisoned(), one.poisoned()
     prepare(several.job)(several.operands(), together)
-    prepare(one.job)((several.operands()[0], *several.operands()[1:]), alone)
+    prepare(one.job)(several.operands(), alone)
     assert torch.equal(together[:, -1:], alone)
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
-from einpage.einsum_front.algebra.expr import Acc, Expr, Letter
+from einpage.einsum_front.algebra.expr import Acc
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import AttentionJob
-from kernels_build import fn, ld, letters, op, ranges, result, view
-from kernels_cases import causal
+from kernels_build import fn, op
+from kernels_cases import causal, flash_job
 
 pytest.importorskip("triton")
 
@@ -21,27 +22,7 @@ from einpage.kernels.tiles.target import CAPABILITIES, Target
 PLAIN = op("*", Acc(0), 0.125)
 
 
-def flash(dtype: DType, head: int, s: int = 2048, group: int = 1, score: Expr | None = None, cuts: list[int] | None = None) -> AttentionJob:
-    """Eight heads of keys, each for `group` heads of queries."""
-    tiles = {1: cuts} if cuts else None
-    return AttentionJob(
-        ranges(b=2, s=s, t=s, k=8, g=group, e=head),
-        (
-            view("q", 2, s, 8, group, head, dtype=dtype),
-            view("k", 2, s, 8, head, dtype=dtype, cuts=tiles),
-            view("v", 2, s, 8, head, dtype=dtype, cuts=tiles),
-        ),
-        result("o", 2, s, 8, group, head, dtype=dtype),
-        ld("q", *"bskge"),
-        ld("k", *"btke"),
-        letters("e"),
-        score or causal(),
-        Letter("t"),
-        ld("v", *"btke"),
-        letters("bskge"),
-        Acc(1),
-    )
-
+flash = partial(flash_job, s=2048, keys=8)
 
 VARIANTS: dict[str, Callable[[DType, int], AttentionJob]] = {
     "causal": flash,

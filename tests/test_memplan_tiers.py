@@ -108,7 +108,7 @@ def test_gathers_of_weights_read_rows_from_the_disk(graph: object) -> None:
 
 
 def test_a_pass_reads_what_fits_neither_and_the_prologue_the_rest() -> None:
-    """Twenty weights of a KiB, each read once a pass, of which the device holds some and the host others: the disk has the rest."""
+    """Forty weights of 64 KiB, each read once a pass, of which the device holds some and the host others: the disk has the rest."""
     graph = weights_in_a_row(count=40, nbytes=64 * 1024)
     total = 40 * 64 * 1024
     made = plan(graph, MACHINE, 10 * 64 * 1024, PlanOptions(start=Start.LOOP, host_bytes=14 * 64 * 1024))

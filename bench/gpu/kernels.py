@@ -15,11 +15,11 @@ from time import perf_counter
 import torch
 
 from bench.gpu.cases import TITLE, Case, layer_jobs, llama, product
-from bench.gpu.plain_products import product_job
 from bench.gpu.report import DeviceLost, Report
 from bench.gpu.timing import Clock
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.job import ContractJob, Job
+from einpage.exec.measure.products import product_job
 from einpage.kernels.launch.kernel import TritonKernel
 from einpage.kernels.prepare import Backend, prepare
 

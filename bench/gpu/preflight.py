@@ -105,15 +105,15 @@ def _kernel(report: Report) -> tuple[bool, dict[str, Any]]:
     """One product, compiled and run."""
     import torch
 
-    from bench.gpu.plain_products import product_job
     from einpage.einsum_front.base.dtype import DType
+    from einpage.exec.measure.products import product_job
     from einpage.kernels.prepare import Backend, prepare
 
     device = report.setting.device
     x, w = (torch.randn(n, 96, device=device) for n in (80, 112))
     result = torch.full((80, 112), torch.nan, device=device)
     began = perf_counter()
-    prepare(product_job(80, 112, 96, DType.FP32), Backend.TORCH if report.setting.dry else Backend.TRITON)(((x,), (w,)), result, None)
+    prepare(product_job(80, 96, 112, DType.FP32), Backend.TORCH if report.setting.dry else Backend.TRITON)(((x,), (w,)), result, None)
     wanted = x.double() @ w.double().T
     error = float((result.double() - wanted).abs().max() / wanted.abs().max())
     return error <= 1e-5, {"error": f"{error:.1e}", "first_call_s": round(perf_counter() - began, 2)}
