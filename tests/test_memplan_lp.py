@@ -63,25 +63,28 @@ def test_the_drawing() -> None:
 
 
 def test_bytes_of_the_drawing_by_hand() -> None:
-    """Through slot 3 (11 bytes) h can keep `capacity` - 11 of its 4 bytes; what it loses is written and read again."""
+    """Through slot 3 (11 bytes) h can keep `capacity` - 11 of its 4 bytes; what it loses is written and read again. Whole, it loses all."""
     for capacity, lost in ((14, 1), (15, 0), (100, 0)):
-        assert bytes_bound(drawing(), capacity).total == pytest.approx(11 + 2 * lost)
+        assert bytes_bound(drawing(), capacity, cut=True).total == pytest.approx(11 + 2 * lost)
+        assert bytes_bound(drawing(), capacity).total == pytest.approx(11 + (8 if lost else 0))
         assert all_resident(drawing(), capacity) == (lost == 0)
-    cut = bytes_bound(drawing(), 14)
+    cut = bytes_bound(drawing(), 14, cut=True)
     assert cut.resident == pytest.approx([1, 0.75]) and cut.written[1] == pytest.approx(0.25)
-    assert bytes_bound(drawing(), 14, omega=3.0).total == pytest.approx(10 + 3 + 1 + 3)
-    whole = bytes_bound(drawing(), 14, integer=True)
-    assert whole.total == pytest.approx(11 + 8) and (whole.loaded, whole.stored) == pytest.approx((14, 5))
+    assert bytes_bound(drawing(), 14, omega=3.0, cut=True).total == pytest.approx(10 + 3 + 1 + 3)
+    for whole in (bytes_bound(drawing(), 14), bytes_bound(drawing(), 14, integer=True)):
+        assert whole.total == pytest.approx(11 + 8) and (whole.loaded, whole.stored) == pytest.approx((14, 5))
 
 
 def test_time_of_the_drawing_by_hand() -> None:
     """10 bytes in, six tasks of a second, a byte out; with 14 bytes of arena, h leaves a byte in slot 2 and gets it again in slot 4."""
     assert time_bound(drawing(), 100, host_links(10.0, 4.0)).seconds == pytest.approx(1 + 6 + 1 / 4)
-    tight = time_bound(drawing(), 14, host_links(10.0, 4.0))
+    tight = time_bound(drawing(), 14, host_links(10.0, 4.0), cut=True)
     assert tight.seconds == pytest.approx(1 + 6 + 1 / 4)
-    slow = time_bound(drawing(), 14, host_links(10.0, 0.5))
+    slow = time_bound(drawing(), 14, host_links(10.0, 0.5), cut=True)
     assert slow.seconds == pytest.approx(1 + 6 + 0.05 + 2), "half of h's byte waits after slot 2: half a byte of w goes, and comes again"
     assert slow.stall_s.sum() == pytest.approx(1.05) and slow.written[1] == pytest.approx(0.25)
+    whole = time_bound(drawing(), 14, host_links(10.0, 0.5))
+    assert (whole.seconds, whole.written[1]) == pytest.approx((10, 1)), "h goes with all of its bytes: 5 with the output, at half a byte a second"
     late = time_bound(drawing(), 100, host_links(10.0, 4.0, 2.0))
     assert late.seconds == pytest.approx(2 + 1 + 6 + 1 / 4)
 
@@ -115,17 +118,19 @@ def check_trace(path: Path) -> None:
     a = accesses(read_trace(path), a_machine())
     for case in reference_cases(path):
         where = f"{path.name} at {case['capacity']}"
-        found = bytes_bound(a, case["capacity"])
+        found = bytes_bound(a, case["capacity"], cut=True)
         assert found.total == pytest.approx(case["lp_total"], rel=1e-4), where
         assert found.loaded + found.stored == pytest.approx(case["lp_total"], rel=1e-4), where
-        reads_cost_more = bytes_bound(a, case["capacity"], omega=1.001)
+        reads_cost_more = bytes_bound(a, case["capacity"], omega=1.001, cut=True)
         assert reads_cost_more.loaded == pytest.approx(case["lp_h2d"], rel=0.01), f"{where}: the cheapest solutions split alike"
-        seconds = time_bound(a, case["capacity"], host_links(case["bw_h2d"], case["bw_d2h"])).seconds
+        links = host_links(case["bw_h2d"], case["bw_d2h"])
+        seconds = time_bound(a, case["capacity"], links, cut=True).seconds
         assert seconds == pytest.approx(case["lp_makespan_s"], rel=1e-4), where
+        assert seconds <= time_bound(a, case["capacity"], links).seconds * NEAR
         if "mip_total" in case:
             whole = bytes_bound(a, case["capacity"], integer=True, time_limit_s=60)
             assert whole.loaded + whole.stored == pytest.approx(case["mip_total"], rel=1e-4), where
-            assert found.total <= whole.total * NEAR
+            assert found.total <= bytes_bound(a, case["capacity"]).total * NEAR <= whole.total * NEAR**2
             assert whole.total <= case["mip_total"] * NEAR
 
 

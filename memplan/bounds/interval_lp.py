@@ -1,11 +1,12 @@
 """The fewest bytes over the links that an order of tasks needs in an arena of a given size: the interval LP.
 
 In: Accesses, bytes of the arena. Out: BytesBound, with the resident share of each interval, the written one of dirty tensors. Exact where
-tensors may be cut at every byte; for whole tensors a lower bound, exact with `integer`.
+tensors may be cut at every byte; for whole tensors a lower bound, nearer with what problem/fits.py says of them, exact with `integer`.
 
     minimise   F + sum_j s_j (1 - x_j) + omega (S + sum_t s_t w_t)           x_j, w_t in [0, 1]
     o_k = o_{k-1} + sum_{start_j = k-1} s_j x_j - sum_{end_j = k} s_j x_j    0 <= o_k <= C - footprint_k
     w_t >= 1 - x_j   for every interval j of a dirty t
+    x_j = 0          where t does not fit over all of j; at most so many x_j of a crowd
 
 x_j: resident share of its tensor during interval j. o_k: resident bytes that slot k does not touch. F: first loads. S: outputs, written
 once each.
@@ -20,6 +21,7 @@ import numpy as np
 from einpage.einsum_front.base.columns import Floats
 from einpage.memplan.bounds.lp import Indices, Lp
 from einpage.memplan.problem.accesses import Accesses
+from einpage.memplan.problem.fits import Fits, fits
 
 UNITS = 1000.0
 """The arena in the programme's unit of bytes: keeps coefficients near 1."""
@@ -39,9 +41,10 @@ class BytesBound:
 
 
 def bytes_bound(
-    a: Accesses, capacity: int, omega: float = 1.0, integer: bool = False, time_limit_s: float | None = None
+    a: Accesses, capacity: int, omega: float = 1.0, integer: bool = False, time_limit_s: float | None = None, cut: bool = False
 ) -> BytesBound:  # fmt: skip
-    """Solve the interval LP; with `integer`, for whole tensors, as far as it gets in `time_limit_s` (60 unless given).
+    """Solve the interval LP; with `integer`, for whole tensors, as far as it gets in `time_limit_s` (60 unless given); with `cut`, for
+    tensors that may be cut at every byte.
 
     `capacity` is at least every footprint. Raises lp.Unsolved; ImportError without scipy.
     """
@@ -53,7 +56,7 @@ def bytes_bound(
     unit = capacity / UNITS
     size = a.nbytes[a.tensor] / unit
     lp = Lp()
-    x = lp.add(np.ones(len(size)), cost=-size)
+    x = add_residents(lp, a, None if cut else fits(a, capacity), -size)
     add_resident_bytes(lp, a, x, size, (capacity - a.footprint) / unit)
     tensors, w = add_written(lp, a, x, np.asarray(omega * a.nbytes / unit, np.float64))
     if integer:
@@ -71,6 +74,16 @@ def all_resident(a: Accesses, capacity: int) -> bool:
     size = a.nbytes[a.tensor]
     change = a.by_slot(a.start + 1, size) - a.by_slot(a.end, size)
     return bool(np.all(np.cumsum(change) + a.footprint <= capacity))
+
+
+def add_residents(lp: Lp, a: Accesses, whole: Fits | None, cost: Floats) -> Indices:
+    """Columns x [interval], with the rows of what is known of `whole` tensors."""
+    x = lp.add(np.ones(len(a.tensor)) if whole is None else whole.resident, cost=cost)
+    if whole is not None and whole.crowds:
+        rows = np.repeat(np.arange(len(whole.crowds)), [len(crowd.intervals) for crowd in whole.crowds])
+        members = np.concatenate([crowd.intervals for crowd in whole.crowds])
+        lp.rows_at_most([crowd.most for crowd in whole.crowds], (rows, x[members], 1.0))
+    return x
 
 
 def add_resident_bytes(lp: Lp, a: Accesses, x: Indices, size: Floats, headroom: Floats) -> Indices:

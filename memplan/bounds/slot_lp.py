@@ -1,13 +1,15 @@
 """The least time that an order of tasks needs in an arena of a given size, with links of given rates: the slot LP.
 
 In: Accesses, bytes of the arena, bytes/s. Out: TimeBound, with resident and written shares and bytes loaded ahead. One slot per task: a
-stall before it, then its own duration. All tensors may be cut at every byte, so a lower bound for whole ones.
+stall before it, then its own duration. All tensors may be cut at every byte, so a lower bound for whole ones; nearer with what
+problem/fits.py says of them.
 
     slot k    | stall_k | task k |      minimise  sum_k stall_k + tail        (+ sum_k c_k, which is fixed)
     loads       hs_k      hc_k          hs_k <= B_in stall_k,  hc_k <= B_in c_k
 
     P_k = P_{k-1} + hs_k + hc_k - req_k             bytes in ahead of need; hc_k <= P_k: what task k needs is in before it starts
     req_k = first loads + sum_{end_j = k} s (1 - x_j)
+    P_k <= of req_{k+1}, req_{k+2}, ... those whose tensor fits from slot k until its use
     Q_k >= spilled before k - G_k                   spilled bytes not yet written; G_k: those written by the end of slot k
     QS_k >= outputs last used before k - Z_k        the same for outputs; Z_k <= outputs made before k
     o_k + P_k + Q_k + QS_k + footprint_k <= C
@@ -28,10 +30,11 @@ from time import perf_counter
 import numpy as np
 
 from einpage.einsum_front.base.columns import Bools, Floats
-from einpage.memplan.bounds.interval_lp import UNITS, add_resident_bytes, add_written
+from einpage.memplan.bounds.interval_lp import UNITS, add_resident_bytes, add_residents, add_written
 from einpage.memplan.bounds.lp import Indices, Lp, Unsolved
 from einpage.memplan.machine.places import Link
 from einpage.memplan.problem.accesses import NEVER, Accesses
+from einpage.memplan.problem.fits import Fits, fits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,16 +51,18 @@ class TimeBound:
     """[slot] how long it waits before its task."""
 
 
-def time_bound(a: Accesses, capacity: int, links: Sequence[Link], time_limit_s: float | None = None, byte_weight: float = 0.0) -> TimeBound:
+def time_bound(
+    a: Accesses, capacity: int, links: Sequence[Link], time_limit_s: float | None = None, byte_weight: float = 0.0, cut: bool = False
+) -> TimeBound:  # fmt: skip
     """Solve the slot LP. `capacity` is at least every footprint; `links` begins with those of loads and stores, whose latency each copy of
     a whole tensor has. Raises lp.Unsolved; ImportError without scipy.
 
     Many solutions take the same time. With `byte_weight` a byte that moves also costs this share of its time on the link, so that those
-    that move less come first; `seconds` is then no bound.
+    that move less come first; `seconds` is then no bound. With `cut`, for tensors that may be cut at every byte.
     """
     assert a.slots > 0, "an order without tasks takes no time"
     assert capacity >= int(a.footprint.max()), f"{capacity} bytes are less than the largest footprint"
-    p = _SlotProgram(a, capacity, links, byte_weight)
+    p = _SlotProgram(a, capacity, links, byte_weight, None if cut else fits(a, capacity))
     found = p.lp.solve(time_limit_s)
     written = np.zeros(len(a.nbytes))
     written[p.spillable] = np.clip(found.values[p.w], 0, 1)
@@ -78,7 +83,7 @@ def whole_intervals(
 
     Raises lp.Unsolved, also where time is over; ImportError without scipy.
     """
-    p = _SlotProgram(a, capacity, links, byte_weight)
+    p = _SlotProgram(a, capacity, links, byte_weight, fits(a, capacity))
     began = perf_counter()
     found = p.lp.solve_integer(p.x, time_limit_s, relative_gap, most_nodes)
     if perf_counter() - began >= time_limit_s:
@@ -90,8 +95,8 @@ def whole_intervals(
 class _SlotProgram:
     """The columns and rows. Bytes in `unit` bytes; time in `second` seconds, in which one unit is loaded: so B_in is 1, B_out is `out`."""
 
-    def __init__(self, a: Accesses, capacity: int, links: Sequence[Link], byte_weight: float) -> None:
-        self.a, self.lp = a, Lp()
+    def __init__(self, a: Accesses, capacity: int, links: Sequence[Link], byte_weight: float, whole: Fits | None) -> None:
+        self.a, self.lp, self.whole = a, Lp(), whole
         self.unit = capacity / UNITS
         load, store = links[:2]
         self.second = self.unit / load.bytes_per_s
@@ -102,11 +107,12 @@ class _SlotProgram:
         self.nbytes = a.nbytes / self.unit
         self.size = self.nbytes[a.tensor]
         self.slots = np.arange(a.slots)
-        self.x = self.lp.add(np.ones(len(a.tensor)), cost=-byte_weight * self.size)
+        self.x = add_residents(self.lp, a, whole, -byte_weight * self.size)
         self.spillable, self.w = add_written(self.lp, a, self.x, byte_weight * self.nbytes)
         self.stall = self.lp.add(np.full(a.slots, self._one_by_one()), cost=1.0)
         self.tail = self.lp.add(self._one_by_one(), cost=1.0)
         self.ahead = self._loads()
+        self._loads_ahead()
         resident = add_resident_bytes(self.lp, a, self.x, self.size, self.headroom)
         terms = [(self.slots, column, 1.0) for column in (resident, self.ahead)]
         self.lp.rows_at_most(self.headroom, *terms, *self._writes())
@@ -135,6 +141,22 @@ class _SlotProgram:
         lp.rows_at_most(np.zeros(a.slots), (self.slots, in_task, 1.0), (self.slots, ahead, -1.0))
         lp.rows_at_most(np.zeros(a.slots), (self.slots, in_stall, 1.0), (self.slots, self.stall, -1.0))
         return ahead
+
+    def _loads_ahead(self) -> None:
+        """Rows of P <= columns of what can be in ahead of need, where the arena is too full for some."""
+        a, lp, whole = self.a, self.lp, self.whole
+        if whole is None or (whole.is_everything and not whole.first_from.any()):
+            return
+        first = self.nbytes[a.loaded]
+        can_be = lp.add(np.full(a.slots, first.sum() + self.size.sum()))
+        lp.rows_equal(
+            self._at(whole.first_from, first) - self._at(a.load_at, first) + self._at(whole.again_from, self.size) - self._at(a.end, self.size),
+            (self.slots, can_be, 1.0),
+            (self.slots[1:], can_be[:-1], -1.0),
+            (whole.again_from, self.x, self.size),
+            (a.end, self.x, -self.size),
+        )
+        lp.rows_at_most(np.zeros(a.slots), (self.slots, self.ahead, 1.0), (self.slots, can_be, -1.0))
 
     def _writes(self) -> list[tuple[Indices, Indices, float]]:
         """Columns Q and QS, as terms of the rows of slots, with the rows of writing."""
