@@ -31,7 +31,7 @@ from einpage.memplan.residency.policies import ResidentIntervals
 from einpage.memplan.residency.ruin_recreate import ruin_and_recreate
 from einpage.memplan.schedule.allocate import LESS_EFFORT, LIMITS, Decision, SearchResult, at_full_ranges, at_limited_ranges, reissued
 from einpage.memplan.schedule.live_ranges import LiveRanges, RangeLimits, limited, live_ranges
-from einpage.memplan.schedule.static_plans import STATIC, static_plans
+from einpage.memplan.schedule.static_plans import STATIC, static_attempts
 from einpage.memplan.schedule.timetable import Timetable, timetable
 
 MOST_SLOTS = 20_000
@@ -145,9 +145,14 @@ class _Front:
         return min(p.seconds for p in self.plans)
 
     @property
+    def most_s(self) -> float:
+        """What the plan that is chosen takes at most."""
+        return min(self.limit_s, HARDLY_SLOWER * self.fastest_s)
+
+    @property
     def chosen(self) -> _Figures:
-        """Of those hardly slower than the fastest, the one that moves least."""
-        return min((p for p in self.plans if p.seconds <= HARDLY_SLOWER * self.fastest_s), key=lambda p: (p.nbytes, p.seconds))
+        """Of those that take no longer than `most_s`, the one that moves least."""
+        return min((p for p in self.plans if p.seconds <= self.most_s), key=lambda p: (p.nbytes, p.seconds))
 
     @property
     def best(self) -> SearchResult:
@@ -155,8 +160,8 @@ class _Front:
 
     def may_improve(self, table: Timetable) -> bool:
         """Whether a plan that is as good as its timetable would be chosen."""
-        fastest, chosen = self.fastest_s, self.chosen
-        if table.seconds > min(self.limit_s, HARDLY_SLOWER * fastest):
+        chosen = self.chosen
+        if table.seconds > self.most_s:
             return False
         return table.moved_bytes < chosen.nbytes or HARDLY_SLOWER * table.seconds < chosen.seconds
 
@@ -208,12 +213,23 @@ class _Search:
         return it.seconds <= NEAR * self.bound.seconds and it.nbytes <= NEAR * self.bound.nbytes
 
     def attempts(self) -> Iterator[None]:
-        """Each makes a plan, or fails to."""
-        for static in static_plans(self.slots, STATIC, self.front.limit_s, self.pace).values():
-            decision = Decision(static.resident, static.prefetch_headroom, all_moved_bytes(static.memgraph))
-            added = self.front.add(SearchResult(static.memgraph, decision))
-            self.front.limit_s = min(self.front.limit_s, added.seconds)
+        """Each makes a plan, or fails to: static plans and others in turn."""
+        turns = deque((self._static(), self._searched()))
+        while turns:
+            attempts = turns.popleft()
+            if next(attempts, turns) is None:
+                turns.append(attempts)
+                yield
+
+    def _static(self) -> Iterator[None]:
+        for _, static in static_attempts(self.slots, STATIC, lambda: self.front.most_s, self.pace):
+            if static is not None:
+                decision = Decision(static.resident, static.prefetch_headroom, all_moved_bytes(static.memgraph))
+                added = self.front.add(SearchResult(static.memgraph, decision))
+                self.front.limit_s = min(self.front.limit_s, added.seconds)
             yield
+
+    def _searched(self) -> Iterator[None]:
         for _ in islice(self._by_expectation(), BEFORE_LP):
             yield
         if self.candidates.solve_lp(self.pace):
@@ -336,11 +352,11 @@ class _Search:
 
     def _may_improve_after_exchanges(self, c: _Candidate) -> bool:
         """Exchanges move fewer bytes; they seldom make a timetable faster."""
-        return c.reserve >= EXACT_RESERVE and c.table.seconds <= min(self.front.limit_s, HARDLY_SLOWER * self.front.fastest_s)
+        return c.reserve >= EXACT_RESERVE and c.table.seconds <= self.front.most_s
 
     def _improved(self, it: _Candidate, seed: int) -> _Candidate:
         """`it` after all exchanges of intervals that move fewer bytes, and take no longer than `it` or the fastest plan."""
-        most_s = max(it.table.seconds, min(self.front.limit_s, HARDLY_SLOWER * self.front.fastest_s))
+        most_s = max(it.table.seconds, self.front.most_s)
 
         def accepts(resident: ResidentIntervals) -> bool:
             nonlocal it

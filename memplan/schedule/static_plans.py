@@ -7,7 +7,7 @@ among those with offsets for all. `most_bytes` says what a policy moves at most.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
@@ -77,15 +77,22 @@ class _Attempt(NamedTuple):
     table: Timetable
 
 
-def static_plans(slots: Slots, policies: Sequence[Policy], within_s: float = inf, pace: Pace | None = None) -> dict[Policy, StaticPlan]:
-    """The plans of those `policies` for which all that is resident has an offset; some that take longer than `within_s` may be left out.
+def static_plans(slots: Slots, policies: Sequence[Policy]) -> dict[Policy, StaticPlan]:
+    """The plans of those `policies` for which all that is resident has an offset."""
+    return {policy: found for policy, found in static_attempts(slots, policies, lambda: inf) if found is not None}
+
+
+def static_attempts(
+    slots: Slots, policies: Sequence[Policy], within_s: Callable[[], float], pace: Pace | None = None
+) -> Iterator[tuple[Policy, StaticPlan | None]]:
+    """Each attempt to find offsets for all that is resident by one of `policies`, the next one with more left free, until one succeeds. What
+    would take longer than `within_s` says at the time is left out.
 
     Raises SearchOver where `pace` ends it.
     """
     a, capacity = slots.accesses, slots.problem.capacity
     table_by_key: dict[tuple[bytes, int], Timetable] = {}
     plan_by_key: dict[tuple[bytes, int], MemGraph | None] = {}
-    found = {}
     for policy in policies:
         attempts = []
         for reserve, headroom in ((int(r * capacity), int(h * capacity)) for r, h in RESERVES):
@@ -95,22 +102,17 @@ def static_plans(slots: Slots, policies: Sequence[Policy], within_s: float = inf
                 table_by_key[key] = timetable(slots, resident, headroom)
             attempts.append(_Attempt(table_by_key[key].seconds, reserve, headroom, resident, table_by_key[key]))
         for it in sorted(attempts, key=lambda t: t[:2]):
-            if _least_seconds(slots, it.resident) > within_s:
-                continue
             key = it.resident.tobytes(), it.prefetch_headroom
             if key not in plan_by_key:
+                if it.seconds > within_s():
+                    continue
                 plan_by_key[key] = next(allocated(slots, it.resident, it.table, it.prefetch_headroom, (), pace), None)
             memgraph = plan_by_key[key]
-            if memgraph is not None:
-                found[policy] = StaticPlan(memgraph, it.reserve_bytes, it.prefetch_headroom, it.resident)
-                break
-    return found
-
-
-def _least_seconds(slots: Slots, resident: ResidentIntervals) -> float:
-    """A lower bound on the makespan of any plan in which just `resident` is: loads wait for one another, and so do tasks."""
-    a, load_s = slots.accesses, np.array(slots.load_s)
-    return max(float(load_s[a.loaded].sum() + load_s[a.tensor[~resident]].sum()), float(a.seconds.sum()))
+            if memgraph is None:
+                yield policy, None
+                continue
+            yield policy, StaticPlan(memgraph, it.reserve_bytes, it.prefetch_headroom, it.resident)
+            break
 
 
 def most_bytes(policy: Policy, a: Accesses, headroom: Headroom) -> int:
