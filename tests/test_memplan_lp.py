@@ -84,7 +84,7 @@ def test_time_of_the_drawing_by_hand() -> None:
     assert slow.seconds == pytest.approx(1 + 6 + 0.05 + 2), "half of h's byte waits after slot 2: half a byte of w goes, and comes again"
     assert slow.stall_s.sum() == pytest.approx(1.05) and slow.written[1] == pytest.approx(0.25)
     whole = time_bound(drawing(), 14, host_links(10.0, 0.5))
-    assert (whole.seconds, whole.written[1]) == pytest.approx((10, 1)), "h goes with all of its bytes: 5 with the output, at half a byte a second"
+    assert (whole.seconds, whole.written[1]) == pytest.approx((10, 1)), "all of h is written: 5 bytes with the output"
     late = time_bound(drawing(), 100, host_links(10.0, 4.0, 2.0))
     assert late.seconds == pytest.approx(2 + 1 + 6 + 1 / 4)
 

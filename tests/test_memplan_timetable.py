@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import TaskGraph
+from einpage.einsum_front.graph.trace_file import read_trace
 from einpage.memplan.graph.simulate import all_moved_bytes, simulate
 from einpage.memplan.judge.validate import judge
-from einpage.memplan.machine.machine import Machine
+from einpage.memplan.machine.machine import Machine, links_only
+from einpage.memplan.problem.problem import Problem
+from einpage.memplan.problem.slots import slots_of
 from einpage.memplan.residency.policies import nearest, stream_all
 from einpage.memplan.schedule.emit import emit
 from einpage.memplan.schedule.live_ranges import live_ranges
@@ -65,3 +73,21 @@ def test_what_is_evicted_first_is_written_first() -> None:
             assert not [u for u in later if evicted_after[u] < evicted_after[t]]
             overtaken += any(there[u] < there[t] for u in later)
     assert overtaken >= 5, overtaken
+
+
+def test_a_load_takes_the_time_in_which_the_link_waits_for_bytes(tmp_path: Path) -> None:
+    """The second of three weights does not fit beside the first; the small third is needed last, and comes while the link waits."""
+    path = tmp_path / "trace.json"
+    weights, results = [[nbytes, 1, 0, "w"] for nbytes in (60, 60, 20)], [[1, 0, 0, "a"], [1, 0, 0, "a"], [1, 0, 1, "a"]]
+    ops = [["first", [0], [3], 1e6], ["second", [1, 3], [4], 1e5], ["third", [2, 4], [5], 1e6]]
+    fields = {
+        "tensor_fields": ["bytes", "host_copy_at_start", "must_end_on_host", "kind"],
+        "op_fields": ["name", "inputs", "outputs", "duration_us"],
+    }
+    path.write_text(json.dumps({"name": "gap", "tensors": weights + results, "ops": ops, **fields}), encoding="ascii")
+    graph = read_trace(path)
+    slots = slots_of(Problem(graph, links_only(60.0, 60.0, 100), tuple(t.id for t in graph.tasks), Nbytes(100), 1))
+    assert slots is not None
+    table = timetable(slots, np.ones(0, bool))
+    assert [[load.tensor for load in actions.loads] for actions in table.actions] == [[0, 2], [1], []]
+    assert table.seconds == pytest.approx(1 + 1 + 1 + 0.1 + 1 + 1 / 60), "not a third of a second more"

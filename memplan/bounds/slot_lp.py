@@ -147,14 +147,14 @@ class _SlotProgram:
         a, lp, whole = self.a, self.lp, self.whole
         if whole is None or (whole.is_everything and not whole.first_from.any()):
             return
-        first = self.nbytes[a.loaded]
-        can_be = lp.add(np.full(a.slots, first.sum() + self.size.sum()))
+        first, again = self.nbytes[a.loaded], self.size
+        can_be = lp.add(np.full(a.slots, first.sum() + again.sum()))
         lp.rows_equal(
-            self._at(whole.first_from, first) - self._at(a.load_at, first) + self._at(whole.again_from, self.size) - self._at(a.end, self.size),
+            self._at(whole.first_from, first) - self._at(a.load_at, first) + self._at(whole.again_from, again) - self._at(a.end, again),
             (self.slots, can_be, 1.0),
             (self.slots[1:], can_be[:-1], -1.0),
-            (whole.again_from, self.x, self.size),
-            (a.end, self.x, -self.size),
+            (whole.again_from, self.x, again),
+            (a.end, self.x, -again),
         )
         lp.rows_at_most(np.zeros(a.slots), (self.slots, self.ahead, 1.0), (self.slots, can_be, -1.0))
 

@@ -1,5 +1,5 @@
-"""What an arena leaves possible because tensors are whole: which intervals can be resident, how many of them together, and from which slot a
-load can be ahead of its need.
+"""What an arena leaves possible because tensors are whole: which intervals can be resident, how many of them together, and from which slot
+on a load can be ahead of its need.
 
 In: Accesses, bytes of the arena. Out: Fits, which holds of every plan of these slots; the interval LP and the slot LP, in which tensors
 may be cut at every byte, are nearer the truth with it where tensors are large beside the arena.

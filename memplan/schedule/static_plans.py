@@ -85,7 +85,7 @@ def static_plans(slots: Slots, policies: Sequence[Policy]) -> dict[Policy, Stati
 def static_attempts(
     slots: Slots, policies: Sequence[Policy], within_s: Callable[[], float], pace: Pace | None = None
 ) -> Iterator[tuple[Policy, StaticPlan | None]]:
-    """Each attempt to find offsets for all that is resident by one of `policies`, the next one with more left free, until one succeeds. What
+    """Each attempt to find offsets for all that is resident by one of `policies`, with more left free each time, until one succeeds. What
     would take longer than `within_s` says at the time is left out.
 
     Raises SearchOver where `pace` ends it.

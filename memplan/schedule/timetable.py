@@ -2,8 +2,9 @@
 
 In: Slots, and for every interval whether its tensor is resident. Out: a Timetable, one SlotActions a slot. Loads are in order of need, each
 issued as early as that helps (list scheduling on one link): not before the link is free, and not before every slot until its use has the
-bytes. Copies to the host are in order of eviction: a buffer that is wanted waits for no copy of a tensor that is evicted later.
-packing/place.py finds the offsets.
+bytes. A load that would come late is issued before others where the link waits for their bytes for so long (backfilling). Copies to the
+host are in order of eviction: a buffer that is wanted waits for no copy of a tensor that is evicted later. packing/place.py finds the
+offsets.
 
     slot              3      4      5      6
     compute        | k3   |  k4  |  k5  |  k6 |        load of w, needed by slot 6: the link is free while k4 runs, and slots
@@ -12,6 +13,7 @@ packing/place.py finds the offsets.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
@@ -85,6 +87,8 @@ class _ListScheduler:
         self.actions = [SlotActions() for _ in range(a.slots)]
         self.finish: list[float] = []
         self.link_in = self.link_out = 0.0
+        self.gaps: list[tuple[float, float]] = []
+        """From when to when the link to the device waited for bytes, in order."""
         self.moved = 0
         self.on_host_at = np.where(a.clean, 0.0, np.inf).tolist()
         """[tensor] when the host has it."""
@@ -160,12 +164,34 @@ class _ListScheduler:
         issue = k
         while issue > first and finish[issue - 1] > link_free and free[issue - 1] >= wanted:
             issue -= 1
+        may_begin = finish[issue - 1] if issue else 0.0
+        there = max(link_free, may_begin) + self.slots.load_s[t]
+        if self.gaps and k and there > finish[k - 1] and (gap := self._gap_for(t, k)) is not None:
+            issue, there = gap
+        else:
+            if may_begin > self.link_in:
+                self.gaps.append((self.link_in, may_begin))
+            self.link_in = there
         for slot in range(issue, k):
             free[slot] -= size
-        self.link_in = max(link_free, finish[issue - 1] if issue else 0.0) + self.slots.load_s[t]
         self.moved += self.slots.nbytes[t]
         self.actions[issue].loads.append(Prefetch(t, k))
-        return self.link_in
+        return there
+
+    def _gap_for(self, t: int, k: int) -> tuple[int, float] | None:
+        """The slot at which to issue the load of `t`, which slot `k` needs, and when it is in, in the last of the gaps that it fits into;
+        what is left of that are gaps."""
+        seconds, wanted, finish = self.slots.load_s[t], self.size[t] + self.prefetch_headroom, self.finish
+        for g in range(len(self.gaps) - 1, -1, -1):
+            begin, end = self.gaps[g]
+            issue = bisect_right(finish, end - seconds)
+            if issue < self.freed_before[t]:
+                return None
+            start = max(begin, self.on_host_at[t], finish[issue - 1] if issue else 0.0)
+            if issue < k and start + seconds <= end and min(self.free[issue:k]) >= wanted:
+                self.gaps[g : g + 1] = [(low, high) for low, high in ((begin, start), (start + seconds, end)) if high > low]
+                return issue, start + seconds
+        return None
 
     def _store(self, k: int, done: float) -> None:
         """Issue the copies to the host that start before the next task ends, the first to be evicted first; and in any case those of
