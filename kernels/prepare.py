@@ -1,7 +1,7 @@
 """From a job to a kernel, once for every equal job: what the other folders use of this one.
 
-In: a job and a backend. Out: a kernel, called as kernel(operands, result, workspace). The torch backend does every job; the Triton backend
-says what it cannot do (Unsupported) and never does something else instead. Triton is imported only when it is asked for.
+In: a job and a backend. Out: a kernel, called as kernel(operands, result, workspace, *other results). The torch backend does every job; the
+Triton backend says what it cannot do (Unsupported) and never does something else instead. Triton is imported only when it is asked for.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class Backend(Enum):
 class Kernel(Protocol):
     """A prepared job. `operands[i][j]` is the j-th tile of read i, packed, in its box's shape; `result` likewise.
 
-    `result` may share memory with an operand of the same box that the job reads only element by element at the target's own letters.
+    A result may share memory with an operand of the same box that the job reads only element by element at the target's own letters.
     """
 
     @property
     def scratch_bytes(self) -> int:
         """The most it allocates at once, operands, result and workspace not counted."""
 
-    def __call__(self, operands: Operands, result: Tensor, workspace: Tensor | None = None) -> object:
-        """Fill `result`. `workspace` is the task's own in the arena, as uint8 [nbytes]; None where it has none."""
+    def __call__(self, operands: Operands, result: Tensor, workspace: Tensor | None = None, *others: Tensor) -> object:
+        """Fill `result`, and the job's `others`. `workspace` is the task's own in the arena, as uint8 [nbytes]; None where it has none."""
 
 
 @lru_cache(maxsize=4096)
@@ -111,10 +111,10 @@ class Launches(Protocol):
     def ways(self) -> tuple[str, ...]:
         """How its products and attentions are written, for people: `product by TMA, persistent`."""
 
-    def warm(self, operands: Operands, result: Tensor) -> None:
+    def warm(self, operands: Operands, result: Tensor, *others: Tensor) -> None:
         """Compile and load, run nothing."""
 
-    def bind(self, operands: Operands, result: Tensor, stream: int | None = None) -> BoundLaunch:
+    def bind(self, operands: Operands, result: Tensor, stream: int | None = None, *others: Tensor) -> BoundLaunch:
         """The launches for these tensors, on the stream of that handle, or on the current one."""
 
 

@@ -52,10 +52,15 @@ class Small:
                     tried.append(victims)
                     yield there - victims
 
-    def variants(self, task: Task) -> list[tuple[int, TensorId | None]]:
-        """(bytes it needs beyond its operands while it runs, the operand donated)."""
-        not_in_place = (self.size[task.result] + task.workspace_bytes, None)
-        return [not_in_place, *((int(task.workspace_bytes), t) for t in task.inplace)]
+    def variants(self, task: Task) -> list[tuple[int, Tensors]]:
+        """(bytes it needs beyond its operands while it runs, the operands donated)."""
+        found: list[tuple[int, Tensors]] = [(int(task.workspace_bytes), frozenset())]
+        for one in task.written:
+            found = [
+                *((need + self.size[one.tensor], donated) for need, donated in found),
+                *((need, donated | {t}) for need, donated in found for t in one.inplace if t not in donated),
+            ]
+        return found
 
 
 def fewest_bytes(graph: TaskGraph, capacity: int, most_states: int = 50_000) -> int:
@@ -82,10 +87,10 @@ def fewest_bytes(graph: TaskGraph, capacity: int, most_states: int = 50_000) -> 
         if k < len(s.tasks) and there.issuperset(s.tasks[k].reads()):
             task = s.tasks[k]
             for need, donated in s.variants(task):
-                if donated is not None and donated not in s.evictable(there, host, frozenset(), k + 1):
+                if not donated <= s.evictable(there, host, frozenset(), k + 1):
                     continue
                 for kept in s.after_evictions(there, need, evictable - frozenset(task.reads())):
-                    after.append((moved, k + 1, kept - {donated} | {task.result}, host, to_gather))
+                    after.append((moved, k + 1, kept - donated | {*task.results}, host, to_gather))
         for state in after:
             heappush(heap, (state[0], next(tie), *state[1:]))
     raise AssertionError("no plan")
@@ -102,7 +107,7 @@ class Now:
     """Of those, what has been loaded or written."""
     host: Tensors
     to_gather: Tensors
-    task: tuple[float, TensorId] | None = None
+    task: tuple[float, Tensors] | None = None
     load: tuple[float, TensorId] | None = None
     store: tuple[float, TensorId] | None = None
     pinned: Tensors = frozenset()
@@ -138,7 +143,7 @@ def _starts(s: Small, now: Now, machine: Machine) -> Iterator[tuple[Now]]:
     evictable = s.evictable(now.there, now.host, busy, now.started)
     if now.store is None:
         for t in now.ready - now.host:
-            if t in needed and (now.task is None or t != now.task[1]):
+            if t in needed and (now.task is None or t not in now.task[1]):
                 yield (replace(now, store=(stores.seconds(s.size[t]), t)),)
     if now.load is None:
         for t in (now.host & s.read_from[now.started] | now.to_gather) - now.there:
@@ -150,26 +155,27 @@ def _starts(s: Small, now: Now, machine: Machine) -> Iterator[tuple[Now]]:
         task = s.tasks[now.started]
         reads = frozenset(task.reads())
         for need, donated in s.variants(task):
-            if donated is not None and donated not in s.evictable(now.there, now.host, busy, now.started + 1):
+            if not donated <= s.evictable(now.there, now.host, busy, now.started + 1):
                 continue
             for kept in s.after_evictions(now.there, need, evictable - reads):
-                there = kept - {donated} | {task.result}
-                pinned = reads - {donated} | {task.result}
+                there = kept - donated | {*task.results}
+                pinned = reads - donated | {*task.results}
                 seconds = task_seconds(machine, s.graph, task)
                 yield (
                     replace(
-                        now, started=now.started + 1, there=there, ready=now.ready & there, task=(seconds, task.result), pinned=pinned,
-                        workspace=int(task.workspace_bytes),
+                        now, started=now.started + 1, there=there, ready=now.ready & there, pinned=pinned,
+                        task=(seconds, frozenset(task.results)), workspace=int(task.workspace_bytes),
                     ),
                 )  # fmt: skip
 
 
 def _passed(s: Small, now: Now, seconds: float) -> tuple[Now, float]:
     """`seconds` later, when at least one engine is done."""
-    task, load, store = ((x[0] - seconds, x[1]) if x is not None else None for x in (now.task, now.load, now.store))
+    task = None if now.task is None else (now.task[0] - seconds, now.task[1])
+    load, store = ((x[0] - seconds, x[1]) if x is not None else None for x in (now.load, now.store))
     after = replace(now, task=task, load=load, store=store)
     if task is not None and task[0] <= 1e-12:
-        after = replace(after, task=None, ready=after.ready | {task[1]}, pinned=frozenset(), workspace=0)
+        after = replace(after, task=None, ready=after.ready | task[1], pinned=frozenset(), workspace=0)
     if load is not None and load[0] <= 1e-12:
         after = replace(after, load=None, ready=after.ready | {load[1]})
     if store is not None and store[0] <= 1e-12:

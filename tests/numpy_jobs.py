@@ -6,6 +6,7 @@ In: a TaskGraph with jobs and its data (fp32, int32). Out: every tensor. It know
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,19 @@ def evaluate(graph: TaskGraph, data: Mapping[str, Array]) -> dict[TensorId, Arra
         if t.kind in HOST_AT_START:
             tensors[t.id] = data[t.value][tuple(slice(a, b) for a, b in zip(t.box.start, t.box.end, strict=True))]
     for task in graph.tasks:
-        tensors[task.result] = run_job(task, [[tensors[t] for t in operand] for operand in task.operands])
-        assert tensors[task.result].shape == graph.tensors[task.result].shape
+        made = run_task(task, [[tensors[t] for t in operand] for operand in task.operands])
+        for t, found in zip(task.results, made, strict=True):
+            tensors[t] = found
+            assert found.shape == graph.tensors[t].shape
     return tensors
+
+
+def run_task(task: Task, operands: list[list[Array]]) -> list[Array]:
+    """All of one task's results from its operands' tiles."""
+    if isinstance(task.job, MapJob) and task.job.others:
+        parts = sorted(task.job.parts, key=lambda part: part.result)
+        return [run_job(replace(task, job=replace(task.job, parts=(part,), others=())), operands) for part in parts]
+    return [run_job(task, operands)]
 
 
 def run_job(task: Task, operands: list[list[Array]]) -> Array:

@@ -7,6 +7,8 @@ arena, so that a task's loads may run under the one before.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from einpage.einsum_front.base.units import ALIGNMENT, Nbytes, aligned
@@ -27,7 +29,7 @@ from einpage.memplan.graph.memgraph import (
     ResidencyId,
 )
 from einpage.memplan.machine.places import DEVICE, HOST, Place
-from einpage.memplan.problem.footprint import donated_operand, footprint, largest_footprint, last_use_by_tensor
+from einpage.memplan.problem.footprint import donated_operands, footprint, largest_footprint, last_use_by_tensor
 
 
 class _Writer:
@@ -55,7 +57,7 @@ class _Writer:
     def units(self, extent: Extent) -> slice:
         return slice(extent.offset // ALIGNMENT, -(-extent.end // ALIGNMENT))
 
-    def node(self, node: Node, reads: list[ResidencyId], creates: ResidencyId | None, workspace: Extent | None = None) -> int:
+    def node(self, node: Node, reads: list[ResidencyId], creates: list[ResidencyId], workspace: Extent | None = None) -> int:
         n = len(self.nodes)
         self.nodes.append(node)
         for r in reads:
@@ -63,11 +65,11 @@ class _Writer:
                 self.edges[n, self.maker[r]] = EdgeKind.DATA
             self.users.setdefault(r, []).append(n)
         claimed = [workspace] if workspace else []
-        if creates is not None:
-            self.maker[creates] = n
-            self.users.setdefault(creates, []).append(n)
-            if self.residencies[creates].place == DEVICE:
-                claimed.append(self.residencies[creates].extents[0])
+        for made in creates:
+            self.maker[made] = n
+            self.users.setdefault(made, []).append(n)
+            if self.residencies[made].place == DEVICE:
+                claimed.append(self.residencies[made].extents[0])
         for extent in claimed:
             for before in np.unique(self.last_free[self.units(extent)]).tolist():
                 if before >= 0:
@@ -107,32 +109,35 @@ def plain_plan(graph: TaskGraph, budget: int | None = None) -> MemGraph:
     half = budget // 2 // ALIGNMENT * ALIGNMENT
     for task in graph.tasks:
         base = half * (task.id % 2) if half >= least else 0
-        _one_task(w, task, base, host, donated_operand(graph, task, last_use))
+        _one_task(w, task, base, host, donated_operands(graph, task, last_use))
         assert footprint(graph, task, last_use) <= budget - base
     return w.finish(budget, start, sorted(host.values()))
 
 
-def _one_task(w: _Writer, task: Task, top: int, host: dict[TensorId, ResidencyId], donated: TensorId | None) -> None:
+def _one_task(w: _Writer, task: Task, top: int, host: dict[TensorId, ResidencyId], donated: Mapping[TensorId, TensorId]) -> None:
     here: dict[TensorId, ResidencyId] = {}
     for t in () if task.gathers else task.reads():
         here[t] = w.residency(t, DEVICE, top)
         top += aligned(w.graph.tensors[t].nbytes)
-        w.node(Move(host[t], here[t]), [host[t]], here[t])
-    offset = top if donated is None else w.residencies[here[donated]].extents[0].offset
-    result = w.residency(task.result, DEVICE, offset)
-    top += 0 if donated is not None else aligned(w.graph.tensors[task.result].nbytes)
+        w.node(Move(host[t], here[t]), [host[t]], [here[t]])
+    results: list[ResidencyId] = []
+    for t in task.results:
+        offset = w.residencies[here[donated[t]]].extents[0].offset if t in donated else top
+        results.append(w.residency(t, DEVICE, offset))
+        top += 0 if t in donated else aligned(w.graph.tensors[t].nbytes)
     if task.gathers:
         rows = tuple(tuple(host[t] for t in operand) for operand in task.operands)
-        w.node(HostGather(task.id, rows, result), [host[t] for t in task.reads()], result)
+        w.node(HostGather(task.id, rows, results[0]), [host[t] for t in task.reads()], results)
     else:
         workspace = Extent(Offset(top), task.workspace_bytes) if task.workspace_bytes else None
         operands = tuple(tuple(here[t] for t in operand) for operand in task.operands)
-        w.node(Compute(task.id, operands, result, workspace), list(here.values()), result, workspace)
-    if donated is not None:
-        del here[donated]
-    host[task.result] = w.on_host(task.result)
-    w.node(Move(result, host[task.result]), [result], host[task.result])
-    for r in (*here.values(), result):
+        w.node(Compute(task.id, operands, results[0], workspace, tuple(results[1:])), list(here.values()), results, workspace)
+    for t in donated.values():
+        del here[t]
+    for t, result in zip(task.results, results, strict=True):
+        host[t] = w.on_host(t)
+        w.node(Move(result, host[t]), [result], [host[t]])
+    for r in (*here.values(), *results):
         w.free(r)
 
 

@@ -43,7 +43,8 @@ def direct(graph: TaskGraph, values: Data, backend: Backend = Backend.TORCH) -> 
     for task in graph.tasks:
         assert task.job is not None
         workspace = torch.zeros(task.workspace_bytes, dtype=torch.uint8) if task.workspace_bytes else None
-        prepare(task.job, backend)(tuple(tuple(tiles[t] for t in operand) for operand in task.operands), tiles[task.result], workspace)
+        result, *others = (tiles[t] for t in task.results)
+        prepare(task.job, backend)(tuple(tuple(tiles[t] for t in operand) for operand in task.operands), result, workspace, *others)
     found: dict[str, Tensor] = {}
     for name, value in graph.outputs:
         parts = [t for t in graph.tensors if t.value == value or (t.value == name and t.kind is Kind.CONSTANT)]

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Expr, Letter, Load, Num, Reduce, Reduction
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import ALIGNMENT, Nbytes, aligned
+from einpage.einsum_front.choose.joined_tasks import joined_tasks
 from einpage.einsum_front.graph.job import Box, Contraction, ContractJob, GatherJob, Job, MapJob, Part, Range, View
 from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
 from einpage.memplan.machine.machine import Machine
@@ -148,12 +149,12 @@ def _some_value(b: Builder, fits: Callable[[Made], bool], letters: tuple[Letter,
     return b.made[-1]
 
 
-def _add_map(b: Builder) -> None:
-    """result[T] = (a op b op c) % 7, each over letters of T, or over one more letter that is summed."""
-    target = _letters(b)
+def _add_map(b: Builder, given: tuple[Made, ...] = ()) -> None:
+    """result[T] = (a op b op c) % 7, each over letters of T, or over one more letter that is summed; of `given`, where there are some."""
+    target = given[0].letters if given else _letters(b)
     terms: list[tuple[Made, Expr, str]] = []
-    for n in range(b.pick(1, 3)):
-        made = _some_value(b, lambda m: len(set(m.letters) - set(target)) <= 1, target)
+    for n in range(len(given) or b.pick(1, 3)):
+        made = given[n] if given else _some_value(b, lambda m: len(set(m.letters) - set(target)) <= 1, target)
         twice = n > 0 and made.name == terms[-1][0].name and b.pick(0, 1) == 1
         name = f"{made.name}_again{n}" if twice else made.name
         extra = tuple(x for x in made.letters if x not in target)
@@ -180,6 +181,15 @@ def _add_map(b: Builder) -> None:
         b.task(operands, tile, job, flops_per_element * b.tensors[tile].box.size, inplace, workspace)
     b.op(result.name, "map", flops_per_element * prod(b.extent(x) for x in target), list(sources.values()), result)
     b.made.append(result)
+
+
+def _add_update(b: Builder) -> None:
+    """Two maps of one value and others over the same letters, and one of what they make: pointwise tasks that may be one."""
+    target = _letters(b)
+    gradient = _some_value(b, lambda m: m.letters == target, target)
+    for _ in range(2):
+        _add_map(b, (_some_value(b, lambda m: m.letters == target, target), gradient))
+    _add_map(b, (_some_value(b, lambda m: m.letters == target, target), *b.made[-2:]))
 
 
 def _add_contract(b: Builder) -> None:
@@ -257,13 +267,15 @@ def _add_gather(b: Builder) -> None:
     b.made.append(result)
 
 
-def build_graph(pick: Pick, dtype: DType, most_ops: int, largest_extent: int, most_pieces: int, workspaces: bool) -> TaskGraph:
+def build_graph(
+    pick: Pick, dtype: DType, most_ops: int, largest_extent: int, most_pieces: int, workspaces: bool, joined: bool = False
+) -> TaskGraph:  # fmt: skip
     """A valid TaskGraph out of the decisions of `pick`. See `task_graphs` for what it never makes."""
     b = Builder(pick, dtype, workspaces)
     for letter in LETTERS:
         b.cut(letter, largest_extent, most_pieces)
     for _ in range(pick(1, most_ops)):
-        b.choose([_add_map, _add_map, _add_contract, _add_contract, _add_gather])(b)
+        b.choose([_add_map, _add_map, _add_contract, _add_contract, _add_gather, *([_add_update] if joined else [])])(b)
     read = {t for task in b.tasks for t in task.reads()}
     written = [m for m in b.made if m.kind is Kind.ACTIVATION]
     unread = [m for m in written if not read & set(m.tiles.values())]
@@ -279,31 +291,36 @@ def build_graph(pick: Pick, dtype: DType, most_ops: int, largest_extent: int, mo
         outputs=tuple((f"out_{name}", name) for name in sorted(outputs)),
     )
     graph.verify()
+    if joined:
+        graph = joined_tasks(graph)
+        graph.verify()
     return graph
 
 
 @st.composite
 def task_graphs(
     draw: st.DrawFn, *, most_ops: int = 8, largest_extent: int = 24, most_pieces: int = 3, workspaces: bool = True,
-    dtypes: tuple[DType, ...] = (DType.FP32, DType.FP16),
+    dtypes: tuple[DType, ...] = (DType.FP32, DType.FP16), joined: bool = False,
 ) -> TaskGraph:  # fmt: skip
     """Valid TaskGraphs with real jobs: maps (adds, products, scales, summed rows), matrix products with and without addend, in one task
     or in chains over fp32 accumulators, host gathers; operands of one and of several tiles, values read again far away, the same tensor
-    in two operands of a task, outputs that are read later, results that nobody reads, workspaces, in-place candidates.
+    in two operands of a task, outputs that are read later, results that nobody reads, workspaces, in-place candidates; where `joined`,
+    tasks with several results.
 
     Never makes: attention; scalars or more than two letters; empty ranges; partial definitions; softmax, max or mean; index
     expressions other than axes (except a gather's); several contractions in one job; batch letters in a contraction; constants or
     state; an output that is a weight or an input; a value whose tiles are cut unlike another's; sizes above a few KiB a tile.
     """
     dtype = draw(st.sampled_from(dtypes))
-    return build_graph(lambda low, high: draw(st.integers(low, high)), dtype, most_ops, largest_extent, most_pieces, workspaces)
+    return build_graph(lambda low, high: draw(st.integers(low, high)), dtype, most_ops, largest_extent, most_pieces, workspaces, joined)
 
 
 def random_graph(
-    seed: int, *, most_ops: int = 8, largest_extent: int = 24, most_pieces: int = 3, workspaces: bool = True, dtype: DType = DType.FP32
-) -> TaskGraph:
+    seed: int, *, most_ops: int = 8, largest_extent: int = 24, most_pieces: int = 3, workspaces: bool = True, dtype: DType = DType.FP32,
+    joined: bool = False,
+) -> TaskGraph:  # fmt: skip
     """The same graphs as `task_graphs`, from a seed: for sweeps of thousands. Never makes what that never makes; never shrinks."""
-    return build_graph(Random(seed).randint, dtype, most_ops, largest_extent, most_pieces, workspaces)
+    return build_graph(Random(seed).randint, dtype, most_ops, largest_extent, most_pieces, workspaces, joined)
 
 
 @st.composite

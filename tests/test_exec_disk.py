@@ -54,7 +54,7 @@ def planned(graph: TaskGraph, budget: int, host: int, start: Start, skew: dict[s
 @settings(max_examples=25, deadline=None)
 @given(draw=st.data(), start=st.sampled_from([Start.COLD, Start.LOOP]))
 def test_random_plans_give_what_no_paging_gives(draw: st.DataObject, start: Start, tmp_path_factory: pytest.TempPathFactory) -> None:
-    graph = draw.draw(task_graphs(most_ops=5, dtypes=(DType.FP32,)))
+    graph = draw.draw(task_graphs(most_ops=5, dtypes=(DType.FP32,), joined=True))
     budget = draw.draw(budgets(graph))
     host = least_host(graph, budget, PlanOptions(start=start, host_bytes=1)) + SECTOR * draw.draw(st.integers(0, 20))
     skew = {t.name: 8 * draw.draw(st.integers(0, SECTOR // 8 - 1)) for t in graph.tensors} if draw.draw(st.booleans()) else {}

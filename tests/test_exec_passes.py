@@ -28,7 +28,7 @@ MLP = str(Path(__file__).parents[1] / "specs" / "mlp.yaml")
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(st.data(), task_graphs(), st.integers(0, 2**16), st.sampled_from((run_serial, run_dynamic, run_static)))
+@given(st.data(), task_graphs(joined=True), st.integers(0, 2**16), st.sampled_from((run_serial, run_dynamic, run_static)))
 def test_passes_give_the_direct_result_each(drawn: st.DataObject, graph: TaskGraph, seed: int, dispatch: Callable[..., Measured]) -> None:
     values, budget = data(graph, seed), drawn.draw(budgets(graph))
     warm = plan(graph, a_machine(), budget, PlanOptions(start=Start.WARM))

@@ -174,7 +174,8 @@ def test_a_state_has_one_home() -> None:
     assert reasons == [Reason.CARRIED_ELSEWHERE, Reason.HOST_COPY_FREED, Reason.CARRIED_ELSEWHERE]
     stale = judge(loaded_from_host(memgraph, stays[0][0]))
     assert stale is not None and stale.reason is Reason.CARRIED_ELSEWHERE and "which is read" in stale.message
-    update = {memgraph.graph.tasks[node.task].result: n for n, node in enumerate(memgraph.nodes) if isinstance(node, Compute)}
+    tasks = memgraph.graph.tasks
+    update = {t: n for n, node in enumerate(memgraph.nodes) if isinstance(node, Compute) for t in tasks[node.task].results}
     waits = [n for n in np.flatnonzero(np.isin(memgraph.edges.target, [update[last] for _, last in stays])) if memgraph.edges.kind[n]]
     seen = set()
     for n in waits:

@@ -129,7 +129,7 @@ def test_window_bound_of_passes_over_weights() -> None:
 def test_no_plan_beats_its_bounds(
     planner: Callable[[TaskGraph, int], MemGraph] | None, data: st.DataObject, machine: Machine, effort: Effort
 ) -> None:
-    graph = data.draw(task_graphs(most_ops=5))
+    graph = data.draw(task_graphs(most_ops=5, joined=True))
     budget = data.draw(budgets(graph))
     plan = planner(graph, budget) if planner else make_plan(graph, machine, budget)
     b = bounds(graph, machine, plan.budget_bytes, order_of(plan), effort)

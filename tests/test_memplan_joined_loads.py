@@ -50,7 +50,7 @@ def loads(memgraph: MemGraph) -> list[tuple[int, int, int]]:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.data(), task_graphs(), machines(), alignments, st.sampled_from((Start.COLD, Start.WARM, Start.LOOP)))
+@given(st.data(), task_graphs(joined=True), machines(), alignments, st.sampled_from((Start.COLD, Start.WARM, Start.LOOP)))
 def test_what_is_joined_is_right_and_never_slower(
     drawn: st.DataObject, graph: TaskGraph, machine: Machine, alignment: int, start: Start
 ) -> None:

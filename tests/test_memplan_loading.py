@@ -38,7 +38,7 @@ def on_device(memgraph: MemGraph, listed: tuple[ResidencyId, ...]) -> set[tuple[
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.data(), task_graphs(), machines(), alignments)
+@given(st.data(), task_graphs(joined=True), machines(), alignments)
 def test_a_first_pass_ends_where_its_loop_begins(drawn: st.DataObject, graph: TaskGraph, machine: Machine, alignment: int) -> None:
     loop = plan(graph, machine, drawn.draw(budgets(graph, alignment)), replace(LOOP, alignment=alignment))
     first = loading(loop)
@@ -56,7 +56,7 @@ def test_a_first_pass_ends_where_its_loop_begins(drawn: st.DataObject, graph: Ta
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.data(), task_graphs(), machines(), alignments)
+@given(st.data(), task_graphs(joined=True), machines(), alignments)
 def test_what_is_wanted_sooner_is_loaded_sooner(drawn: st.DataObject, graph: TaskGraph, machine: Machine, alignment: int) -> None:
     """Of residents, and of a resident and what is loaded in every pass; the order of these among themselves is the loop's."""
     loop = plan(graph, machine, drawn.draw(budgets(graph, alignment)), replace(LOOP, alignment=alignment))

@@ -50,7 +50,7 @@ def on_device(plan: MemGraph, listed: tuple[ResidencyId, ...]) -> list[Residency
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.data(), task_graphs(), machines(), alignments)
+@given(st.data(), task_graphs(joined=True), machines(), alignments)
 def test_loops_are_right_and_end_as_they_started(data: st.DataObject, graph: TaskGraph, machine: Machine, alignment: int) -> None:
     order, pace = data.draw(st.sampled_from(OrderPolicy)), data.draw(st.sampled_from((None, None, Pace(300))))
     found = plan(graph, machine, data.draw(budgets(graph, alignment)), replace(LOOP, alignment=alignment, order=order), pace)
@@ -106,7 +106,7 @@ def test_small_weights_stay_where_a_copy_has_its_latency(monkeypatch: pytest.Mon
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.data(), task_graphs())
+@given(st.data(), task_graphs(joined=True))
 def test_a_loop_that_is_broken_is_rejected(data: st.DataObject, graph: TaskGraph) -> None:
     found = plan(graph, a_machine(), data.draw(budgets(graph)), LOOP)
     for r in on_device(found, found.end):

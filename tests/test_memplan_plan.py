@@ -82,13 +82,13 @@ def position(memgraph: MemGraph, what: str) -> int:
     raise AssertionError(f"{what} is never created")
 
 
-@given(task_graphs(), machines(), all_options, st.data())
+@given(task_graphs(joined=True), machines(), all_options, st.data())
 def test_every_plan_is_judged_right(graph: TaskGraph, machine: Machine, options: PlanOptions, data: st.DataObject) -> None:
     memgraph = plan(graph, machine, data.draw(budgets(graph, options.alignment)), options)
     assert judge(memgraph) is None
 
 
-@given(task_graphs(), all_options)
+@given(task_graphs(joined=True), all_options)
 def test_the_largest_footprint_is_the_smallest_budget(graph: TaskGraph, options: PlanOptions) -> None:
     task, least = largest_footprint(graph, options.alignment)
     assert judge(plan(graph, a_machine(), least + options.alignment - 1, options)) is None
@@ -100,7 +100,7 @@ def test_the_largest_footprint_is_the_smallest_budget(graph: TaskGraph, options:
     assert misfit.free + sum(nbytes for _, nbytes in misfit.pinned) == (least - 1) // options.alignment * options.alignment
 
 
-@given(task_graphs(), all_options, st.data())
+@given(task_graphs(joined=True), all_options, st.data())
 def test_a_plan_keeps_its_alignment(graph: TaskGraph, options: PlanOptions, data: st.DataObject) -> None:
     """On the device and on the host; with an alignment of one byte, bytes lie without gaps, so a host holds exactly what it must."""
     memgraph = plan(graph, a_machine(), data.draw(budgets(graph, options.alignment)), options)
@@ -111,7 +111,7 @@ def test_a_plan_keeps_its_alignment(graph: TaskGraph, options: PlanOptions, data
     assert memgraph.host_bytes >= permanent and (memgraph.host_bytes == permanent) == (not spilled)
 
 
-@given(task_graphs(), all_options, st.data())
+@given(task_graphs(joined=True), all_options, st.data())
 def test_no_clean_byte_is_offloaded_and_each_dirty_tensor_once(graph: TaskGraph, options: PlanOptions, data: st.DataObject) -> None:
     written = Counter(moves(plan(graph, a_machine(), data.draw(budgets(graph, options.alignment)), options), Queue.D2H))
     kinds = {t.name: t.kind for t in graph.tensors}
@@ -120,7 +120,7 @@ def test_no_clean_byte_is_offloaded_and_each_dirty_tensor_once(graph: TaskGraph,
     assert {name for name, kind in kinds.items() if kind is Kind.OUTPUT} <= set(written)
 
 
-@given(task_graphs(), all_options)
+@given(task_graphs(joined=True), all_options)
 def test_where_all_fits_only_what_must_moves(graph: TaskGraph, options: PlanOptions) -> None:
     sizes = [*(t.nbytes for t in graph.tensors), *(t.workspace_bytes for t in graph.tasks)]
     memgraph = plan(graph, a_machine(), sum(aligned(nbytes, options.alignment) for nbytes in sizes), options)
@@ -130,7 +130,7 @@ def test_where_all_fits_only_what_must_moves(graph: TaskGraph, options: PlanOpti
     assert sorted(moves(memgraph, Queue.D2H)) == sorted(t.name for t in graph.tensors if t.kind is Kind.OUTPUT)
 
 
-@given(task_graphs(), all_options, st.data())
+@given(task_graphs(joined=True), all_options, st.data())
 def test_the_same_input_gives_the_same_plan(graph: TaskGraph, options: PlanOptions, data: st.DataObject) -> None:
     budget = data.draw(budgets(graph, options.alignment))
     a, b = (plan(graph, a_machine(), budget, options) for _ in range(2))
@@ -139,7 +139,7 @@ def test_the_same_input_gives_the_same_plan(graph: TaskGraph, options: PlanOptio
         assert np.array_equal(x, y)
 
 
-@given(task_graphs(), all_options, st.data())
+@given(task_graphs(joined=True), all_options, st.data())
 def test_a_full_host_is_refused_and_never_overrun(graph: TaskGraph, options: PlanOptions, data: st.DataObject) -> None:
     permanent = sum(aligned(t.nbytes, options.alignment) for t in graph.tensors if t.kind in HOST_AT_START or t.kind is Kind.OUTPUT)
     machine = a_machine(host_bytes=permanent + data.draw(st.integers(0, 4096)))
@@ -154,7 +154,7 @@ def test_a_full_host_is_refused_and_never_overrun(graph: TaskGraph, options: Pla
         assert judge(memgraph) is None
 
 
-@given(task_graphs(), all_options, st.data())
+@given(task_graphs(joined=True), all_options, st.data())
 def test_the_simulation_counts_what_it_may_evict(graph: TaskGraph, options: PlanOptions, data: st.DataObject) -> None:
     budget = data.draw(budgets(graph, options.alignment))
     horizons = Horizons(problem_of(graph, a_machine(), budget, alignment=options.alignment), options)

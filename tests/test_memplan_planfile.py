@@ -46,7 +46,7 @@ def test_round_trip(tmp_path: Path) -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_round_trip_of_any_plan(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    graph = data.draw(task_graphs(most_ops=4))
+    graph = data.draw(task_graphs(most_ops=4, joined=True))
     plan = replace(plain_plan(graph, data.draw(budgets(graph))), alignment=data.draw(st.sampled_from((1, 16, 256))))
     path = tmp_path_factory.mktemp("plans") / "plan.json"
     save_plan(path, plan, {})

@@ -13,14 +13,14 @@ from plan_problems import POLICIES, IntervalPolicy, headroom_of, random_slots, s
 from strategies import a_machine, task_graphs
 
 
-@given(task_graphs(), st.integers(0, 20_000), st.sampled_from(POLICIES))
+@given(task_graphs(joined=True), st.integers(0, 20_000), st.sampled_from(POLICIES))
 def test_resident_intervals_fit(graph: TaskGraph, extra: int, policy: IntervalPolicy) -> None:
     slots = slots_for(graph, a_machine(), extra)
     a, headroom = slots.accesses, headroom_of(slots)
     assert bool((resident_bytes(a, policy(a, headroom)) <= headroom).all())
 
 
-@given(task_graphs(), st.integers(0, 20_000))
+@given(task_graphs(joined=True), st.integers(0, 20_000))
 def test_with_stream_all_nothing_the_host_has_is_resident(graph: TaskGraph, extra: int) -> None:
     slots = slots_for(graph, a_machine(), extra)
     a = slots.accesses

@@ -22,7 +22,7 @@ from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import Link, Queue
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.pace import Pace
-from einpage.memplan.problem.second_runs import Dropped, with_second_runs
+from einpage.memplan.problem.second_runs import Dropped, may_run_again, with_second_runs
 from einpage.memplan.report import second_runs, tasks_in_order
 from strategies import a_machine, budgets, task_graphs
 
@@ -60,11 +60,11 @@ def seconds(memgraph: MemGraph, of: Machine) -> float:
     return simulate(memgraph, of).makespan_s
 
 
-@given(task_graphs(), st.integers(0, 1 << 30))
+@given(task_graphs(joined=True), st.integers(0, 1 << 30))
 def test_whatever_is_dropped_there_is_a_right_plan(graph: TaskGraph, seed: int) -> None:
     """Of the graph itself, in which tasks run again; in the smallest budget of the graph that it was made of."""
     rng = Random(seed)
-    made = {task.result: task.id for task in graph.tasks if not task.gathers}
+    made = {task.result: task.id for task in graph.tasks if may_run_again(task)}
     may = [t.id for t in graph.tensors if t.kind is Kind.ACTIVATION and t.id in made]
     dropped = {Dropped(t, TaskId(rng.randrange(made[t], len(graph.tasks)))) for t in may if rng.random() < 0.6}
     runs = with_second_runs(graph, dropped)
@@ -79,7 +79,7 @@ def test_whatever_is_dropped_there_is_a_right_plan(graph: TaskGraph, seed: int) 
         assert runs.tensor_of[task.result] == graph.tasks[original].result
 
 
-@given(task_graphs(), st.data())
+@given(task_graphs(joined=True), st.data())
 def test_never_slower(graph: TaskGraph, data: st.DataObject) -> None:
     budget, of = data.draw(budgets(graph)), a_machine()
     alone = plan(graph, of, budget)

@@ -42,7 +42,7 @@ def on_device(plan: MemGraph, listed: tuple[int, ...]) -> dict[TensorId, int]:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.data(), task_graphs(), machines(), alignments)
+@given(st.data(), task_graphs(joined=True), machines(), alignments)
 def test_warm_plans_are_right(data: st.DataObject, graph: TaskGraph, machine: Machine, alignment: int) -> None:
     order = data.draw(st.sampled_from(OrderPolicy))
     found = plan(graph, machine, data.draw(budgets(graph, alignment)), replace(WARM, alignment=alignment, order=order))
@@ -65,7 +65,7 @@ def answered(sets: LoopSets, random: Random) -> list[Residents]:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.data(), task_graphs(), st.sampled_from((Start.WARM, Start.LOOP)))
+@given(st.data(), task_graphs(joined=True), st.sampled_from((Start.WARM, Start.LOOP)))
 def test_residents_leave_every_task_what_it_needs(data: st.DataObject, graph: TaskGraph, start: Start) -> None:
     """Counted again, step by step."""
     budget, last_use = data.draw(budgets(graph)), last_use_by_tensor(graph)

@@ -51,7 +51,7 @@ def makespan_s(memgraph: MemGraph, machine: Machine | None = None) -> float:
 
 
 @settings(max_examples=15)
-@given(task_graphs(most_ops=5), machines(), st.integers(0, 8192), st.integers(1, 3000), st.sampled_from([1, 256]))
+@given(task_graphs(most_ops=5, joined=True), machines(), st.integers(0, 8192), st.integers(1, 3000), st.sampled_from([1, 256]))
 def test_a_search_is_never_worse_and_always_right(graph: TaskGraph, machine: Machine, extra: int, steps: int, alignment: int) -> None:
     budget, options = budget_of(graph, extra, alignment), PlanOptions(alignment=alignment)
     plain, pace, again = plan(graph, machine, budget, options), Pace(steps), Pace(steps)

@@ -78,7 +78,7 @@ def test_a_machine_that_knows_no_more_than_its_rates_is_simulated_as_one_without
 @settings(max_examples=40, deadline=None)
 @given(st.data(), machines())
 def test_the_two_clocks_agree_where_nothing_slows_down(data: st.DataObject, machine: Machine) -> None:
-    graph = data.draw(task_graphs(most_ops=4))
+    graph = data.draw(task_graphs(most_ops=4, joined=True))
     plan = plain_plan(graph, data.draw(budgets(graph)))
     plain, shared = (simulate(plan, m) for m in (machine, replace(machine, kernel_times=nothing_usual())))
     for one, other in ((plain.start_s, shared.start_s), (plain.finish_s, shared.finish_s)):
@@ -88,7 +88,7 @@ def test_the_two_clocks_agree_where_nothing_slows_down(data: st.DataObject, mach
 @settings(max_examples=40, deadline=None)
 @given(st.data(), machines())
 def test_edges_and_queues_are_kept_and_nothing_is_faster_than_alone(data: st.DataObject, machine: Machine) -> None:
-    graph = data.draw(task_graphs(most_ops=4))
+    graph = data.draw(task_graphs(most_ops=4, joined=True))
     plan = plain_plan(graph, data.draw(budgets(graph)))
     usual = replace(machine, kernel_times=data.draw(kernel_times()))
     line = simulate(plan, usual)

@@ -20,7 +20,13 @@ from strategies import machines, task_graphs
 
 
 @given(
-    task_graphs(), machines(), st.integers(0, 20_000), st.sampled_from(POLICIES), st.sampled_from([1, 256]), st.booleans(), st.booleans()
+    task_graphs(joined=True),
+    machines(),
+    st.integers(0, 20_000),
+    st.sampled_from(POLICIES),
+    st.sampled_from([1, 256]),
+    st.booleans(),
+    st.booleans(),
 )
 def test_every_split_becomes_a_right_plan(
     graph: TaskGraph, machine: Machine, extra: int, policy: IntervalPolicy, alignment: int, placed: bool, evicts: bool

@@ -50,7 +50,7 @@ def loop(tensors: list[int], passes: int, result_bytes: int = 10) -> Accesses:
 
 
 @settings(max_examples=60)
-@given(task_graphs(), st.integers(0, 20_000), st.sampled_from(NAMED), st.sampled_from([1, 256]))
+@given(task_graphs(joined=True), st.integers(0, 20_000), st.sampled_from(NAMED), st.sampled_from([1, 256]))
 def test_no_policy_moves_more_than_it_states(graph: TaskGraph, extra: int, policy: Policy, alignment: int) -> None:
     slots = slots_for(graph, a_machine(), extra, alignment)
     a, headroom = slots.accesses, headroom_of(slots)
@@ -81,7 +81,7 @@ def test_what_is_stated_is_near_what_moves() -> None:
 
 
 @settings(max_examples=14)
-@given(task_graphs(), machines(), st.integers(0, 20_000), st.sampled_from([1, 256]))
+@given(task_graphs(joined=True), machines(), st.integers(0, 20_000), st.sampled_from([1, 256]))
 def test_a_static_plan_is_right_and_holds_its_bytes(graph: TaskGraph, machine: Machine, extra: int, alignment: int) -> None:
     slots = slots_for(graph, machine, extra, alignment)
     a = slots.accesses
@@ -101,7 +101,7 @@ def test_most_graphs_have_static_plans() -> None:
 
 
 @settings(max_examples=6)
-@given(task_graphs(most_ops=8), machines(), st.integers(0, 8192), st.sampled_from([1, 256]))
+@given(task_graphs(most_ops=8, joined=True), machines(), st.integers(0, 8192), st.sampled_from([1, 256]))
 def test_a_search_is_never_slower_than_a_static_plan(graph: TaskGraph, machine: Machine, extra: int, alignment: int) -> None:
     never_slower(slots_for(graph, machine, extra, alignment))
 

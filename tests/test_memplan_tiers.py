@@ -35,7 +35,7 @@ STARTS = st.sampled_from([Start.COLD, Start.LOOP])
 @settings(max_examples=60, deadline=None)
 @given(draw=st.data(), start=STARTS)
 def test_any_order_that_respects_the_edges_is_right(draw: st.DataObject, start: Start) -> None:
-    graph = draw.draw(task_graphs(most_ops=5, dtypes=(DType.FP32,)))
+    graph = draw.draw(task_graphs(most_ops=5, dtypes=(DType.FP32,), joined=True))
     budget, options = draw.draw(budgets(graph)), PlanOptions(start=start)
     skew = {t.name: draw.draw(st.integers(0, SECTOR - 1)) for t in graph.tensors} if draw.draw(st.booleans()) else {}
     options = replace(options, host_bytes=1, skew=lambda _: skew)
@@ -60,7 +60,7 @@ def test_any_order_that_respects_the_edges_is_right(draw: st.DataObject, start: 
 @settings(max_examples=40, deadline=None)
 @given(draw=st.data(), start=STARTS)
 def test_the_least_host_is_the_least(draw: st.DataObject, start: Start) -> None:
-    graph = draw.draw(task_graphs(most_ops=4))
+    graph = draw.draw(task_graphs(most_ops=4, joined=True))
     budget = draw.draw(budgets(graph))
     least = least_host(graph, budget, PlanOptions(start=start, host_bytes=1))
     assert judge(plan(graph, MACHINE, budget, PlanOptions(start=start, host_bytes=least))) is None
@@ -77,7 +77,7 @@ def test_a_machine_without_a_disk_is_refused() -> None:
 @given(draw=st.data(), start=STARTS)
 def test_tiers_are_exclusive_and_clean_copies_are_dropped_free(draw: st.DataObject, start: Start) -> None:
     """No weight is on the host while it stays on the device; only what tasks wrote is written, to the host and to the disk once each."""
-    graph = draw.draw(task_graphs(most_ops=6))
+    graph = draw.draw(task_graphs(most_ops=6, joined=True))
     budget, options = draw.draw(budgets(graph)), PlanOptions(start=start, host_bytes=1)
     host = least_host(graph, budget, options) + SECTOR * draw.draw(st.integers(0, 9))
     made = plan(graph, MACHINE, budget, replace(options, host_bytes=host))
@@ -95,7 +95,7 @@ def test_tiers_are_exclusive_and_clean_copies_are_dropped_free(draw: st.DataObje
 
 
 @settings(max_examples=40, deadline=None)
-@given(task_graphs(most_ops=5))
+@given(task_graphs(most_ops=5, joined=True))
 def test_gathers_of_weights_read_rows_from_the_disk(graph: object) -> None:
     made = plan(graph, MACHINE, 1 << 20, PlanOptions(host_bytes=1 << 20))  # type: ignore[arg-type]
     tables = {r for node in made.nodes if isinstance(node, HostGather) for operand in node.operands for r in operand}

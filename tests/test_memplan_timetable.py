@@ -26,7 +26,9 @@ from plan_problems import POLICIES, IntervalPolicy, apart, headroom_of, in_arena
 from strategies import a_machine, changed, machines, task_graphs
 
 
-@given(task_graphs(), machines(), st.integers(0, 20_000), st.sampled_from(POLICIES), st.sampled_from([1, 256]), st.integers(0, 4096))
+@given(
+    task_graphs(joined=True), machines(), st.integers(0, 20_000), st.sampled_from(POLICIES), st.sampled_from([1, 256]), st.integers(0, 4096)
+)
 def test_every_timetable_becomes_a_right_plan(
     graph: TaskGraph, machine: Machine, extra: int, policy: IntervalPolicy, alignment: int, prefetch_headroom: int
 ) -> None:

@@ -330,7 +330,7 @@ def brute_force_orders_everything(plan: MemGraph) -> bool:
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_brute_force_agrees_when_edges_go_missing(data: st.DataObject) -> None:
-    graph = data.draw(task_graphs(most_ops=3))
+    graph = data.draw(task_graphs(most_ops=3, joined=True))
     plan = plain_plan(graph, data.draw(budgets(graph)))
     assert judge(plan) is None
     assert brute_force_orders_everything(plan)

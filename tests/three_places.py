@@ -22,7 +22,7 @@ from einpage.memplan.graph.memgraph import Compute, Free, HostGather, MemGraph, 
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import DEVICE, DISK, HOST, SECTOR, Link, Place, Queue
 from einpage.memplan.plan import PlanOptions, plan
-from numpy_jobs import run_job
+from numpy_jobs import run_task
 from strategies import a_machine
 
 Data = Mapping[str, NDArray[Any]]
@@ -77,10 +77,11 @@ class Bytes:
             match plan.nodes[n]:
                 case Compute() | HostGather() as node:
                     operands = [[self.tile(plan, r).copy() for r in operand] for operand in node.operands]
-                    result = run_job(plan.graph.tasks[node.task], operands)
+                    results = run_task(plan.graph.tasks[node.task], operands)
                     if isinstance(node, Compute) and node.workspace is not None:
                         self.arenas[DEVICE][node.workspace.offset : node.workspace.end] = NAN_BYTE
-                    self.tile(plan, node.creates)[...] = result
+                    for r, result in zip((node.creates, *(node.others if isinstance(node, Compute) else ())), results, strict=True):
+                        self.tile(plan, r)[...] = result
                 case Move() as move:
                     for source, target in move.copies:
                         on_disk = DISK in (plan.residencies[source].place, plan.residencies[target].place)

@@ -40,7 +40,7 @@ KNOWN = {
         (
             "m = beta1 * m + (1 - beta1) * g",
             "v = beta2 * v + (1 - beta2) * g * g",
-            "w = w * (1 - rate * decay) - rate * (m / (1 - beta1 ** step)) / (sqrt(v / (1 - beta2 ** step)) + eps)",
+            "w = w * (1 - rate * decay) - m * (rate / (1 - beta1 ** step)) / (sqrt(v) * (1 / sqrt(1 - beta2 ** step)) + eps)",
         ),
     ),
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from einpage.einsum_front.algebra.expr import Letter, text
-from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob, PairsJob, View
+from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob, PairsJob, View, results_of
 from einpage.einsum_front.graph.taskgraph import Task, TaskGraph
 
 
@@ -38,22 +38,23 @@ def _lines(graph: TaskGraph) -> Iterator[str]:
 
 def _task(task: Task, number_by_job: dict[Job, int]) -> str:
     reads = " ".join("(" + " ".join(map(str, operand)) + ")" for operand in task.operands)
-    in_place = f" over {' '.join(map(str, task.inplace))}" if task.inplace else ""
+    results = ", ".join(str(one.tensor) + (f" over {' '.join(map(str, one.inplace))}" if one.inplace else "") for one in task.written)
     job = "" if task.job is None else f" job {number_by_job.setdefault(task.job, len(number_by_job))}"
     cost = f"flops {task.flops} bytes {task.bytes_touched}"
-    return f"task {task.id} op {task.op} {task.name}: {reads} -> {task.result}{in_place}{job} {cost}"
+    return f"task {task.id} op {task.op} {task.name}: {reads} -> {results}{job} {cost}"
 
 
 def _job(job: Job) -> str:
     ranges = " ".join(f"{r.letter}={r.start}:{r.end}" for r in job.ranges)
     reads = " ".join(_view(v) for v in job.reads)
-    return f"{ranges} | {reads} | {_view(job.result)} | {_math(job)}"
+    return f"{ranges} | {reads} | {' '.join(map(_view, results_of(job)))} | {_math(job)}"
 
 
 def _math(job: Job) -> str:
     match job:
         case MapJob():
-            return "; ".join(f"[{','.join(text(i) for i in p.target)}] = {text(p.expr)}" for p in job.parts)
+            names = [view.name if job.others else "" for view in results_of(job)]
+            return "; ".join(f"{names[p.result]}[{','.join(text(i) for i in p.target)}] = {text(p.expr)}" for p in job.parts)
         case ContractJob():
             sums = "; ".join(f"acc{i} = sum[{_letters(c.letters)}]({text(c.x)} * {text(c.y)})" for i, c in enumerate(job.contractions))
             chain = ("" if job.carry is None else f"; + {job.reads[job.carry].name}") + ("" if job.last else "; to be continued")

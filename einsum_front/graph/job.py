@@ -1,7 +1,7 @@
 """Jobs: what one task computes, as data that both a graph and a kernel understand.
 
 A job names letters with ranges, the operands it reads (each an ordered tuple of packed row-major tiles, given as boxes in the
-value's own coordinates) and the one tile it writes. It knows no tensor ids and no offsets, so the same layer
+value's own coordinates) and the tile it writes; a map may write several. It knows no tensor ids and no offsets, so the same layer
 at another depth has an equal job, and a kernel is prepared once for both.
 
     value h [s=128, m=64], cut at s=64:      reads = View("h", FP32, (Box((0,0),(64,64)), Box((64,0),(128,64))))
@@ -86,6 +86,8 @@ class Part:
 
     target: tuple[Expr, ...]
     expr: Expr
+    result: int = 0
+    """Which of its job's results it is of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,9 @@ class MapJob:
     reads: tuple[View, ...]
     result: View
     parts: tuple[Part, ...]
+    others: tuple[View, ...] = ()
+    """Results beside the first, of the same box. Of such a job each element of each is made of the operands as they were before any
+    result was written, so that each may be written over an operand that is read at the target's own letters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +196,11 @@ class GatherJob:
 
 
 Job: TypeAlias = "MapJob | ContractJob | AttentionJob | PairsJob | GatherJob"
+
+
+def results_of(job: Job) -> tuple[View, ...]:
+    """All that a job writes."""
+    return (job.result, *job.others) if isinstance(job, MapJob) else (job.result,)
 
 
 def range_by_letter(job: Job) -> dict[Letter, Range]:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from einpage.einsum_front.base.columns import Columns, Int32s, Int64s, UInt8s, frozen, ragged
 from einpage.einsum_front.base.dtype import ElementType
-from einpage.einsum_front.graph.job import Box, Job, Range, View
-from einpage.einsum_front.graph.taskgraph import Kind, Task, TaskGraph, Tensor, TensorId, tile_name
+from einpage.einsum_front.graph.job import Box, Job, MapJob, Range, View
+from einpage.einsum_front.graph.taskgraph import Kind, Task, TaskGraph, Tensor, TensorId, Written, tile_name
 
 
 def packed(graph: TaskGraph) -> TaskGraph:
@@ -97,6 +97,8 @@ class Tasks(Columns[Task]):
     seconds: NDArray[np.float64]
     """[task] NaN for None"""
     jobs: tuple[Job | None, ...]
+    others_by_task: Mapping[int, tuple[Written, ...]]
+    """By position, of tasks with several results."""
 
     def __len__(self) -> int:
         return len(self.integers)
@@ -108,11 +110,13 @@ class Tasks(Columns[Task]):
         each: list[tuple[TensorId, ...]] = ragged(self.tile_row, self.reads, rows[0], rows[-1])
         inplaces: list[tuple[TensorId, ...]] = ragged(self.inplace_row, self.inplace, start, end)
         columns = (column[start:end].tolist() for column in (self.integers, self.gathers, self.seconds))
-        for name, (a, b), inplace, integers, gathers, s in zip(names, pairwise(rows), inplaces, *columns, strict=True):
+        others = map(self.others_by_task.get, range(start, end))
+        for name, (a, b), inplace, integers, gathers, s, more in zip(names, pairwise(rows), inplaces, *columns, others, strict=True):
             number, op, result, flops, touched, workspace, job = integers
             seconds = None if isnan(s) else s
             operands = tuple(each[a - rows[0] : b - rows[0]])
-            yield Task(number, name, op, operands, result, inplace, flops, touched, workspace, self.jobs[job], bool(gathers), seconds)
+            made = self.jobs[job], bool(gathers), seconds, more or ()
+            yield Task(number, name, op, operands, result, inplace, flops, touched, workspace, *made)
 
 
 class _SharedObjects:
@@ -128,7 +132,8 @@ class _SharedObjects:
 
     def job(self, job: Job) -> Job:
         ranges = tuple(self._ranges.setdefault(found, found) for found in job.ranges)
-        return replace(job, ranges=ranges, reads=tuple(map(self._view, job.reads)), result=self._view(job.result))
+        job = replace(job, ranges=ranges, reads=tuple(map(self._view, job.reads)), result=self._view(job.result))
+        return replace(job, others=tuple(map(self._view, job.others))) if isinstance(job, MapJob) and job.others else job
 
     def _view(self, view: View) -> View:
         if view not in self._views:
@@ -170,4 +175,5 @@ def _tasks(tasks: Sequence[Task], shared: _SharedObjects) -> Tasks:
     table = frozen(integers).reshape(len(gathers), -1) if gathers else np.empty((0, 7), np.int64)
     operand_row, tile_row, read, inplace_row, inplace = (frozen(column) for column in (rows, tiles, reads, inplace_rows, inplaces))
     names = Texts.of(t.name for t in tasks)
-    return Tasks(names, table, operand_row, tile_row, read, inplace_row, inplace, frozen(gathers), frozen(seconds), tuple(jobs))
+    others = {i: t.others for i, t in enumerate(tasks) if t.others}
+    return Tasks(names, table, operand_row, tile_row, read, inplace_row, inplace, frozen(gathers), frozen(seconds), tuple(jobs), others)

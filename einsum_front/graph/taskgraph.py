@@ -1,7 +1,8 @@
 """The TaskGraph: what is computed, before memory is planned.
 
 Tensors are tiles: a tile has one writer, is packed row-major, and is the unit of paging. Tasks read ordered tuples of tiles and write
-one. Tasks are in a topological order, the spec's. Values are single-assignment, so dependencies follow from reads and writes alone.
+one, or several. They are in a topological order, the spec's. Values are single-assignment, so dependencies follow from reads and writes
+alone.
 
     spec value  h [s=128, m=64] cut in two along s:
 
@@ -14,14 +15,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NewType
 
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType, ElementType, as_numbers
 from einpage.einsum_front.base.units import Nbytes
-from einpage.einsum_front.graph.job import Box, GatherJob, Job
+from einpage.einsum_front.graph.job import Box, GatherJob, Job, results_of
 from einpage.einsum_front.graph.program import Source
 
 TensorId = NewType("TensorId", int)
@@ -124,8 +125,17 @@ class Op:
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """A result of a task."""
+
+    tensor: TensorId
+    inplace: tuple[TensorId, ...] = ()
+    """Operand tensors that it may be written into, in place, at their last use: same size, read element by element."""
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
-    """What writes one tensor: the unit of scheduling."""
+    """What writes a tensor, or several at once: the unit of scheduling."""
 
     id: TaskId
     name: str
@@ -144,6 +154,23 @@ class Task:
     """True for a host gather: its operands are read on the host and its result crosses the link."""
     seconds: float | None = None
     """Measured or given time, launch included; None: the machine's roofline."""
+    others: tuple[Written, ...] = ()
+    """Results beside the first; a gather has none."""
+
+    @property
+    def results(self) -> tuple[TensorId, ...]:
+        """All that it writes, the first result first."""
+        return (self.result, *(other.tensor for other in self.others)) if self.others else (self.result,)
+
+    @property
+    def written(self) -> tuple[Written, ...]:
+        """All that it writes, each with what it may be written over."""
+        return (Written(self.result, self.inplace), *self.others)
+
+    def with_written(self, written: Sequence[Written]) -> Task:
+        """The same task with these for its results."""
+        first, *others = written
+        return replace(self, result=first.tensor, inplace=first.inplace, others=tuple(others))
 
     def reads(self) -> tuple[TensorId, ...]:
         """Distinct operand tensors, in order of first appearance."""
@@ -190,13 +217,15 @@ class TaskGraph:
                 tensor = self.tensors[t]
                 assert tensor.kind in HOST_AT_START or t in written, f"task {task.name} reads {tensor.name} before it is written"
                 read.add(t)
-            result = self.tensors[task.result]
-            assert result.kind not in HOST_AT_START, f"task {task.name} writes {result.kind.value} {result.name}"
-            assert task.result not in written, f"{result.name} is written twice, the second time by {task.name}"
-            written.add(task.result)
-            for t in task.inplace:
-                assert t in task.reads(), f"task {task.name} would write in place of {self.tensors[t].name}, which it does not read"
-                assert self.tensors[t].nbytes == result.nbytes, f"task {task.name} would write in place of bytes of another size"
+            assert not (task.gathers and task.others), f"task {task.name} gathers several results"
+            for one in task.written:
+                result = self.tensors[one.tensor]
+                assert result.kind not in HOST_AT_START, f"task {task.name} writes {result.kind.value} {result.name}"
+                assert one.tensor not in written, f"{result.name} is written twice, the second time by {task.name}"
+                written.add(one.tensor)
+                for t in one.inplace:
+                    assert t in task.reads(), f"task {task.name} would write in place of {self.tensors[t].name}, which it does not read"
+                    assert self.tensors[t].nbytes == result.nbytes, f"task {task.name} would write in place of bytes of another size"
             assert 0 <= task.op < len(self.ops), f"task {task.name} names no op"
             if task.job is not None:
                 self._verify_job(task)
@@ -229,5 +258,7 @@ class TaskGraph:
             assert boxes == view.boxes, f"task {task.name}: operand {view.name} has tiles {boxes}, its job expects {view.boxes}"
             for t in operand:
                 assert self.tensors[t].element_type == view.element_type, f"task {task.name}: {view.name} has another dtype"
-        result = self.tensors[task.result]
-        assert job.result.boxes == (result.box,) and job.result.dtype is result.dtype, f"task {task.name}: result box"
+        views = results_of(job)
+        assert len(views) == len(task.results), f"task {task.name}: results differ in number"
+        for view, result in zip(views, map(self.tensors.__getitem__, task.results), strict=True):
+            assert view.boxes == (result.box,) and view.dtype is result.dtype, f"task {task.name}: result box"

@@ -185,13 +185,13 @@ class CpuDevice:
 
     def _prepare(self, calls: _KernelCalls, i: NodeId, node: Compute | Move | HostGather | Free) -> Callable[[], object]:
         match node:
-            case Compute(task, operands, creates, workspace):
-                return calls.call(task, operands, creates, workspace)
+            case Compute(task, operands, creates, workspace, others):
+                return calls.call(task, operands, (creates, *others), workspace)
             case HostGather(task, operands, creates):
                 self._gathered[i] = calls.view(creates).nbytes
                 if self._disk is not None and self._memgraph.queue(i) == Queue.READ:
                     return self._disk_gather(self._disk, task, operands, creates)
-                return calls.call(task, operands, creates, None)
+                return calls.call(task, operands, (creates,), None)
             case Move() as move:
                 if self._disk is not None and self._memgraph.queue(i) in (Queue.READ, Queue.WRITE):
                     self._prepare_disk(self._disk, i, move)
@@ -250,10 +250,10 @@ class _BoundKernel:
     """A kernel and the tensors it works on. It looks at them when it is told to or first called, and keeps its views while `kept` has
     room."""
 
-    __slots__ = ("_call", "_kept", "_kernel", "_operands", "_result")
+    __slots__ = ("_call", "_kept", "_kernel", "_operands", "_results")
 
-    def __init__(self, kernel: TorchKernel, operands: Operands, result: torch.Tensor, kept: _KeptViews) -> None:
-        self._kernel, self._operands, self._result, self._kept = kernel, operands, result, kept
+    def __init__(self, kernel: TorchKernel, operands: Operands, results: tuple[torch.Tensor, ...], kept: _KeptViews) -> None:
+        self._kernel, self._operands, self._results, self._kept = kernel, operands, results, kept
         self._call: Callable[[], object] | None = None
 
     def __call__(self) -> None:
@@ -261,7 +261,8 @@ class _BoundKernel:
 
     def look(self) -> Callable[[], object]:
         """What the kernel does on its tensors. The first of a kernel's looks may compile machine code."""
-        call = self._kernel.bind(self._operands, self._result, self._kept.scratch())
+        result, *others = self._results
+        call = self._kernel.bind(self._operands, result, self._kept.scratch(), tuple(others))
         if self._kept.take(len(self._kernel.steps)):
             self._call = call
         return call
@@ -309,20 +310,22 @@ class _KernelCalls:
         for bound in self._first.values():
             bound.look()
 
-    def call(self, task: TaskId, operands: tuple[tuple[int, ...], ...], creates: int, workspace: Extent | None) -> Callable[[], object]:
+    def call(
+        self, task: TaskId, operands: tuple[tuple[int, ...], ...], creates: tuple[int, ...], workspace: Extent | None
+    ) -> Callable[[], object]:
         """What runs `task` on these residencies."""
         job = self._jobs[task]
         assert job is not None, "a plan read back from a file has no jobs to run"
-        tiles, result = tuple(tuple(map(self.view, operand)) for operand in operands), self.view(creates)
+        tiles, results = tuple(tuple(map(self.view, operand)) for operand in operands), tuple(map(self.view, creates))
         kernel = self.kernels.of(job)
-        key = (id(kernel), tuple(tuple(map(id, operand)) for operand in tiles), id(result), workspace)
+        key = (id(kernel), tuple(tuple(map(id, operand)) for operand in tiles), tuple(map(id, results)), workspace)
         if key not in self._calls:
             if isinstance(kernel, TorchKernel):
-                self._calls[key] = bound = _BoundKernel(kernel, tiles, result, self._kept)
+                self._calls[key] = bound = _BoundKernel(kernel, tiles, results, self._kept)
                 self._first.setdefault(id(kernel), bound)
             else:
                 scratch = None if workspace is None else torch.from_numpy(self._arena(DEVICE).bytes(workspace))
-                self._calls[key] = partial(kernel, tiles, result, scratch)
+                self._calls[key] = partial(kernel, tiles, results[0], scratch, *results[1:])
         return self._calls[key]
 
     def view(self, residency: int) -> torch.Tensor:

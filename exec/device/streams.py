@@ -240,18 +240,18 @@ class StreamDevice:
         job = self.memgraph.graph.tasks[node.task].job
         assert job is not None, "a plan read back from a file has no jobs to run"
         tiles = tuple(tuple(self._view(r) for r in operand) for operand in node.operands)
-        result = self._view(node.creates)
+        result, others = self._view(node.creates), tuple(map(self._view, node.others))
         if self._backend is Backend.TORCH:
             scratch = None if node.workspace is None else self.memory.device[node.workspace.offset : node.workspace.end]
-            return partial(prepare(job, self._backend), tiles, result, scratch), False
+            return partial(prepare(job, self._backend), tiles, result, scratch, *others), False
         kernel = prepare_launches(job, self._choices)
         self.ways.update(kernel.ways)
         if id(kernel) not in self._loaded:
-            kernel.warm(tiles, result)
+            kernel.warm(tiles, result, *others)
             self._loaded[id(kernel)] = kernel
         if kernel.check is not None:
             self._checks.append((i, partial(kernel.check, [self._on_host(operand) for operand in node.operands])))
-        bound = kernel.bind(tiles, result, None if self._direct is None else self._direct.handle(COMPUTE))
+        bound = kernel.bind(tiles, result, None if self._direct is None else self._direct.handle(COMPUTE), *others)
         if self._direct is not None and bound.why_slow is not None:
             self._slow.add(f"kernels are launched through Triton's Python: {bound.why_slow}")
         return bound.call, self._direct is not None

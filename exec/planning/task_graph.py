@@ -20,6 +20,7 @@ from einpage.einsum_front.base.units import format_bytes
 from einpage.einsum_front.choose.best_first import coarsened, least_of_all, smallest_first
 from einpage.einsum_front.choose.coarsest_first import candidates
 from einpage.einsum_front.choose.first_iterations import least_of_first_iterations
+from einpage.einsum_front.choose.joined_tasks import joined_tasks
 from einpage.einsum_front.choose.working_set import Choice, Counted, WorkingSets
 from einpage.einsum_front.fuse.fuse import fuse, without_fusions
 from einpage.einsum_front.fuse.show import render, summary
@@ -47,6 +48,11 @@ class Built:
 
     opgraph: OpGraph
     graph: TaskGraph
+
+    @property
+    def joined(self) -> TaskGraph:
+        """`graph`, in which what works on the same elements is one task, and may need more than the split was chosen for."""
+        return joined_tasks(self.graph)
 
     def facts(self) -> dict[str, object]:
         """What `einpage show --json` prints."""

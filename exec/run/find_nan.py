@@ -126,7 +126,9 @@ class CheckedDevice:
     def _look(self, node: NodeId) -> None:
         ran = self._memgraph.nodes[node]
         assert isinstance(ran, Compute | HostGather)
-        self.counts_by_task[ran.task] = number_counts(self._device.contents(ran.creates))
+        results = (ran.creates, *ran.others) if isinstance(ran, Compute) else (ran.creates,)
+        counts = [number_counts(self._device.contents(r)) for r in results]
+        self.counts_by_task[ran.task] = next((found for found in counts if found.bad), counts[0])
 
 
 def find_nan(
@@ -142,7 +144,7 @@ def find_nan(
 def _first(graph: TaskGraph, counts_by_task: Mapping[TaskId, NumberCounts], bad: set[TaskId]) -> Task | None:
     """Back from the outputs through results that are not finite, to those whose task read none; NaN and inf before a mere -inf,
     which masks are made of."""
-    writer = {graph.tasks[task].result: task for task in bad}
+    writer = {t: task for task in bad for t in graph.tasks[task].results}
     outputs = {value for _, value in graph.outputs}
     reached = {task for tensor, task in writer.items() if graph.tensors[tensor].value in outputs}
     stack, origins = [*reached], []
@@ -161,7 +163,7 @@ def _described(
 ) -> FirstTask:
     op, result = graph.ops[task.op], graph.tensors[task.result]
     definition = next((d for d in program.definitions if d.name == op.name.partition("~")[0]), None)
-    writer = {t.result: t.id for t in graph.tasks}
+    writer = {t: task.id for task in graph.tasks for t in task.results}
     parts_by_value: dict[str, list[tuple[NumberCounts, tuple[int, ...]]]] = {}
     for read in task.reads():
         tensor = graph.tensors[read]

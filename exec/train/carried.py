@@ -123,8 +123,8 @@ def _with_frees(plan: MemGraph, nodes: Nodes, before: Mapping[int, list[int]]) -
 
 def _append(made: NodeList, node: Node) -> None:
     match node:
-        case Compute(task, operands, creates, workspace):
-            made.compute(task, operands, creates, None if workspace is None else (workspace.offset, workspace.nbytes))
+        case Compute(task, operands, creates, workspace, others):
+            made.compute(task, operands, creates, None if workspace is None else (workspace.offset, workspace.nbytes), others)
         case HostGather(task, operands, creates):
             made.gather(task, operands, creates)
         case Move(source, target, others):

@@ -7,6 +7,7 @@ each state where the state was.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
 from time import perf_counter
@@ -18,7 +19,7 @@ from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, TaskGraph,
 from einpage.exec.load.inputs import TOKENS
 from einpage.exec.planning.judged_plan import MachineSource, Planned, judged, machine_now, refuse_full_host, refuse_no_rate
 from einpage.exec.planning.request import PlanRequest
-from einpage.exec.planning.task_graph import fused, split_for
+from einpage.exec.planning.task_graph import Built, fused, split_for
 from einpage.exec.planning.train_step import TrainStep
 from einpage.exec.train.carried import StatePairs, at_home, state_tiles, states_on_device
 from einpage.exec.train.resident import plan_beside, resident_within, updated_in_place, updated_last
@@ -35,7 +36,7 @@ MOST = 1 << 62
 SHARES = 4
 """Where not all fits: into how many parts the budget is divided, of which states and weights may fill each number."""
 
-GraphFor: TypeAlias = Callable[[int], TaskGraph]
+GraphFor: TypeAlias = Callable[[int], Built]
 """By the budget in bytes."""
 
 
@@ -52,9 +53,8 @@ def peak_bytes(graph: TaskGraph) -> int:
             dies.setdefault(at, []).append(t)
     there = peak = sum(sizes[t.id] for t in graph.tensors if t.kind in HOST_AT_START)
     for at, task in enumerate(graph.tasks):
-        is_kept = graph.tensors[task.result].kind is Kind.ACTIVATION
-        peak = max(peak, there + sizes[task.result] + aligned(task.workspace_bytes))
-        there += sizes[task.result] if is_kept else 0
+        peak = max(peak, there + sum(sizes[t] for t in task.results) + aligned(task.workspace_bytes))
+        there += sum(sizes[t] for t in task.results if graph.tensors[t].kind is Kind.ACTIVATION)
         there -= sum(sizes[t] for t in dies.get(at, ()))
     return peak
 
@@ -88,21 +88,22 @@ def budget_bytes(text: str, step: TrainStep, request: PlanRequest) -> int:
         raise UsageError(
             f"--budget {text}: a share is above 0 % and at most 100 % of what a step takes with room for everything; or say a size"
         )
-    return ceil(share / 100 * peak_bytes(graphs_of(step, request)(MOST)))
+    graph, _ = _in_place(step, graphs_of(step, request)(MOST).joined)
+    return ceil(share / 100 * peak_bytes(graph))
 
 
 def graphs_of(step: TrainStep, request: PlanRequest) -> GraphFor:
     """The step's graph in a split for any budget; its operations are fused once. Raises as `fused`, and then as `split_for`."""
     asked = replace(request, outputs=step.outputs)
     working_sets = fused(step.program, asked)
-    return lambda nbytes: split_for(working_sets, step.program, replace(asked, budget_bytes=nbytes)).graph
+    return lambda nbytes: split_for(working_sets, step.program, replace(asked, budget_bytes=nbytes))
 
 
 def plan_step(step: TrainStep, machine: Machine | MachineSource, request: PlanRequest) -> Planned:
     """The fastest plan by the simulator of those in which states and weights fill some share of the budget. Raises as plan_program."""
     began, request = perf_counter(), replace(request, outputs=step.outputs)
     graph_for = graphs_of(step, request)
-    coarsest = graph_for(request.budget_bytes)
+    coarsest = graph_for(request.budget_bytes).graph
     machine = machine_now(machine)
     refuse_full_host(step.program, machine, request)
     budget, best = request.budget_bytes, None
@@ -138,8 +139,16 @@ def _in_place(step: TrainStep, graph: TaskGraph) -> tuple[TaskGraph, StatePairs]
 def plan_with(
     step: TrainStep, graph_for: GraphFor, machine: Machine, request: PlanRequest, resident_bytes: int, pace: Pace | None = None
 ) -> MemGraph:
-    """A plan with so many bytes of states and weights on the device at most, in pieces that fit beside them. Raises DoesNotFit."""
-    graph, pairs = _in_place(step, graph_for(request.budget_bytes - resident_bytes))
+    """A plan with so many bytes of states and weights on the device at most, in pieces that fit beside them; each update one task where
+    there is room for all that it reads. Raises DoesNotFit."""
+    built = graph_for(request.budget_bytes - resident_bytes)
+    with suppress(DoesNotFit):
+        return _planned(step, built.joined, machine, request, resident_bytes, pace)
+    return _planned(step, built.graph, machine, request, resident_bytes, pace)
+
+
+def _planned(step: TrainStep, graph: TaskGraph, machine: Machine, request: PlanRequest, resident_bytes: int, pace: Pace | None) -> MemGraph:
+    graph, pairs = _in_place(step, graph)
     refuse_no_rate(graph, machine)
     kept = resident_within(graph, pairs, resident_bytes)
     memgraph = plan_beside(graph, machine, request.budget_bytes, request.planner, kept, pace)

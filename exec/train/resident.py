@@ -21,10 +21,10 @@ import numpy as np
 from einpage.einsum_front.algebra.expr import loads
 from einpage.einsum_front.base.units import Nbytes, aligned
 from einpage.einsum_front.graph.job import Box, MapJob
-from einpage.einsum_front.graph.taskgraph import Kind, Task, TaskGraph, TaskId, TensorId
+from einpage.einsum_front.graph.taskgraph import Kind, Task, TaskGraph, TaskId, TensorId, Written
 from einpage.exec.train.carried import StatePairs, node_readers
 from einpage.memplan.graph.memgraph import EdgeKind, MemGraph, ResidencyId
-from einpage.memplan.graph.packed import COMPUTE, FREE, Nodes, Residencies
+from einpage.memplan.graph.packed import FREE, Nodes, Residencies
 from einpage.memplan.graph.recorder import edges_of
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import DEVICE
@@ -38,7 +38,7 @@ from einpage.memplan.residency.resident_sets import Residents
 
 def updated_last(graph: TaskGraph, pairs: StatePairs) -> TaskGraph:
     """`graph` in an order in which each update comes after all others that read what it replaces; else the order is as it was."""
-    writer = {task.result: task.id for task in graph.tasks}
+    writer = {t: task.id for task in graph.tasks for t in task.results}
     waits_for = [{writer[t] for t in task.reads() if t in writer} for task in graph.tasks]
     update_by_first = {first: writer[last] for first, last in pairs}
     for task in graph.tasks:
@@ -64,17 +64,16 @@ def updated_last(graph: TaskGraph, pairs: StatePairs) -> TaskGraph:
 def updated_in_place(graph: TaskGraph, pairs: StatePairs) -> TaskGraph:
     """`graph` whose updates may write over the state that they read, where they read it element by element."""
     first_by_last = {last: first for first, last in pairs}
-    tasks = (
-        replace(task, inplace=(*task.inplace, first))
-        if (first := first_by_last.get(task.result)) is not None and _alone(task, first)
-        else task
-        for task in graph.tasks
-    )
-    return replace(graph, tasks=tuple(tasks))
+
+    def over_first(task: Task, one: Written) -> Written:
+        first = first_by_last.get(one.tensor)
+        return one if first is None or not _alone(task, first) else replace(one, inplace=(*one.inplace, first))
+
+    return replace(graph, tasks=tuple(task.with_written([over_first(task, one) for one in task.written]) for task in graph.tasks))
 
 
 def _alone(task: Task, first: TensorId) -> bool:
-    """Whether `task` reads each element of `first` for that of its result alone."""
+    """Whether `task` reads each element of `first` for that of its results alone."""
     job = task.job
     if not isinstance(job, MapJob) or (first,) not in task.operands:
         return False
@@ -108,7 +107,7 @@ def resident_within(graph: TaskGraph, pairs: StatePairs, most: int) -> ResidentT
     gathered = {t for task in graph.tasks if task.gathers for operand in task.operands for t in operand}
     read = {t for task in graph.tasks if not task.gathers for t in task.reads()}
     last_use = last_use_by_tensor(graph)
-    updates = {(t, task.result) for task in graph.tasks for t in task.inplace if last_use[t] == task.id}
+    updates = {(t, one.tensor) for task in graph.tasks for one in task.written for t in one.inplace if last_use[t] == task.id}
     trained = [pair for pair in pairs if pair[0] not in gathered and pair in updates]
     carried = {first for first, _ in pairs}
     frozen = [t.id for t in graph.tensors if t.kind is Kind.WEIGHT and t.id in read and t.id not in carried]
@@ -140,7 +139,7 @@ def _with_numbers(graph: TaskGraph, lasts: Collection[TensorId]) -> TaskGraph:
         replace(t, box=Box(t.box.start, tuple(n + 1 for n in t.box.start)), kind=Kind.ACTIVATION) if t.id in lasts else t
         for t in graph.tensors
     )
-    tasks = tuple(replace(task, inplace=()) if task.result in lasts else task for task in graph.tasks)
+    tasks = tuple(task.with_written([Written(one.tensor) if one.tensor in lasts else one for one in task.written]) for task in graph.tasks)
     return replace(graph, tensors=tensors, tasks=tasks)
 
 
@@ -149,17 +148,16 @@ def _in_place(plan: MemGraph, pairs: StatePairs) -> MemGraph:
     nodes, residencies, edges = Nodes.of(plan.nodes), Residencies.of(plan.residencies), plan.edges
     on_device = residencies.at(DEVICE)
     first_at = {int(residencies.tensor[r]): int(r) for r in plan.start if on_device[r]}
-    runs = np.flatnonzero(nodes.kind == COMPUTE)
-    made_by = {int(residencies.tensor[nodes.result[n]]): int(n) for n in runs}
-    update_by_last = {int(nodes.result[made_by[last]]): made_by[last] for _, last in pairs}
+    maker, made_there = (column.tolist() for column in nodes.made_by_tasks())
+    made_by = {int(residencies.tensor[r]): (n, r) for n, r in zip(maker, made_there, strict=True)}
+    update_by_last = {made_by[last][1]: made_by[last][0] for _, last in pairs}
     freed = np.flatnonzero((nodes.kind == FREE) & np.isin(nodes.subject, np.array(sorted(update_by_last), np.int32)))
     standing_in = {int(n): update_by_last[int(nodes.subject[n])] for n in freed}
     at, offset, nbytes = residencies.extent_row[:-1], residencies.offset.copy(), residencies.nbytes.copy()
     more: list[tuple[int, int]] = []
     readers = node_readers(nodes, set(first_at.values()))
     for first, last in pairs:
-        update, r = made_by[last], first_at[first]
-        made = int(nodes.result[update])
+        (update, made), r = made_by[last], first_at[first]
         offset[at[made]], nbytes[at[made]] = offset[at[r]], nbytes[at[r]]
         assert max(readers[r]) == update, "a state on the device is read after its update"
         more += [(reader, update) for reader in readers[r] if reader != update]
@@ -177,7 +175,7 @@ def _in_place(plan: MemGraph, pairs: StatePairs) -> MemGraph:
         residencies=replace(residencies, offset=offset, nbytes=nbytes),
         nodes=tuple(node for n, node in enumerate(nodes) if n not in standing_in),
         edges=edges_of(number[source[kept]], number[target[kept]], np.array(kind, np.int64)[kept]),
-        end=(*(r for r in plan.end if r not in ended), *(ResidencyId(int(nodes.result[made_by[last]])) for _, last in pairs)),
+        end=(*(r for r in plan.end if r not in ended), *(ResidencyId(made_by[last][1]) for _, last in pairs)),
         loops=False,
         carried=pairs,
     )

@@ -32,13 +32,17 @@ def compile_instructions(
     extent: Mapping[Letter, int],
     reads: Sequence[View],
     direct: Sequence[frozenset[Letter] | None],
+    computed_first: bool = False,
 ) -> InstructionList:
     """The calls that compute `stores`. `extent` is that of letters that a reduction binds.
 
     `direct[i]` is the letters a value must have to be computed straight into result window i (fp32), or None where it must be copied there.
-    Raises Unsupported.
+    With `computed_first` all are computed before the first is written: one window may be what another value is made of. Raises Unsupported.
     """
     compiler = _ExpressionCompiler(tuple(order), extent, reads, {})
+    if computed_first:
+        for e in stores:
+            compiler.value(e)
     for i, (e, letters) in enumerate(zip(stores, direct, strict=True)):
         compiler.builder.store(i, compiler.value(e), letters)
     return compiler.builder.finish()

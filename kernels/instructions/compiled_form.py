@@ -144,7 +144,9 @@ class _Analysis:
         if i.fn is calls.is_true:
             return "is true" if kinds[0] is ValueKind.FLOAT else None
         if i.fn is torch.pow:
-            return "square" if self.template[i.args[1]] == 2 and self.refs[i.args[1]].is_number else None
+            if self.template[i.args[1]] == 2 and self.refs[i.args[1]].is_number:
+                return "square"
+            return None if self.refs[i.out].letters else "**"  # of an array torch's own is faster
         assert i.fn is not None
         return _op_by_call().get(i.fn)
 

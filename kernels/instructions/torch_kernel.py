@@ -29,10 +29,10 @@ class TorchKernel:
         """The most it allocates at once: scratch buffers in fp32, and the steps' temporaries."""
         return 4 * sum(self.scratch) + self.temporary_bytes
 
-    def bind(self, operands: Operands, result: Tensor, scratch: Tensor) -> BoundCall:
-        """What fills `result` from `operands`, as often as it is called. `scratch` is flat, fp32, and holds all buffers one behind
-        the other; calls may share it that do not run at the same time."""
-        calls = [step((*operands, (result,), _split(scratch, self.scratch))) for step in self.steps]
+    def bind(self, operands: Operands, result: Tensor, scratch: Tensor, others: tuple[Tensor, ...] = ()) -> BoundCall:
+        """What fills `result`, and `others`, from `operands`, as often as it is called. `scratch` is flat, fp32, and holds all buffers one
+        behind the other; calls may share it that do not run at the same time."""
+        calls = [step((*operands, (result, *others), _split(scratch, self.scratch))) for step in self.steps]
         if len(calls) == 1:
             return calls[0]
 
@@ -42,9 +42,9 @@ class TorchKernel:
 
         return run
 
-    def __call__(self, operands: Operands, result: Tensor, workspace: Tensor | None = None) -> None:
-        """Fill `result` from `operands`; both as in prepare.Kernel. `workspace` is not used: scratch is allocated anew."""
-        buffers = (*operands, (result,), _split(torch.empty(sum(self.scratch)), self.scratch))
+    def __call__(self, operands: Operands, result: Tensor, workspace: Tensor | None = None, *others: Tensor) -> None:
+        """Fill `result`, and `others`, from `operands`; both as in prepare.Kernel. `workspace` is not used: scratch is allocated anew."""
+        buffers = (*operands, (result, *others), _split(torch.empty(sum(self.scratch)), self.scratch))
         for step in self.steps:
             step(buffers)()
 

@@ -14,7 +14,7 @@ from typing import Any, assert_never
 from torch import Tensor
 
 from einpage.einsum_front.algebra.expr import Expr
-from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob, PairsJob, View
+from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob, PairsJob, View, results_of
 from einpage.kernels.instructions.torch_kernel import Operands
 from einpage.kernels.launch.bound_launch import BoundLaunch, bound_launch
 from einpage.kernels.launch.build import build
@@ -44,20 +44,22 @@ class TritonKernel:
     ways: tuple[str, ...] = ()
     """How its products and attentions are written, for people."""
     scratch_bytes: int = 0
+    others: tuple[View, ...] = ()
+    """Of the results beside the first."""
     _compiled: dict[tuple[int, tuple[bool, ...]], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """By launch, and which of its pointers are aligned."""
 
-    def __call__(self, operands: Operands, result: Tensor, workspace: Tensor | None = None) -> None:
+    def __call__(self, operands: Operands, result: Tensor, workspace: Tensor | None = None, *others: Tensor) -> None:
         """Launch. On the CPU indices are checked first; elsewhere that would wait for the device, so it is for the device to have done."""
         if self.check is not None and result.device.type == "cpu":
             self.check(operands)
-        self.bind(operands, result)()
+        self.bind(operands, result, None, *others)()
 
-    def bind(self, operands: Operands, result: Tensor, stream: int | None = None) -> BoundLaunch:
+    def bind(self, operands: Operands, result: Tensor, stream: int | None = None, *others: Tensor) -> BoundLaunch:
         """The launches for these tensors, which are verified now and not again; no index is checked. They go on the current stream, or on
         that of the handle `stream`, whatever is current: then the caller holds the tensors."""
-        self._verify(operands, result)
-        found = [self._bound(i, *self._arguments(launch, operands, result), stream) for i, (_, launch) in enumerate(self.launches)]
+        self._verify(operands, result, *others)
+        found = [self._bound(i, *self._arguments(launch, operands, result, *others), stream) for i, (_, launch) in enumerate(self.launches)]
         if len(found) == 1:
             return found[0]
         calls = tuple(bound.call for bound in found)
@@ -81,24 +83,25 @@ class TritonKernel:
             return BoundLaunch(partial(function[(launch.programs,)], *arguments, **options))
         return bound_launch(compiled, launch.programs, stream, arguments)
 
-    def warm(self, operands: Operands, result: Tensor) -> None:
+    def warm(self, operands: Operands, result: Tensor, *others: Tensor) -> None:
         """Compile for such tensors and load the code onto their device, without running anything; nothing where Triton interprets."""
-        self._verify(operands, result)
+        self._verify(operands, result, *others)
         for function, launch in self.launches:
-            arguments, options = self._arguments(launch, operands, result)
+            arguments, options = self._arguments(launch, operands, result, *others)
             compiled = function.warmup(*arguments, grid=(launch.programs,), **options)
             if compiled is not None:
                 _ = compiled.run  # loads the code, which a recorded graph or a timed launch must not have to do
 
-    def _arguments(self, launch: Launch, operands: Operands, result: Tensor) -> tuple[tuple[object, ...], dict[str, int]]:
+    def _arguments(self, launch: Launch, operands: Operands, result: Tensor, *others: Tensor) -> tuple[tuple[object, ...], dict[str, int]]:
         pointers: list[Any] = [operands[i][j].view(-1)[offset:] if offset else operands[i][j] for i, j, offset in launch.pointers]
         pointers += [_tensor_descriptor(d, result if d.operand == RESULT else operands[d.operand][d.tile]) for d in launch.descriptors]
-        return (*pointers, result, *launch.starts), {"num_warps": launch.tiles.warps, "num_stages": launch.tiles.stages}
+        return (*pointers, result, *others, *launch.starts), {"num_warps": launch.tiles.warps, "num_stages": launch.tiles.stages}
 
-    def _verify(self, operands: Operands, result: Tensor) -> None:
+    def _verify(self, operands: Operands, result: Tensor, *others: Tensor) -> None:
         """Our own contract: packed tiles of the boxes' shapes and dtypes, on one device."""
         pairs = [(v, j, t) for v, tiles in zip(self.reads, operands, strict=True) for j, t in enumerate(tiles)]
-        for view, j, tile in [*pairs, (self.result, 0, result)]:
+        pairs += [(v, 0, t) for v, t in zip((self.result, *self.others), (result, *others), strict=True)]
+        for view, j, tile in pairs:
             assert tuple(tile.shape) == view.boxes[j].shape, (
                 f"tile {j} of {view.name} has shape {tuple(tile.shape)}, its box {view.boxes[j].shape}"
             )
@@ -129,6 +132,7 @@ def triton_kernel(job: Job, target: Target | None = None) -> TritonKernel | Gath
         tuple((build(launch.text), launch) for launch in launches),
         index_checks(job, _expressions(job)),
         tuple(f"{word} by {launch.way}" for launch in launches if word is not None),
+        others=results_of(job)[1:],
     )
 
 

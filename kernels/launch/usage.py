@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from einpage.einsum_front.base.dtype import DType
-from einpage.einsum_front.graph.job import GatherJob, Job
+from einpage.einsum_front.graph.job import GatherJob, Job, results_of
 from einpage.kernels.launch.kernel import launches_of
 from einpage.kernels.launch.machine_code import MachineCode
 from einpage.kernels.tiles.target import Target
@@ -72,7 +72,7 @@ def _request(job: Job, launch: Launch, capability: int) -> dict[str, Any]:
     types = [_TYPE[job.reads[i].dtype] for i, _, _ in launch.pointers]
     views = [job.result if d.operand == RESULT else job.reads[d.operand] for d in launch.descriptors]
     types += [f"tensordesc<{_TYPE[v.dtype][1:]}{[*d.block]}>" for v, d in zip(views, launch.descriptors, strict=True)]
-    types += [_TYPE[job.result.dtype]] + ["i32"] * len(launch.starts)
+    types += [_TYPE[view.dtype] for view in results_of(job)] + ["i32"] * len(launch.starts)
     options = {"warps": launch.tiles.warps, "stages": launch.tiles.stages, "capability": capability}
     return {"text": launch.text, "types": types, **options}
 

@@ -22,7 +22,7 @@ from einpage.einsum_front.graph.job import Box, View
 from einpage.kernels.layout.affine import Affine, address, ascending, row_major
 
 JobBuffers: TypeAlias = Sequence[Sequence[Tensor]]
-"""All a running job can address: its operands, then (result,), then its scratch buffers; each a sequence of tensors."""
+"""All a running job can address: its operands, then its results, then its scratch buffers; each a sequence of tensors."""
 BoundCall: TypeAlias = Callable[[], object]
 """Works on tensors that are known, and may be called as often as wanted."""
 BoundStep: TypeAlias = Callable[[JobBuffers], BoundCall]

@@ -183,6 +183,7 @@ OPS: dict[str, Callable[..., str]] = {
     "or": _truths("or"),
     "not": lambda f, x: f.ir.value(f"xor {BOOLS} {x}, {everywhere('i1', 1)}"),
     "negative": lambda f, x: f._negative(x),
+    "**": lambda f, x, y: f.called("pow", x, y),
     "square": lambda f, x: f.binary("fmul", x, x),
     "number": lambda f, x: f.ir.value(f"uitofp {BOOLS} {x} to {FLOATS}"),
     "where": lambda f, condition, x, y: f.where(condition, x, y),
@@ -201,9 +202,9 @@ OPS: dict[str, Callable[..., str]] = {
     "max": lambda f, x, y: f.extreme(True, x, y),
 }
 """By the operators and function names of expressions."""
-COSTLY = frozenset(("/", "exp", "sqrt", "rsqrt", "sin", "cos", "tanh", "sigmoid", "silu", "gelu_tanh"))
+COSTLY = frozenset(("/", "**", "exp", "sqrt", "rsqrt", "sin", "cos", "tanh", "sigmoid", "silu", "gelu_tanh"))
 """What is rather computed once than for every element that it is the same for."""
 DECLARATIONS = tuple(
     f"declare {FLOATS} @llvm.{name}.v{LANES}f32({', '.join([FLOATS] * args)})"
-    for name, args in (("fma", 3), ("sqrt", 1), ("fabs", 1), ("copysign", 2), ("sin", 1), ("cos", 1))
+    for name, args in (("fma", 3), ("sqrt", 1), ("fabs", 1), ("copysign", 2), ("sin", 1), ("cos", 1), ("pow", 2))
 )

@@ -63,8 +63,9 @@ class GatherKernel:
     """The index tensor, axes as in `index_letters`, int64."""
     scratch_bytes: int
 
-    def __call__(self, operands: Operands, result: Tensor, workspace: Tensor | None = None) -> int:
+    def __call__(self, operands: Operands, result: Tensor, workspace: Tensor | None = None, *others: Tensor) -> int:
         """Fill `result`; returns the bytes moved. Raises IndexOutOfRange."""
+        assert not others, "a gather has one result"
         job = self.job
         index = self.read_index(operands)
         flat = index.reshape(-1)

@@ -1,7 +1,7 @@
 """The plain-torch definition of a MapJob: pointwise statements and row reductions.
 
 In: a job. Out: a TorchKernel with an instruction list for each block of the letters that no reduction binds. A block is read in full before
-it is written, and a written block is not read again, so the result may overwrite, in place, an operand that is read at the target's own
+it is written, and a written block is not read again, so a result may overwrite, in place, an operand that is read at the target's own
 letters. Blocks end where a clamp of an index becomes idle: most of a shifted operand is then a window. Its Triton twin is on_triton/map.py.
 """
 
@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Num, Reduce, loads, walk
 from einpage.einsum_front.base.dtype import DType
-from einpage.einsum_front.graph.job import MapJob, Part
+from einpage.einsum_front.graph.job import MapJob, Part, results_of
 from einpage.kernels.instructions.bind import bind
 from einpage.kernels.instructions.compile import compile_instructions
 from einpage.kernels.instructions.instruction_list import InstructionList
@@ -46,12 +46,12 @@ def _group(job: MapJob, parts: list[Part], limit: int) -> tuple[list[BoundStep],
     region = whole(job.ranges)
     order = _order(job, parts)
     target = frozenset(i.letter for i in parts[0].target if isinstance(i, Axis))
-    direct = target if job.result.dtype is DType.FP32 else None
+    direct = [target if results_of(job)[p.result].dtype is DType.FP32 else None for p in parts]
     extent = extents(region)
 
     @lru_cache
     def compiled(expressions: tuple[Expr, ...]) -> InstructionList:
-        return compile_instructions(expressions, order, extent, job.reads, [direct] * len(parts))
+        return compile_instructions(expressions, order, extent, job.reads, direct, computed_first=bool(job.others))
 
     expressions = tuple(p.expr for p in parts)
     listed = compiled(expressions)
@@ -86,7 +86,8 @@ def _letters(e: Expr) -> set[Letter]:
 
 def _result(job: MapJob, part: Part) -> StridedTile | None:
     """The result as the part's target sees it; None for a part whose number lies outside the tile."""
-    box = job.result.boxes[0]
+    view = results_of(job)[part.result]
+    box = view.boxes[0]
     indices: list[Affine] = []
     for d, e in enumerate(part.target):
         assert isinstance(e, Axis | Num), "a target index is a letter or a number"
@@ -95,4 +96,4 @@ def _result(job: MapJob, part: Part) -> StridedTile | None:
         if not index.terms and not box.start[d] <= index.const < box.end[d]:
             return None
         indices.append(index)
-    return strided_tile(box, len(job.reads), 0, job.result.dtype, indices)
+    return strided_tile(box, len(job.reads), part.result, view.dtype, indices)

@@ -42,7 +42,7 @@ class _MapGenerator:
 
     def __init__(self, job: MapJob, letters: Sequence[Letter], parts: Sequence[Part]) -> None:
         self.job, self.parts = job, parts
-        self.writer = Writer(job.reads, job.result, job.ranges)
+        self.writer = Writer(job.reads, job.result, job.ranges, job.others)
         self.writer.reduce = self._reduction
         self.extent = {r.letter: r.extent for r in job.ranges}
         self.shape = map_shape(job, letters, parts)
@@ -81,7 +81,7 @@ class _MapGenerator:
         values = [self.writer.value(p.expr, scope) for p in self.parts]
         values = [v if v.is_number else Val(self.writer.assign("y", v.text), v.axes, v.kind) for v in values]
         for part, value in zip(self.parts, values, strict=True):
-            self.writer.store(part.target, value, scope, axes)
+            self.writer.store(part.target, value, scope, axes, part.result)
 
     def _columns(self, letters: tuple[Letter, ...], body: Callable[[Scope], None]) -> None:
         """Run `body(scope)` for the columns of `letters`: once where they fit a block, else in a loop over them."""

@@ -27,8 +27,8 @@ from einpage.kernels.writer.values import Val
 class JobText(KernelText):
     """The text of a kernel over the letters of one job."""
 
-    def __init__(self, reads: Sequence[View], result: View, ranges: Iterable[Range]) -> None:
-        super().__init__(reads, result)
+    def __init__(self, reads: Sequence[View], result: View, ranges: Iterable[Range], others: Sequence[View] = ()) -> None:
+        super().__init__(reads, result, others)
         self.range_by_letter = {r.letter: r for r in ranges}
         self.operand_by_name = {v.name: i for i, v in enumerate(reads)}
         self.linear_indices: list[LinearIndex] = []

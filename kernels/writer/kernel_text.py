@@ -28,11 +28,11 @@ MOST_NESTED = 32
 class KernelText:
     """Lines of one kernel, its parameters, and the names in use."""
 
-    def __init__(self, reads: Sequence[View], result: View) -> None:
+    def __init__(self, reads: Sequence[View], result: View, others: Sequence[View] = ()) -> None:
         self.lines: list[str] = []
         self.names: set[str] = set(RESERVED)
-        self.reads, self.result = tuple(reads), result
-        self.wide = any(box.size > MOST_IN_32_BITS for v in (*reads, result) for box in v.boxes)
+        self.reads, self.result, self.results = tuple(reads), result, (result, *others)
+        self.wide = any(box.size > MOST_IN_32_BITS for v in (*reads, *self.results) for box in v.boxes)
         """Whether offsets need 64 bits; what a block's masked lanes compute stays within 32 bits otherwise."""
         self.pointers: dict[tuple[int, int], str] = {}
         """The parameter that points to (operand, tile)."""
@@ -43,6 +43,8 @@ class KernelText:
         self.starts: dict[Letter, str] = {}
         """The parameter that holds where a letter's range starts, for those whose value is used."""
         self.out = self.fresh("out_ptr")
+        self.outs = (self.out, *(self.fresh(f"{view.name}_out_ptr") for view in others))
+        """The parameters that point to the results."""
         self.fp32_products: Fp32Products | None = None
         """How factors of fp32 are multiplied; None where there were none."""
         self._depth = 1
@@ -133,7 +135,7 @@ class KernelText:
         """The finished kernel, as a whole module. Starts are not specialised: no value of theirs compiles it again."""
         lines = without_unread(self.lines)
         starts = list(self.starts.values())
-        parameters = [*self.pointers.values(), *self.descriptors.values(), self.out, *starts]
+        parameters = [*self.pointers.values(), *self.descriptors.values(), *self.outs, *starts]
         decorator = f"@triton.jit(do_not_specialize={starts!r})" if starts else "@triton.jit"
         head = [*preamble(lines), "", "", decorator, f"def {name}({', '.join(parameters)}):", f'    """{what}"""']
         text = "\n".join([*head, *(f"    {k}: tl.constexpr = {v}" for k, v in constants.items()), *lines, ""])

@@ -39,7 +39,7 @@ class Launch:
     """A kernel's source, and all that its launch needs but the tensors."""
 
     text: str
-    """The module's source. Its kernel takes the pointers, the descriptors, the result's pointer, then the starts."""
+    """The module's source. Its kernel takes the pointers, the descriptors, the results' pointers, then the starts."""
     pointers: tuple[tuple[int, int, int], ...]
     """The operand, its tile and the element therein that each pointer points to."""
     descriptors: tuple[Descriptor, ...]

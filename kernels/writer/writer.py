@@ -59,8 +59,8 @@ class Scope:
 class Writer(JobText):
     """Writes expressions over the letters of one job."""
 
-    def __init__(self, reads: Sequence[View], result: View, ranges: Iterable[Range]) -> None:
-        super().__init__(reads, result, ranges)
+    def __init__(self, reads: Sequence[View], result: View, ranges: Iterable[Range], others: Sequence[View] = ()) -> None:
+        super().__init__(reads, result, ranges, others)
         self.fixed: dict[Expr, Val] = {}
         """Reductions already computed, by expression."""
         self.reduce: Callable[[Reduce, Scope], Val] | None = None
@@ -204,25 +204,26 @@ class Writer(JobText):
         val = arithmetic(self.value(e, scope, True), True)  # a truth is 1 or 0
         return val if val.is_number else Val(self.assign("index", val.text), val.axes, ValueKind.INT)
 
-    def store(self, target: Sequence[Expr], value: Val, scope: Scope, axes: str) -> None:
-        """Write `value` to the result at `target`, over all of `axes`."""
+    def store(self, target: Sequence[Expr], value: Val, scope: Scope, axes: str, result: int = 0) -> None:
+        """Write `value` to the result of that number at `target`, over all of `axes`."""
         indices = [self.index(i) for i in target]
         value = arithmetic(value, False)
         shape = _shape(axes)
         across = [] if self.axes(indices, scope) == frozenset(axes) else [f"tl.zeros(({shape}), tl.int{64 if self.wide else 32})"]
-        where = " + ".join([self.out, *across, *self.address(self.result.boxes[0], indices, scope.letters)])
+        view = self.results[result]
+        where = " + ".join([self.outs[result], *across, *self.address(view.boxes[0], indices, scope.letters)])
         mask = " & ".join(scope.masks[a] for a in axes if a in scope.masks)
-        self.line(f"tl.store({where}, {self._stored(value, axes)}{f', mask={mask}' if mask else ''})")
+        self.line(f"tl.store({where}, {self._stored(value, axes, view)}{f', mask={mask}' if mask else ''})")
 
     def store_block(self, descriptor: str, place: Sequence[str], value: Val, axes: str) -> None:
         """Have the copy engine write `value`, over all of `axes`, from `place` on."""
-        self.line(f"{descriptor}.store([{', '.join(place)}], {self._stored(arithmetic(value, False), axes)})")
+        self.line(f"{descriptor}.store([{', '.join(place)}], {self._stored(arithmetic(value, False), axes, self.result)})")
 
-    def _stored(self, value: Val, axes: str) -> str:
-        """`value` over all of `axes`, in the result's dtype."""
+    def _stored(self, value: Val, axes: str, view: View) -> str:
+        """`value` over all of `axes`, in the dtype of a result."""
         text = f"tl.full((1, 1), {value.text}, tl.float32)" if value.axes == NONE else value.text
         text = text if value.axes == frozenset(axes) else f"tl.broadcast_to({text}, ({_shape(axes)}))"
-        return f"({text}).to({TL_DTYPE[self.result.dtype]})"
+        return f"({text}).to({TL_DTYPE[view.dtype]})"
 
 
 def _looked_up_terms(box: Box, looked_up: Mapping[int, Val]) -> list[str]:

@@ -34,7 +34,7 @@ class EngineBounds:
         """[tensor] the longest chain of tasks and stores that starts once the tensor is on the device."""
         down = list(self.store_s)
         for task in reversed(self.device_tasks):
-            after = self.seconds[task.id] + down[task.result]
+            after = self.seconds[task.id] + max(down[t] for t in task.results)
             for t in task.reads():
                 down[t] = max(down[t], after)
         return down
@@ -58,14 +58,14 @@ class EngineBounds:
     def critical_path(self) -> float:
         """The longest chain: a load, then tasks, then a store."""
         chains = [seconds + self.down_s[t] for t, seconds in self.load_s.items()]
-        rootless = [self.seconds[t.id] + self.down_s[t.result] for t in self.device_tasks if not t.operands]
+        rootless = [self.seconds[t.id] + max(self.down_s[r] for r in t.results) for t in self.device_tasks if not t.operands]
         return max(chains + rootless, default=0.0)
 
     def _compute_bound(self) -> float:
         """All tasks, after the loads of whichever comes first, before the store of whichever comes last."""
         read = {t for task in self.device_tasks for t in task.reads()}
         heads = [sum(self.load_s[t] for t in task.reads()) for task in self.device_tasks if all(t in self.load_s for t in task.reads())]
-        tails = [self.store_s[task.result] for task in self.device_tasks if task.result not in read]
+        tails = [max(self.store_s[t] for t in task.results) for task in self.device_tasks if read.isdisjoint(task.results)]
         return min(heads, default=0.0) + self.busy(Queue.COMPUTE) + min(tails, default=0.0)
 
     def _load_bound(self) -> float:
@@ -78,6 +78,8 @@ class EngineBounds:
         for t in self.loads:
             ready[t] = self.load_s[t]
         for task in self.graph.tasks:
-            ready[task.result] = self.seconds[task.id] + (0.0 if task.gathers else max((ready[t] for t in task.reads()), default=0.0))
+            done = self.seconds[task.id] + (0.0 if task.gathers else max((ready[t] for t in task.reads()), default=0.0))
+            for t in task.results:
+                ready[t] = done
         outputs = [t.id for t in self.graph.tensors if t.kind is Kind.OUTPUT]
         return self.busy(Queue.D2H) + min((ready[t] for t in outputs), default=0.0)

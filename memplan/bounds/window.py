@@ -31,7 +31,7 @@ def window_bound(
     if not tasks:
         return 0.0
     reads = [t.reads() for t in tasks]
-    at, nbytes, previous = _touches(graph, reads, [t.result for t in tasks])
+    at, nbytes, previous = _touches(graph, reads, [t.results for t in tasks])
     there = np.array([t in resident for operands in reads for t in operands], bool)
     seconds = [task_seconds(machine, graph, t) for t in tasks]
     elapsed = np.concatenate(([0.0], np.cumsum(seconds)))
@@ -47,17 +47,20 @@ def window_bound(
     return float(best[-1])
 
 
-def _touches(graph: TaskGraph, reads: Sequence[tuple[TensorId, ...]], results: Sequence[TensorId]) -> tuple[Int64s, Int64s, Int64s]:
+def _touches(
+    graph: TaskGraph, reads: Sequence[tuple[TensorId, ...]], results: Sequence[tuple[TensorId, ...]]
+) -> tuple[Int64s, Int64s, Int64s]:
     """For every read in order: its position, its bytes, and the position at which its tensor was last read or made (-1: never)."""
     last = [-1] * len(graph.tensors)
     at: list[int] = []
     nbytes: list[int] = []
     previous: list[int] = []
-    for position, (operands, result) in enumerate(zip(reads, results, strict=True)):
+    for position, (operands, made) in enumerate(zip(reads, results, strict=True)):
         for t in operands:
             at.append(position)
             nbytes.append(graph.tensors[t].nbytes)
             previous.append(last[t])
             last[t] = position
-        last[result] = position
+        for t in made:
+            last[t] = position
     return np.array(at, np.int64), np.array(nbytes, np.int64), np.array(previous, np.int64)

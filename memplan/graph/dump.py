@@ -66,18 +66,20 @@ def _tensor(t: Tensor) -> str:
 
 def _task(task: Task) -> str:
     reads = " ".join("(" + " ".join(f"t{t}" for t in operand) + ")" for operand in task.operands)
-    inplace = " inplace " + " ".join(f"t{t}" for t in task.inplace) if task.inplace else ""
+    made = ", ".join(
+        f"t{one.tensor}" + (" inplace " + " ".join(f"t{t}" for t in one.inplace) if one.inplace else "") for one in task.written
+    )
     word = "gather" if task.gathers else "task"
     given = "" if task.seconds is None else f" {task.seconds!r} seconds"
     figures = f"{task.flops} flops {task.bytes_touched} bytes {task.workspace_bytes} workspace{given}"
-    return f"{word} {task.name} op {task.op} {reads} -> t{task.result}{inplace}; {figures}"
+    return f"{word} {task.name} op {task.op} {reads} -> {made}; {figures}"
 
 
 def _node(plan: MemGraph, node: Node) -> str:
     match node:
         case Compute():
             workspace = "" if node.workspace is None else f" workspace {node.workspace.offset}+{node.workspace.nbytes}"
-            return f"compute k{node.task} {_operands(node.operands)} -> r{node.creates}{workspace}"
+            return f"compute k{node.task} {_operands(node.operands)} -> {_ids((node.creates, *node.others))}{workspace}"
         case HostGather():
             return f"gather k{node.task} {_operands(node.operands)} -> r{node.creates}"
         case Move():
@@ -111,7 +113,7 @@ def describe(memgraph: MemGraph, node: NodeId) -> str:
     """A node in short: `compute h.4[0:64]`, `reload w1[0:64]`."""
     graph, residencies = memgraph.graph, memgraph.residencies
     match memgraph.nodes[node]:
-        case Compute(task, _, _, _):
+        case Compute(task):
             return f"compute {graph.tasks[task].name}"
         case HostGather(task, _, _):
             return f"gather {graph.tasks[task].name}"

@@ -60,7 +60,7 @@ class Residency:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Run a task: reads residencies on the device, creates one."""
+    """Run a task: reads residencies on the device, creates those of its results."""
 
     task: TaskId
     operands: tuple[tuple[ResidencyId, ...], ...]
@@ -68,6 +68,8 @@ class Compute:
     creates: ResidencyId
     """May share its extent with a donated operand (which then has no Free)."""
     workspace: Extent | None
+    others: tuple[ResidencyId, ...] = ()
+    """Of the task's results beside the first, in order; each may share its extent with a donated operand of its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ it was written, for the judge to find.
     operand_row  0        0        0              2      2        operands of node n: operand_row[n] to operand_row[n + 1]
     tile_row     0        1        3                              residencies of operand o: reads[tile_row[o]:tile_row[o + 1]]
     other_node   1                                                node 1 copies other_source[0] to other_target[0] too
+    beside_node           2                                       node 2 creates beside[0] too
 """
 
 from __future__ import annotations
@@ -164,6 +165,10 @@ class Nodes(Columns[Node]):
     """[copy beside the first of its move]"""
     other_target: Int32s
     """[copy beside the first of its move]"""
+    beside_node: Int32s
+    """[result beside the first of its task] the node that creates it, ascending"""
+    beside: Int32s
+    """[result beside the first of its task] the residency"""
 
     @staticmethod
     def of(found: Sequence[Node]) -> Nodes:
@@ -173,8 +178,8 @@ class Nodes(Columns[Node]):
         grown = NodeList()
         for node in found:
             match node:
-                case Compute(task, operands, creates, workspace):
-                    grown.compute(task, operands, creates, None if workspace is None else (workspace.offset, workspace.nbytes))
+                case Compute(task, operands, creates, workspace, others):
+                    grown.compute(task, operands, creates, None if workspace is None else (workspace.offset, workspace.nbytes), others)
                 case HostGather(task, operands, creates):
                     grown.gather(task, operands, creates)
                 case Move(source, target, others):
@@ -201,6 +206,7 @@ class Nodes(Columns[Node]):
         scratch = map(Extent, self.scratch_offset[low:high].tolist(), self.scratch_nbytes[low:high].tolist())
         workspace_by_node = dict(zip(self.scratch_node[low:high].tolist(), scratch, strict=True))
         others_by_node = self._others(start, end)
+        beside_by_node = self._beside(start, end)
         for n, kind, subject, result, (a, b) in zip(range(start, end), kinds, subjects, results, pairwise(rows), strict=True):
             if kind == FREE:
                 yield Free(subject)
@@ -209,7 +215,8 @@ class Nodes(Columns[Node]):
             elif kind == GATHER:
                 yield HostGather(subject, tuple(each[a - rows[0] : b - rows[0]]), result)
             else:
-                yield Compute(subject, tuple(each[a - rows[0] : b - rows[0]]), result, workspace_by_node.get(n))
+                beside = tuple(beside_by_node.get(n, ()))
+                yield Compute(subject, tuple(each[a - rows[0] : b - rows[0]]), result, workspace_by_node.get(n), beside)
 
     def copies(self) -> Copies:
         """What moves copy, in node order; of one move the first, then the others."""
@@ -225,9 +232,23 @@ class Nodes(Columns[Node]):
     def made(self) -> tuple[Int32s, Int32s]:
         """Every residency that a node creates: the nodes, ascending, and what they create."""
         copies, runs = self.copies(), np.flatnonzero(self.kind <= GATHER).astype(np.int32)
-        node = np.concatenate((runs, copies.node))
+        node = np.concatenate((runs, self.beside_node, copies.node))
         order = np.argsort(node, kind="stable")
-        return node[order], np.concatenate((self.result[runs], copies.target))[order]
+        return node[order], np.concatenate((self.result[runs], self.beside, copies.target))[order]
+
+    def made_by_tasks(self) -> tuple[Int32s, Int32s]:
+        """Of those, the ones that are results of tasks."""
+        node, residency = self.made()
+        runs = self.kind[node] <= GATHER
+        return node[runs], residency[runs]
+
+    def _beside(self, start: int, end: int) -> dict[int, list[ResidencyId]]:
+        """By node from `start` to `end`, what a task creates beside its first result."""
+        found: dict[int, list[ResidencyId]] = {}
+        low, high = np.searchsorted(self.beside_node, (start, end))
+        for node, residency in zip(self.beside_node[low:high].tolist(), self.beside[low:high].tolist(), strict=True):
+            found.setdefault(node, []).append(residency)
+        return found
 
     def _others(self, start: int, end: int) -> dict[int, list[Copy]]:
         """By node from `start` to `end`, what a move copies beside the first."""
@@ -252,21 +273,30 @@ class Copies:
 class NodeList:
     """Grows, and becomes Nodes."""
 
-    __slots__ = ("_kind", "_operand_row", "_other", "_reads", "_result", "_scratch", "_subject", "_tile_row")
+    __slots__ = ("_beside", "_kind", "_operand_row", "_other", "_reads", "_result", "_scratch", "_subject", "_tile_row")
 
     def __init__(self) -> None:
         self._kind, self._subject, self._result = array("B"), array("i"), array("i")
         self._operand_row, self._tile_row, self._reads = array("i", (0,)), array("i", (0,)), array("i")
         self._scratch = array("i"), array("q"), array("q")
         self._other = array("i"), array("i"), array("i")
+        self._beside = array("i"), array("i")
 
     def __len__(self) -> int:
         return len(self._kind)
 
     def compute(
-        self, task: TaskId, operands: Iterable[Iterable[ResidencyId]], creates: ResidencyId, workspace: tuple[int, int] | None
+        self,
+        task: TaskId,
+        operands: Iterable[Iterable[ResidencyId]],
+        creates: ResidencyId,
+        workspace: tuple[int, int] | None,
+        others: Iterable[ResidencyId] = (),
     ) -> None:
-        """`workspace` is (offset, bytes)."""
+        """`workspace` is (offset, bytes); `others` are residencies of results beside the first."""
+        for other in others:
+            for column, value in zip(self._beside, (len(self), other), strict=True):
+                column.append(value)
         if workspace is not None:
             for column, value in zip(self._scratch, (len(self), *workspace), strict=True):
                 column.append(value)
@@ -302,5 +332,5 @@ class NodeList:
 
     def finish(self) -> Nodes:
         """The nodes so far, as immutable columns."""
-        columns = (self._kind, self._subject, self._result, self._operand_row, self._tile_row, self._reads, *self._scratch, *self._other)
-        return Nodes(*map(frozen, columns))
+        read = self._operand_row, self._tile_row, self._reads
+        return Nodes(*map(frozen, (self._kind, self._subject, self._result, *read, *self._scratch, *self._other, *self._beside)))

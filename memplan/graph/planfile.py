@@ -24,7 +24,7 @@ from einpage.einsum_front.base.json_text import JsonError, JsonTooLarge, parsed
 from einpage.einsum_front.base.units import Nbytes, shown
 from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.program import Source
-from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
+from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value, Written
 from einpage.memplan.graph.memgraph import (
     Compute,
     Edges,
@@ -99,7 +99,10 @@ def _plan_out(memgraph: MemGraph) -> dict[str, object]:
         "ops": [[op.name, op.kind, op.flops, op.bytes_touched, op.description, op.seconds] for op in graph.ops],
         "tensors": [[t.name, t.value, t.box.start, t.box.end, t.element_type.value, t.kind.value] for t in graph.tensors],
         "tasks": [
-            [t.name, t.op, t.operands, t.result, t.inplace, t.flops, t.bytes_touched, t.workspace_bytes, t.gathers, t.seconds]
+            [
+                *(t.name, t.op, t.operands, t.result, t.inplace, t.flops, t.bytes_touched, t.workspace_bytes, t.gathers, t.seconds),
+                *([one.tensor, one.inplace] for one in t.others),
+            ]
             for t in graph.tasks
         ],
         "arenas": {
@@ -212,7 +215,7 @@ def _node_out(node: Node) -> list[object]:
     match node:
         case Compute():
             workspace = None if node.workspace is None else [node.workspace.offset, node.workspace.nbytes]
-            return ["compute", node.task, node.operands, node.creates, workspace]
+            return ["compute", node.task, node.operands, node.creates, workspace, *node.others]
         case HostGather():
             return ["gather", node.task, node.operands, node.creates]
         case Move():
@@ -324,21 +327,17 @@ def _tensor_in(i: int, row: Sequence[Any]) -> Tensor:
 
 
 def _task_in(i: int, row: Sequence[Any], tensors: int) -> Task:
-    name, op, operands, result, inplace, flops, touched, workspace, gathers, seconds = row
+    name, op, operands, result, inplace, flops, touched, workspace, gathers, seconds, *others = row
+    read = tuple(_tensors_in(operand, tensors) for operand in operands)
+    beside = tuple(Written(TensorId(_id(t, tensors)), _tensors_in(over, tensors)) for t, over in others)
     return Task(
-        TaskId(i),
-        _str(name),
-        OpId(_int(op)),
-        tuple(tuple(TensorId(_id(t, tensors)) for t in operand) for operand in operands),
-        TensorId(_id(result, tensors)),
-        tuple(TensorId(_id(t, tensors)) for t in inplace),
-        _int(flops),
-        Nbytes(_int(touched)),
-        Nbytes(_int(workspace)),
-        None,
-        _bool(gathers),
-        _seconds(seconds),
-    )
+        TaskId(i), _str(name), OpId(_int(op)), read, TensorId(_id(result, tensors)), _tensors_in(inplace, tensors), _int(flops),
+        Nbytes(_int(touched)), Nbytes(_int(workspace)), None, _bool(gathers), _seconds(seconds), beside,
+    )  # fmt: skip
+
+
+def _tensors_in(row: Sequence[Any], tensors: int) -> tuple[TensorId, ...]:
+    return tuple(TensorId(_id(t, tensors)) for t in row)
 
 
 def _plan_in(raw: Mapping[str, Any], graph: TaskGraph) -> MemGraph:
@@ -378,9 +377,10 @@ def _extent_in(row: Sequence[Any]) -> Extent:
 
 def _node_in(row: Sequence[Any]) -> Node:
     match row:
-        case ["compute", task, operands, creates, workspace]:
+        case ["compute", task, operands, creates, workspace, *others]:
             extent = None if workspace is None else _extent_in(workspace)
-            return Compute(TaskId(_int(task)), _operands_in(operands), ResidencyId(_int(creates)), extent)
+            beside = tuple(ResidencyId(_int(r)) for r in others)
+            return Compute(TaskId(_int(task)), _operands_in(operands), ResidencyId(_int(creates)), extent, beside)
         case ["gather", task, operands, creates]:
             return HostGather(TaskId(_int(task)), _operands_in(operands), ResidencyId(_int(creates)))
         case ["move", source, target, *others]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,6 +29,16 @@ AT_START = NodeId(-1)
 """Stands for the creator of what is present before the first node."""
 NO_RESIDENCY = ResidencyId(-1)
 """Stands for a residency."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A result of a task beside its first."""
+
+    tensor: TensorId
+    offset: int
+    donated: ResidencyId | None
+    """The operand that it is written in place of."""
 
 
 class Recorder:
@@ -80,14 +91,17 @@ class Recorder:
         after: Iterable[Piece],
         donated: ResidencyId | None,
         workspace: tuple[int, int] | None,
+        others: Sequence[Beside] = (),
     ) -> tuple[NodeId, ResidencyId]:
-        """Run a task into `t`, in place of the operand `donated` if there is one; `workspace` is (offset, bytes)."""
+        """Run a task into `t`, in place of the operand `donated` if there is one; `workspace` is (offset, bytes). Answers the node and the
+        residency of `t`; those of `others` are numbered after it, in order."""
         node = NodeId(len(self.nodes))
         created = self.residency(t, place, offset, node)
-        self.nodes.compute(task, operands, created, workspace)
-        if donated is not None:
-            for other in self._readers[donated]:
-                self.edges.memory(other, node)
+        beside = [self.residency(other.tensor, place, other.offset, node) for other in others]
+        self.nodes.compute(task, operands, created, workspace, beside)
+        for given in (donated, *(other.donated for other in others)):
+            for reader in () if given is None else self._readers[given]:
+                self.edges.memory(reader, node)
         for operand in operands:
             for r in operand:
                 self._read(r, node)

@@ -60,11 +60,15 @@ class Allocator:
             start += memory.size_of(reservation, needed)
 
     def _donate_early(self, reservation: Reservation) -> None:
-        """Donate an operand that later tasks read again: the host has a copy for them."""
-        donated = next(t for t in reservation.task.inplace if not self.memory.is_output[t])
-        if self.memory.host.copy[donated] == NO_RESIDENCY:
-            self.memory.spill(donated, reservation)
-        reservation.donated, reservation.runs_at_once = donated, True
+        """Donate operands that later tasks read again: the host has copies for them."""
+        donated = reservation.donated
+        for one in reservation.task.written:
+            t = next((t for t in one.inplace if not self.memory.is_output[t] and t not in donated.values()), None)
+            if one.tensor in donated or t is None:
+                continue
+            if self.memory.host.copy[t] == NO_RESIDENCY:
+                self.memory.spill(t, reservation)
+            donated[one.tensor], reservation.runs_at_once = t, True
 
     def _evictable_window(self, reservation: Reservation, nbytes: int, horizon: int) -> range | None:
         """The cheapest neighbours of `nbytes` that no task in flight touches and that are needed after step `horizon`."""

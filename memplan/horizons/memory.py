@@ -17,7 +17,7 @@ from einpage.einsum_front.graph.taskgraph import Kind, Task, TensorId
 from einpage.memplan.graph.arena import HOLE, Arena, Piece
 from einpage.memplan.graph.host_slots import HostSlots
 from einpage.memplan.graph.memgraph import NodeId, ResidencyId
-from einpage.memplan.graph.recorder import NO_RESIDENCY, Recorder
+from einpage.memplan.graph.recorder import NO_RESIDENCY, Beside, Recorder
 from einpage.memplan.horizons.reuse import Reuse, Step
 from einpage.memplan.horizons.victim import FAR, HOLE_TRAFFIC, LARGE, Column, traffic
 from einpage.memplan.machine.places import DEVICE
@@ -39,16 +39,16 @@ class Reservation:
     step: Step
     task: Task
     reads: tuple[TensorId, ...]
-    donated: TensorId | None
-    """The operand in whose place the result is written."""
-    result_after: list[Piece] = field(default_factory=list)
-    """The last users of the bytes that the result will overwrite; empty until reserved, and where it is written in place."""
+    donated: dict[TensorId, TensorId]
+    """By result, the operand in whose place it is written."""
+    result_after: dict[TensorId, list[Piece]] = field(default_factory=dict)
+    """By result, the last users of the bytes that it will overwrite; of those that are reserved, and not written in place."""
     workspace_at: int = NOWHERE
     workspace_after: list[Piece] = field(default_factory=list)
     prefetched_bytes: int = 0
     """Bytes loaded or gathered for it."""
     runs_at_once: bool = False
-    """Whether `donated` is read again by later tasks, which find it absent only once this one has run."""
+    """Whether something donated is read again by later tasks, which find it absent only once this one has run."""
 
 
 class Memory:
@@ -102,15 +102,20 @@ class Memory:
             if not self.pins[t] and self.offset[t] != NOWHERE:
                 self._remove_evictable(t)
             self.pins[t] += 1
-        self.pins[task.result] += 1
-        donatable = () if task.gathers else task.inplace
-        donated = next((t for t in donatable if self.reuse.is_last(t, step) and not self.is_output[t]), None)
+        for t in task.results:
+            self.pins[t] += 1
+        donated: dict[TensorId, TensorId] = {}
+        for one in () if task.gathers else task.written:
+            for t in one.inplace:
+                if self.reuse.is_last(t, step) and not self.is_output[t] and t not in donated.values():
+                    donated[one.tensor] = t
+                    break
         return Reservation(step, task, reads, donated)
 
     def needs(self, reservation: Reservation) -> list[TensorId]:
-        """What has to be reserved for the task: absent operands, the result, the workspace, in this order."""
+        """What has to be reserved for the task: absent operands, the results, the workspace, in this order."""
         needed = [t for t in reservation.reads if self.offset[t] == NOWHERE]
-        needed.append(reservation.task.result)
+        needed += reservation.task.results
         if reservation.task.workspace_bytes:
             needed.append(WORKSPACE)
         return needed
@@ -119,12 +124,12 @@ class Memory:
         """Bytes of the arena to be found for `needed`; none for a result in place."""
         if needed == WORKSPACE:
             return aligned(reservation.task.workspace_bytes, self.alignment)
-        return 0 if needed == reservation.task.result and reservation.donated is not None else self.size[needed]
+        return 0 if needed in reservation.donated else self.size[needed]
 
     def footprint(self, reservation: Reservation) -> int:
         """Bytes that the task needs below the residents."""
         operands = sum(self.size[t] for t in reservation.reads if t not in self.pinned_residents)
-        return operands + self.size_of(reservation, reservation.task.result) + self.size_of(reservation, WORKSPACE)
+        return operands + sum(self.size_of(reservation, t) for t in (*reservation.task.results, WORKSPACE))
 
     def reserve(self, reservation: Reservation, needed: TensorId, start: int) -> None:
         """Allocate from the hole at `start`; a reload or a gather is issued now, for the link waits for no task.
@@ -132,15 +137,15 @@ class Memory:
         A result in place has its bytes already, and `start` is not used.
         """
         task = reservation.task
-        if needed == task.result and reservation.donated is not None:
-            self.offset[needed] = self.offset[reservation.donated]
+        if (donated := reservation.donated.get(needed)) is not None:
+            self.offset[needed] = self.offset[donated]
             return
         after = self.device.allocate(start, self.size_of(reservation, needed), needed)
         if needed == WORKSPACE:
             reservation.workspace_at, reservation.workspace_after = start, after
             return
         self.offset[needed] = start
-        if needed != task.result:
+        if needed not in task.results:
             source = self.host.copy[needed]
             assert source != NO_RESIDENCY, f"{self.graph.tensors[needed].name} is nowhere"
             self.on_device[needed] = self.recorder.move(source, DEVICE, start, after)
@@ -148,20 +153,20 @@ class Memory:
             operands = tuple(tuple(self.host.copy[t] for t in operand) for operand in task.operands)
             self.on_device[needed] = self.recorder.gather(task.id, operands, needed, DEVICE, start, after)
         else:
-            reservation.result_after = after
+            reservation.result_after[needed] = after
             return
         reservation.prefetched_bytes += self.size[needed]
 
     def cancel(self, reservation: Reservation) -> None:
         """Undo the reservations of what the task itself will write: as if they had never been made."""
-        if reservation.result_after:
-            self.device.undo(reservation.result_after)
-            reservation.result_after = []
+        for after in reservation.result_after.values():
+            self.device.undo(after)
+        reservation.result_after.clear()
         if reservation.workspace_after:
             self.device.undo(reservation.workspace_after)
             reservation.workspace_at, reservation.workspace_after = NOWHERE, []
-        if not reservation.task.gathers:
-            self.offset[reservation.task.result] = NOWHERE
+        for t in () if reservation.task.gathers else reservation.task.results:
+            self.offset[t] = NOWHERE
 
     # Eviction.
 
@@ -200,8 +205,7 @@ class Memory:
     # The execution horizon.
 
     def execute(self, reservation: Reservation) -> None:
-        """The task runs: its result exists, and what no later task reads is freed."""
-        result = reservation.task.result
+        """The task runs: its results exist, and what no later task reads is freed."""
         if not reservation.task.gathers:
             node = self._compute(reservation)
             if reservation.workspace_at != NOWHERE:
@@ -211,21 +215,27 @@ class Memory:
             if t in self.pinned_residents and self.reuse.is_dead(t):
                 self._unpin_resident(t)
             self._unpin(t)
-        if self.is_output[result]:
-            self.host.write_output(result, self.on_device[result])
-        self._unpin(result)
+        for result in reservation.task.results:
+            if self.is_output[result]:
+                self.host.write_output(result, self.on_device[result])
+            self._unpin(result)
 
     def _compute(self, reservation: Reservation) -> NodeId:
-        task, result, donated = reservation.task, reservation.task.result, reservation.donated
+        task, donated = reservation.task, reservation.donated
         operands = tuple(tuple(self.on_device[t] for t in operand) for operand in task.operands)
-        in_place: ResidencyId | None = None if donated is None else self.on_device[donated]
+        in_place = {result: self.on_device[t] for result, t in donated.items()}
         workspace = None if reservation.workspace_at == NOWHERE else (reservation.workspace_at, task.workspace_bytes)
-        after = reservation.result_after + reservation.workspace_after
-        offset = self.offset[result]
-        node, self.on_device[result] = self.recorder.compute(task.id, operands, result, DEVICE, offset, after, in_place, workspace)
-        if donated is not None:
-            self.device.rename(offset, result)
-            self._set_absent(donated)
+        after = [piece for pieces in reservation.result_after.values() for piece in pieces] + reservation.workspace_after
+        result, *beside = task.results
+        others = [Beside(t, self.offset[t], in_place.get(t)) for t in beside]
+        node, made = self.recorder.compute(
+            task.id, operands, result, DEVICE, self.offset[result], after, in_place.get(result), workspace, others
+        )
+        for n, t in enumerate(task.results):
+            self.on_device[t] = ResidencyId(made + n)
+            if t in donated:
+                self.device.rename(self.offset[t], t)
+                self._set_absent(donated[t])
         return node
 
     def _unpin_resident(self, t: TensorId) -> None:

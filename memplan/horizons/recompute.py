@@ -27,7 +27,7 @@ from einpage.memplan.graph.simulate import all_moved_bytes, simulate
 from einpage.memplan.machine.machine import Machine, task_seconds
 from einpage.memplan.machine.places import DEVICE
 from einpage.memplan.problem.pace import Pace
-from einpage.memplan.problem.second_runs import Dropped, SecondRuns, with_second_runs
+from einpage.memplan.problem.second_runs import Dropped, SecondRuns, may_run_again, with_second_runs
 
 MOST_PLANS = 200
 """Made for one search."""
@@ -91,8 +91,7 @@ class _DroppedSets:
         self.known: dict[frozenset[Dropped], Recomputed | None] = {}
         self.misfit: DoesNotFit | None = None
         self.seconds = [task_seconds(machine, graph, task) for task in graph.tasks]
-        self.maker = {task.result: task.id for task in graph.tasks if not task.gathers}
-        """Rows that were gathered cross the link whether they are loaded or gathered again."""
+        self.maker = {task.result: task.id for task in graph.tasks if may_run_again(task)}
 
     def made(self, dropped: frozenset[Dropped], pace: Pace | None = None) -> Recomputed | None:
         """The plan without `dropped`; None where there is none."""
@@ -170,7 +169,7 @@ class _DroppedSets:
     def _all_intervals(self) -> Collection[Dropped]:
         uses: dict[TensorId, list[TaskId]] = {}
         for task in self.graph.tasks:
-            for t in (*task.reads(), task.result):
+            for t in (*task.reads(), *task.results):
                 uses.setdefault(t, []).append(task.id)
         gaps = {t: max((b - a, a) for a, b in pairwise(at)) for t, at in uses.items() if self._may_be_dropped(t) and len(at) > 1}
         return {Dropped(t, after) for t, (gap, after) in gaps.items() if gap > 1}

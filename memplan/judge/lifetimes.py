@@ -26,7 +26,7 @@ def _places_agree(plan: PlanColumns) -> Violation | None:
     over the host, and keep the tensor and its bytes of a sector, and all the copies of one are between the same two places."""
     nodes, place, tensor = plan.nodes, np.array(plan.place, np.int64), np.array(plan.tensor, np.int64)
     device, host, disk = plan.residencies.at(DEVICE), plan.residencies.at(HOST), plan.residencies.at(DISK)
-    copies, runs = nodes.copies(), np.flatnonzero(nodes.kind <= GATHER)
+    copies, (runs, results) = nodes.copies(), nodes.made_by_tasks()
     source, target, moves = copies.source, copies.target, copies.node
     wrong_move = (tensor[source] != tensor[target]) | (place[source] == place[target])
     first_source, first_target = nodes.subject[moves], nodes.result[moves]
@@ -37,8 +37,8 @@ def _places_agree(plan: PlanColumns) -> Violation | None:
     kind = nodes.kind[plan.reader]
     to_host = (kind == GATHER) & host[nodes.result[plan.reader]]
     wrong_read = (kind == COMPUTE) & ~device[plan.read] | (kind == GATHER) & ~(host[plan.read] | to_host & disk[plan.read])
-    lands = (nodes.kind[runs] == GATHER) & host[nodes.result[runs]] & plan.memgraph.has_disk
-    wrong_result = ~device[nodes.result[runs]] & ~lands
+    lands = (nodes.kind[runs] == GATHER) & host[results] & plan.memgraph.has_disk
+    wrong_result = ~device[results] & ~lands
     wrong_moves = wrong_move | no_host | skewed | apart
     wrong = (moves[wrong_moves], plan.reader[wrong_read], runs[wrong_result])
     at = min((int(found[0]) for found in wrong if len(found)), default=None)
@@ -48,8 +48,8 @@ def _places_agree(plan: PlanColumns) -> Violation | None:
         reasons = ((wrong_move, Reason.WRONG_MOVE), (apart, Reason.MOVED_APART), (no_host, Reason.NO_HOST_SOURCE))
         reason = next((reason for column, reason in reasons if column[found[0]]), Reason.SECTOR_APART)
         return violation_at(reason, at, at, f"{plan.named(int(source[found[0]]))} to {plan.named(int(target[found[0]]))}")
-    misplaced = plan.read[wrong_read & (plan.reader == at)]
-    return violation_at(Reason.WRONG_PLACE, at, at, plan.named(int(misplaced[0] if len(misplaced) else nodes.result[at])))
+    misplaced = np.concatenate((plan.read[wrong_read & (plan.reader == at)], results[wrong_result & (runs == at)]))
+    return violation_at(Reason.WRONG_PLACE, at, at, plan.named(int(misplaced[0])))
 
 
 def _creations_and_frees(plan: PlanColumns) -> Violation | None:
@@ -99,15 +99,19 @@ def _creations_and_ends(nodes: Nodes) -> Iterator[tuple[int, int, bool]]:
 
 
 def _donations(plan: PlanColumns) -> Violation | None:
-    """Proves: a result shares bytes with an operand only in place, exactly on one that is never freed and that its task may donate."""
+    """Proves: a result shares bytes with an operand only in place, exactly on one that is never freed and that may be donated to it."""
     offset, offset_end = np.array(plan.offset), np.array(plan.offset_end)
-    made = plan.nodes.result[plan.reader]
-    meets = (offset[plan.read] < offset_end[made]) & (offset[made] < offset_end[plan.read])
-    meets &= (plan.nodes.kind[plan.reader] == COMPUTE) & (np.array(plan.ended_at)[plan.read] == NEVER)
-    for n, r, m in zip(plan.reader[meets].tolist(), plan.read[meets].tolist(), made[meets].tolist(), strict=True):
+    node, made = plan.nodes.made_by_tasks()
+    first, count = np.searchsorted(node, plan.reader), np.bincount(node, minlength=len(plan.nodes))[plan.reader]
+    count[plan.nodes.kind[plan.reader] != COMPUTE] = 0
+    pair = np.repeat(np.arange(len(plan.reader)), count)
+    result = np.arange(len(pair)) - np.repeat(np.cumsum(count) - count, count)
+    reader, read, made = plan.reader[pair], plan.read[pair], made[first[pair] + result]
+    meets = (offset[read] < offset_end[made]) & (offset[made] < offset_end[read]) & (np.array(plan.ended_at)[read] == NEVER)
+    for n, r, m, which in zip(*(column[meets].tolist() for column in (reader, read, made, result)), strict=True):
         if plan.ended_at[r] != NEVER:
             continue
-        donatable = plan.memgraph.graph.tasks[plan.nodes.subject[n]].inplace
+        donatable = plan.memgraph.graph.tasks[plan.nodes.subject[n]].written[which].inplace
         if plan.tensor[r] not in donatable or (offset[r], offset_end[r]) != (offset[m], offset_end[m]):
             return violation_at(Reason.DONATION_UNDECLARED, plan.creator(r), n, plan.named(r))
         plan.ended_at[r] = n

@@ -3,7 +3,7 @@
 In: a MemGraph. Out: None, or a Violation with a reason and two nodes. It shares no code with the planner and knows nothing of how it works.
 
 A residency exists from the node that creates it to the node that ends it: its Free, or the Compute that its bytes are donated to, which
-writes its result in place. What is proved is
+writes a result in place. What is proved is
 
     creation ──► every read ──► end ──► creation of whoever uses one of these bytes next         (each arrow: reached along edges)
 
@@ -132,16 +132,19 @@ def _no_needless_run(plan: PlanColumns) -> Violation | None:
     again = np.delete(runs, first)
     if len(again) == 0:
         return None
+    node, made = nodes.made_by_tasks()
+    by_second = np.isin(node, again)
+    node, made = node[by_second], made[by_second]
     is_read = np.zeros(len(plan.tensor), bool)
     is_read[plan.read] = True
     copies = nodes.copies()
     is_read[copies.source] = True
-    made_again = {plan.tensor[r] for r in nodes.result[again].tolist()}
+    made_again = {plan.tensor[r] for r in made.tolist()}
     there: dict[int, list[int]] = {}
     for r, t in enumerate(plan.tensor):
         if t in made_again and on_device[r]:
             there.setdefault(t, []).append(r)
-    for n, r in zip(again.tolist(), nodes.result[again].tolist(), strict=True):
+    for n, r in zip(node.tolist(), made.tolist(), strict=True):
         for other in there[plan.tensor[r]]:
             if other != r and plan.created_at[other] < n < plan.ended_at[other]:
                 return violation_at(Reason.COMPUTED_WHILE_THERE, plan.creator(other), n, plan.named(r))

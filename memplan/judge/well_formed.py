@@ -73,6 +73,7 @@ def _references(plan: MemGraph, nodes: Nodes, residencies: Residencies) -> Viola
     wrong[readers(nodes)[(nodes.reads < 0) | (nodes.reads >= count)]] = True
     for other in (nodes.other_source, nodes.other_target):
         wrong[nodes.other_node[(other < 0) | (other >= count)]] = True
+    wrong[nodes.beside_node[(nodes.beside < 0) | (nodes.beside >= count)]] = True
     if not (unknown | wrong).any():
         return None
     n = int(np.argmax(unknown | wrong))
@@ -140,7 +141,7 @@ def _creator(plan: MemGraph, residency: int) -> NodePair:
 
 
 def _tasks(plan: MemGraph, nodes: Nodes, residencies: Residencies) -> Violation | None:
-    """Proves: every task runs, on its own kind of node, and whenever it does, it reads exactly its operands and creates its result.
+    """Proves: every task runs, on its own kind of node, and whenever it does, it reads exactly its operands and creates its results.
 
     A tensor is written once, in every run to the same bytes: a task that reads the same tensors again makes the same again.
     """
@@ -149,6 +150,9 @@ def _tasks(plan: MemGraph, nodes: Nodes, residencies: Residencies) -> Violation 
     read: list[int] = residencies.tensor[nodes.reads].tolist()
     columns = nodes.subject[runs], residencies.tensor[nodes.result[runs]], nodes.kind[runs] == GATHER
     rows, tiles = nodes.operand_row.tolist(), nodes.tile_row.tolist()
+    beside: dict[int, list[int]] = {}
+    for n, r in zip(nodes.beside_node.tolist(), nodes.beside.tolist(), strict=True):
+        beside.setdefault(n, []).append(r)
     for n, number, made, gathers in zip(runs.tolist(), *(c.tolist() for c in columns), strict=True):
         task = plan.graph.tasks[number]
         first = ran_at.setdefault(task.id, n)
@@ -158,8 +162,9 @@ def _tasks(plan: MemGraph, nodes: Nodes, residencies: Residencies) -> Violation 
         if operands != task.operands:
             reason = Reason.WRONG_OPERANDS if first == n else Reason.OTHER_VERSION
             return violation_at(reason, first, n, f"{task.name} reads tensors {operands}")
-        if made != task.result:
-            return violation_at(Reason.WRONG_RESULT, n, n, f"{task.name} creates residency {nodes.result[n]}")
+        if (made, *(int(residencies.tensor[r]) for r in beside.get(n, ()))) != task.results:
+            created = ", ".join(map(str, (nodes.result[n], *beside.get(n, ()))))
+            return violation_at(Reason.WRONG_RESULT, n, n, f"{task.name} creates residency {created}")
     for task in plan.graph.tasks:
         if task.id not in ran_at:
             return violation_at(Reason.TASK_MISSING, None, None, task.name)

@@ -98,9 +98,9 @@ def accesses(
     nbytes = [int(t.nbytes) for t in graph.tensors]
     return from_lists(
         reads=[t.reads() for t in on_device],
-        writes=[(t.result,) for t in on_device],
+        writes=[t.results for t in on_device],
         seconds=[task_seconds(machine, graph, t) for t in on_device],
-        extra_bytes=[t.workspace_bytes - (nbytes[t.result] if t.inplace else 0) for t in on_device],
+        extra_bytes=[t.workspace_bytes - sum(nbytes[one.tensor] for one in t.written if one.inplace) for t in on_device],
         nbytes=nbytes,
         clean=[t.kind in HOST_AT_START for t in graph.tensors],
         output=[t.kind is Kind.OUTPUT for t in graph.tensors],

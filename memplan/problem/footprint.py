@@ -3,7 +3,7 @@
 In: a TaskGraph, or a Problem. Out: bytes, or DoesNotFit. Spill or drop everything, lay out one task, run it: this always works, so a plan
 exists exactly where the largest footprint fits the budget (host permitting).
 
-    footprint = aligned distinct device operands + aligned result + aligned workspace
+    footprint = aligned distinct device operands + aligned results + aligned workspace
 
 A host gather's operands are on the host and count nothing. A result that may be written in place of an operand adds nothing.
 """
@@ -27,27 +27,30 @@ def last_use_by_tensor(graph: TaskGraph) -> dict[TensorId, TaskId]:
     return last
 
 
-def donated_operand(graph: TaskGraph, task: Task, last_use: Mapping[TensorId, TaskId]) -> TensorId | None:
-    """The operand whose buffer may be donated to the result, with last uses `last_use` [tensor]: the first such in `task.inplace`.
+def donated_operands(graph: TaskGraph, task: Task, last_use: Mapping[TensorId, TaskId]) -> Mapping[TensorId, TensorId]:
+    """By result, the operand whose buffer may be donated to it, with last uses `last_use` [tensor]: the first that its `inplace` names and
+    that no result before it has.
 
     It must be dead on the device after `task`, and not an output, whose bytes have still to reach the host. A device copy
     of a weight or an input qualifies: the host copy remains.
     """
-    if task.gathers:
-        return None
-    for t in task.inplace:
-        if last_use[t] == task.id and graph.tensors[t].kind is not Kind.OUTPUT:
-            return t
-    return None
+    found: dict[TensorId, TensorId] = {}
+    for one in () if task.gathers else task.written:
+        for t in one.inplace:
+            if last_use[t] == task.id and graph.tensors[t].kind is not Kind.OUTPUT and t not in found.values():
+                found[one.tensor] = t
+                break
+    return found
 
 
 def footprint(graph: TaskGraph, task: Task, last_use: Mapping[TensorId, TaskId] | None = None, alignment: int = ALIGNMENT) -> Nbytes:
     """Bytes of the arena that `task` needs by itself. Pass `last_use_by_tensor(graph)` when asking for many tasks."""
     if last_use is None:
         last_use = last_use_by_tensor(graph)
-    result = 0 if donated_operand(graph, task, last_use) is not None else aligned(graph.tensors[task.result].nbytes, alignment)
+    donated = donated_operands(graph, task, last_use)
+    results = sum(aligned(graph.tensors[t].nbytes, alignment) for t in task.results if t not in donated)
     operands = 0 if task.gathers else sum(aligned(graph.tensors[t].nbytes, alignment) for t in task.reads())
-    return Nbytes(operands + result + aligned(task.workspace_bytes, alignment))
+    return Nbytes(operands + results + aligned(task.workspace_bytes, alignment))
 
 
 def largest_footprint(graph: TaskGraph, alignment: int = ALIGNMENT) -> tuple[TaskId, Nbytes]:

@@ -31,7 +31,7 @@ def as_written(graph: TaskGraph, seed: int = 0) -> tuple[TaskId, ...]:
 
 def by_depth(graph: TaskGraph, seed: int = 0) -> tuple[TaskId, ...]:
     """By the longest chain of tasks that leads to each; as written among equals."""
-    writer = {task.result: task.id for task in graph.tasks}
+    writer = {t: task.id for task in graph.tasks for t in task.results}
     depth = [0] * len(graph.tasks)
     for task in graph.tasks:
         depth[task.id] = 1 + max((depth[writer[t]] for t in task.reads() if t in writer), default=0)
@@ -40,7 +40,7 @@ def by_depth(graph: TaskGraph, seed: int = 0) -> tuple[TaskId, ...]:
 
 def random_topological(graph: TaskGraph, seed: int) -> tuple[TaskId, ...]:
     """A valid order in which each next task is drawn uniformly from those that are ready."""
-    writer = {task.result: task.id for task in graph.tasks}
+    writer = {t: task.id for task in graph.tasks for t in task.results}
     readers: list[list[TaskId]] = [[] for _ in graph.tasks]
     missing = [0] * len(graph.tasks)
     for task in graph.tasks:

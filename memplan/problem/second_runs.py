@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from einpage.einsum_front.graph.taskgraph import Kind, Task, TaskGraph, TaskId, Tensor, TensorId, Value
+from einpage.einsum_front.graph.taskgraph import Kind, Task, TaskGraph, TaskId, Tensor, TensorId, Value, Written
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -36,15 +36,20 @@ class SecondRuns:
 
 
 def with_second_runs(graph: TaskGraph, dropped: Iterable[Dropped]) -> SecondRuns:
-    """`graph` without `dropped`, which tasks on the device write and which are no outputs."""
+    """`graph` without `dropped`, which tasks on the device write, each alone, and which are no outputs."""
     return _Rewriter(graph, dropped).run()
+
+
+def may_run_again(task: Task) -> bool:
+    """Not a gather, whose rows cross the link anyway, nor what makes several tensors, of which some may be there."""
+    return not task.gathers and not task.others
 
 
 class _Rewriter:
     def __init__(self, graph: TaskGraph, dropped: Iterable[Dropped]) -> None:
         self.graph = graph
         self.after = {d.tensor: d.after for d in sorted(dropped)}
-        self.maker = {task.result: task for task in graph.tasks if not task.gathers}
+        self.maker = {task.result: task for task in graph.tasks if may_run_again(task)}
         self.tensors: list[Tensor] = list(graph.tensors)
         self.tensor_of = [t.id for t in graph.tensors]
         self.values: dict[str, Value] = {}
@@ -73,7 +78,9 @@ class _Rewriter:
         operands = tuple(tuple(known[t] for t in operand) for operand in task.operands)
         in_place = tuple(known[t] for t in task.inplace)
         number = TaskId(len(self.tasks))
-        self.tasks.append(replace(task, id=number, name=f"{task.name}{name}", operands=operands, result=result, inplace=in_place))
+        others = tuple(Written(one.tensor, tuple(known[t] for t in one.inplace)) for one in task.others)
+        again = replace(task, operands=operands, result=result, inplace=in_place, others=others)
+        self.tasks.append(replace(again, id=number, name=f"{task.name}{name}"))
         self.task_of.append(task.id)
 
     def there(self, t: TensorId, at: TaskId) -> TensorId:

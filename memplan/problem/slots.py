@@ -6,14 +6,15 @@ none: its rows are a load like any other.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from einpage.einsum_front.base.units import aligned
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, Task, TensorId
 from einpage.memplan.machine.machine import task_seconds
 from einpage.memplan.machine.places import Queue
-from einpage.memplan.problem.accesses import NEVER, Accesses, from_lists
-from einpage.memplan.problem.footprint import donated_operand
+from einpage.memplan.problem.accesses import Accesses, from_lists
+from einpage.memplan.problem.footprint import donated_operands
 from einpage.memplan.problem.problem import Problem
 
 
@@ -26,8 +27,8 @@ class Slots:
     """[slot]"""
     accesses: Accesses
     """In aligned bytes; footprints are exactly what the planner's arena needs."""
-    donated: tuple[int, ...]
-    """[slot] the operand whose buffer is donated to the result, or NEVER."""
+    donated: tuple[Mapping[TensorId, TensorId], ...]
+    """[slot] by result, the operand whose buffer is donated to it."""
     workspace: tuple[int, ...]
     """[slot] aligned bytes."""
     gather_by_result: dict[TensorId, Task]
@@ -44,18 +45,18 @@ def slots_of(problem: Problem) -> Slots | None:
     graph, machine, size, tasks = problem.graph, problem.machine, problem.sizes, problem.tasks
     on_device = tuple(t for t in tasks if not t.gathers)
     gathers = {t.result: t for t in tasks if t.gathers}
-    written = {t.result for t in tasks}
+    written = {t for task in tasks for t in task.results}
     read = {t for task in on_device for t in task.reads()}
     if not on_device or not read.issuperset(gathers) or any(written.intersection(g.reads()) for g in gathers.values()):
         return None
     last_use = {t: task.id for task in on_device for t in task.reads()}
-    donated = tuple(NEVER if (t := donated_operand(graph, task, last_use)) is None else t for task in on_device)
+    donated = tuple(donated_operands(graph, task, last_use) for task in on_device)
     workspace = tuple(aligned(t.workspace_bytes, problem.alignment) for t in on_device)
     accesses = from_lists(
         reads=[t.reads() for t in on_device],
-        writes=[(t.result,) for t in on_device],
+        writes=[t.results for t in on_device],
         seconds=[task_seconds(machine, graph, t) for t in on_device],
-        extra_bytes=[w - (0 if t == NEVER else size[task.result]) for task, t, w in zip(on_device, donated, workspace, strict=True)],
+        extra_bytes=[w - sum(size[t] for t in over) for over, w in zip(donated, workspace, strict=True)],
         nbytes=size,
         clean=[t.kind in HOST_AT_START for t in graph.tensors],
         output=[t.kind is Kind.OUTPUT for t in graph.tensors],

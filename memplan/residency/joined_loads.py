@@ -149,6 +149,7 @@ def _renumbered(nodes: Nodes, kept: Int64s, number: Int64s) -> Nodes:
         result=nodes.result[kept],
         operand_row=np.concatenate(([0], np.cumsum(operands))).astype(np.int32),
         scratch_node=number[nodes.scratch_node].astype(np.int32),
+        beside_node=number[nodes.beside_node].astype(np.int32),
         other_node=node[order].astype(np.int32),
         other_source=copies.source[order],
         other_target=copies.target[order],

@@ -126,7 +126,7 @@ class _Weights:
 
     def __init__(self, problem: Problem, for_good: bool) -> None:
         graph, tasks = problem.graph, problem.tasks
-        overwritten = {t for task in tasks for t in task.inplace}
+        overwritten = {t for task in tasks for one in task.written for t in one.inplace}
         last_use = last_use_by_tensor(graph)
         self.capacity, self.for_good = problem.capacity, for_good
         self.needs = np.array([footprint(graph, task, last_use, problem.alignment) for task in tasks], np.int64)
@@ -261,7 +261,7 @@ def _pending(problem: Problem) -> Int64s:
     touched = np.zeros(len(tasks), np.int64)
     last: dict[TensorId, int] = {}
     for step, task in enumerate(tasks):
-        written[task.result] = step
+        written.update(dict.fromkeys(task.results, step))
         for t in () if task.gathers else task.reads():
             last[t] = step
     for t, start in written.items():
@@ -269,7 +269,7 @@ def _pending(problem: Problem) -> Int64s:
         change[start] += problem.sizes[t]
         change[end + 1] -= problem.sizes[t]
     for step, task in enumerate(tasks):
-        uses = {task.result, *(() if task.gathers else task.reads())}
+        uses = {*task.results, *(() if task.gathers else task.reads())}
         touched[step] = sum(problem.sizes[t] for t in uses if t in written)
     pending: Int64s = np.cumsum(change)[:-1] - touched
     return pending

@@ -7,12 +7,11 @@ frees as late as the placement has them. Raises DoesNotFit where the host is ful
 from __future__ import annotations
 
 from einpage.einsum_front.graph.taskgraph import TensorId
-from einpage.memplan.graph.arena import Arena
+from einpage.memplan.graph.arena import Arena, Piece
 from einpage.memplan.graph.host_slots import HostSlots
 from einpage.memplan.graph.memgraph import MemGraph, ResidencyId
-from einpage.memplan.graph.recorder import NO_RESIDENCY, Recorder
+from einpage.memplan.graph.recorder import NO_RESIDENCY, Beside, Recorder
 from einpage.memplan.machine.places import DEVICE, HOST
-from einpage.memplan.problem.accesses import NEVER
 from einpage.memplan.problem.slots import Slots
 from einpage.memplan.schedule.live_ranges import WORKSPACE, LiveRanges, Placement
 from einpage.memplan.schedule.timetable import Prefetch, Timetable
@@ -53,7 +52,7 @@ class _Emitter:
                     self.host.spill(TensorId(t), self.on_device[t], self.slots.tasks[k].name)
             for t in frees_after[k]:
                 self.free(t)
-            for t in {*self.slots.tasks[k].reads(), self.slots.tasks[k].result}:
+            for t in {*self.slots.tasks[k].reads(), *self.slots.tasks[k].results}:
                 if last_at[t] == k:
                     self.host.drop(t)
         assert self.device.free_bytes == self.device.capacity, "something is left on the device"
@@ -106,22 +105,30 @@ class _Emitter:
 
     def compute(self, k: int) -> None:
         task, donated = self.slots.tasks[k], self.slots.donated[k]
-        at = self.at[donated] if donated != NEVER else self.offset(task.result, 3 * k + 1)
         operands = tuple(tuple(self.on_device[t] for t in operand) for operand in task.operands)
-        over: ResidencyId | None = None if donated == NEVER else self.on_device[donated]
-        after = [] if donated != NEVER else self.device.allocate_at(at, self.size[task.result], task.result)
+        over = {t: self.on_device[given] for t, given in donated.items()}
+        after: list[Piece] = []
+        for t in task.results:
+            self.at[t] = self.at[donated[t]] if t in donated else self.offset(t, 3 * k + 1)
+            if t not in donated:
+                after += self.device.allocate_at(self.at[t], self.size[t], t)
         workspace = None
         if self.slots.workspace[k]:
             scratch = self.offset(WORKSPACE, 3 * k + 1)
-            after = after + self.device.allocate_at(scratch, self.slots.workspace[k], WORKSPACE)
+            after += self.device.allocate_at(scratch, self.slots.workspace[k], WORKSPACE)
             workspace = (scratch, task.workspace_bytes)
-        node, created = self.recorder.compute(task.id, operands, task.result, DEVICE, at, after, over, workspace)
-        if donated != NEVER:
-            self.device.rename(at, task.result)
-            self.on_device[donated] = NO_RESIDENCY
+        result, *beside = task.results
+        others = [Beside(t, self.at[t], over.get(t)) for t in beside]
+        node, created = self.recorder.compute(
+            task.id, operands, result, DEVICE, self.at[result], after, over.get(result), workspace, others
+        )
+        for t, given in donated.items():
+            self.device.rename(self.at[t], t)
+            self.on_device[given] = NO_RESIDENCY
         if workspace is not None:
             self.device.release(workspace[0], node)
-        self.on_device[task.result], self.at[task.result] = created, at
+        for n, t in enumerate(task.results):
+            self.on_device[t] = ResidencyId(created + n)
 
     def free(self, t: int) -> None:
         self.device.release(self.at[t], self.recorder.free(self.on_device[t]))

@@ -20,7 +20,6 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from einpage.memplan.packing.rectangles import Rectangle
-from einpage.memplan.problem.accesses import NEVER
 from einpage.memplan.problem.slots import Slots
 from einpage.memplan.schedule.timetable import Timetable
 
@@ -90,13 +89,13 @@ def live_ranges(slots: Slots, table: Timetable) -> LiveRanges:
             end(WORKSPACE, 3 * k + 2)
         for t in task.reads():
             required_ends[open_[t]] = 3 * k + 2
-        donated = slots.donated[k]
-        if donated == NEVER:
-            start(task.result, 3 * k + 1, size[task.result])
-        else:
-            open_[task.result] = open_.pop(donated)
-            tensors[open_[task.result]].append(task.result)
-        required_ends[open_[task.result]] = 3 * k + 2
+        for t in task.results:
+            if (donated := slots.donated[k].get(t)) is None:
+                start(t, 3 * k + 1, size[t])
+            else:
+                open_[t] = open_.pop(donated)
+                tensors[open_[t]].append(t)
+            required_ends[open_[t]] = 3 * k + 2
         for t in actions.frees_after:
             end(t, 3 * k + 2)
     assert not open_, "something is never freed on the device"

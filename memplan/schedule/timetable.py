@@ -123,7 +123,7 @@ class _ListScheduler:
         for t, start, end in zip(a.tensor[evicted].tolist(), a.start[evicted].tolist(), a.end[evicted].tolist(), strict=True):
             evictions[start].append(Eviction(t, end))
         for t, last in enumerate(a.last_at.tolist()):
-            if last != NEVER and self.slots.donated[last] != t:
+            if last != NEVER and t not in self.slots.donated[last].values():
                 evictions[last].append(Eviction(t, a.slots - 1))
         return evictions
 

@@ -14,7 +14,7 @@ from einpage.einsum_front.base.units import Nbytes, aligned
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, TensorId
 from einpage.memplan.graph.arena import MOST_BYTES, Arena, Piece
 from einpage.memplan.graph.memgraph import Compute, Free, HostGather, MemGraph, Move, ResidencyId
-from einpage.memplan.graph.recorder import Recorder
+from einpage.memplan.graph.recorder import Beside, Recorder
 from einpage.memplan.machine.places import DEVICE, DISK, HOST, SECTOR, Place
 from einpage.memplan.tiers.trace import CopyAt, TierTrace, is_pinned, sector_bytes_of
 
@@ -224,21 +224,25 @@ class _Joiner:
             self.of_device[target] = self.pinned[t] = self.recorder.move(self.of_device[source], HOST, self.pinned_at[t], ())
 
     def _compute(self, node: Compute) -> None:
-        offset = self.device_residencies[node.creates].extents[0].offset
-        t = self.device_residencies[node.creates].tensor
-        donated = self.live.get(offset)
+        created = [self.device_residencies[r] for r in (node.creates, *node.others)]
+        results = [Beside(r.tensor, r.extents[0].offset, self.live.get(r.extents[0].offset)) for r in created]
         after: list[Piece] = []
-        if donated is None:
-            after = self._allocate(DEVICE, offset, self.graph.tensors[t].nbytes, t)
+        for one in results:
+            if one.donated is None:
+                after += self._allocate(DEVICE, one.offset, self.graph.tensors[one.tensor].nbytes, one.tensor)
         workspace = None
         if node.workspace is not None:
             workspace = (int(node.workspace.offset), int(node.workspace.nbytes))
-            after = after + self._allocate(DEVICE, *workspace, TensorId(-1))
+            after += self._allocate(DEVICE, *workspace, TensorId(-1))
         operands = tuple(tuple(self.of_device[r] for r in operand) for operand in node.operands)
-        number, made = self.recorder.compute(node.task, operands, t, DEVICE, offset, after, donated, workspace)
+        first, *others = results
+        number, made = self.recorder.compute(
+            node.task, operands, first.tensor, DEVICE, first.offset, after, first.donated, workspace, others
+        )
         if workspace is not None:
             self.arenas[DEVICE].release(workspace[0], number)
-        self._made(node.creates, offset, made)
+        for n, (r, one) in enumerate(zip((node.creates, *node.others), results, strict=True)):
+            self._made(r, one.offset, ResidencyId(made + n))
 
     def _free(self, r: ResidencyId) -> None:
         residency = self.device_residencies[r]
