@@ -292,17 +292,18 @@ def train(
     out: str | Path | None = None,
     checkpoint_every: int | None = None,
     resume: bool = False,
+    dtype: str = "fp32",
+    loss_scale: str | None = None,
     watch: Callable[[StepDone], None] | None = None,
 ) -> TrainResult:
-    """Train the weights of `spec`, whose `train:` says which, as `einpage train` does: `steps` steps in fp32.
+    """Train the weights of `spec`, whose `train:` says which, as `einpage train` does: `steps` steps.
 
     What is learned is a text, `data`, cut in sequences of `seq` tokens; or `tokens`, sequences of ids, each used whole, `batch` a step, in
     order, again and again; or `inputs`, arrays by name in the declared shapes, or with one more axis, one a step. `budget` of the device is
     bytes, a size, or a share as "40%" of what a step needs with room for everything. `lr` and `weight_decay` replace the spec's;
     `schedule` is constant (None), linear or cosine, after `warmup` steps. `micro_batches` splits the sequences of a step. With `out`, a
-    folder, a checkpoint is written every `checkpoint_every` steps and at the end, and the weights; `resume` goes on from it. `watch` is
-    told of every step. The other arguments are those of `run`.
-
+    folder, a checkpoint is written every `checkpoint_every` steps and at the end, and the weights; `resume` goes on from it. `loss_scale`
+    is "none", "dynamic" (None: in fp16) or numbers ("start=1024,interval=100"). `watch` is told of every step. Others are those of `run`.
     In the result `losses` has one number a step, `states` weights and what is kept for them as tensors by name (none with `out`), `facts()`
     what `train --json` prints. Raises SpecError, WeightError, InputError, UsageError: each before anything runs; DoesNotFit; NodeError.
     """
@@ -314,19 +315,19 @@ def train(
 
     numbers = {"steps": steps, "lr": lr, "weight_decay": weight_decay, "warmup": warmup, "batch": batch, "seq": seq}
     given = {"spec": spec, "weights": weights, "set": set, "machine": machine, "device": device, "dispatch": dispatch, "resume": resume}
-    texts = {"weights_as": weights_as, "schedule": schedule, "data": data, "out": out, "budget": budget}
+    texts = {"weights_as": weights_as, "schedule": schedule, "data": data, "out": out, "budget": budget, "loss_scale": loss_scale}
     numbers |= {"micro_batches": micro_batches, "checkpoint_every": checkpoint_every}
     check_arguments({**given, **numbers, **texts}, optional=[*numbers, *texts, "set", "machine", "dispatch"])
     if device not in DEVICES:
         raise UsageError(f"device {device!r}: expected {' or '.join(DEVICES)}")
     kind = device_for(device).kind
     how = TrainOptions(steps, None if out is None else Path(out), checkpoint_every, resume)
-    request = _request(1, "fp32", _weights_as(weights_as, kind is DeviceKind.CPU), None, split, ())
+    request = _request(1, dtype, _weights_as(weights_as, kind is DeviceKind.CPU), None, split, ())
     asked = None if dispatch is None else _choice(Dispatch, dispatch, "dispatch").value
     setup = set_up(
         TrainRequest(
             spec, str(weights), how, dict(set or {}), data, "data", None if tokens is None else token_lists(plain(tokens), "tokens"),
-            {} if inputs is None else arrays(inputs), budget, batch, seq, micro_batches, lr, weight_decay, schedule, warmup,
+            {} if inputs is None else arrays(inputs), budget, batch, seq, micro_batches, lr, weight_decay, schedule, warmup, loss_scale,
         ),
         RunOptions(request, dispatch=dispatch_of(asked, False), device=kind, kernels=kernels_for("auto", kind)),
     )  # fmt: skip

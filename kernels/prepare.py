@@ -7,6 +7,7 @@ Triton backend says what it cannot do (Unsupported) and never does something els
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from enum import Enum
 from functools import lru_cache
 from typing import Protocol, assert_never
@@ -14,12 +15,13 @@ from typing import Protocol, assert_never
 import torch
 from torch import Tensor
 
-from einpage.einsum_front.base.dtype import Stored
-from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob, PairsJob
+from einpage.einsum_front.base.dtype import Stored, as_run
+from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob, OverflowJob, PairsJob
 from einpage.kernels.errors import Unsupported
 from einpage.kernels.instructions.torch_kernel import Operands, TorchKernel
 from einpage.kernels.launch import this_gpu
 from einpage.kernels.launch.bound_launch import BoundLaunch
+from einpage.kernels.layout.flags import any_flag
 from einpage.kernels.multiply.products import ONLY_MM, Products
 from einpage.kernels.multiply.unpack_steps import to_numbers
 from einpage.kernels.on_torch.added_rows import prepare_added_rows
@@ -59,6 +61,7 @@ class Kernel(Protocol):
 def prepare(job: Job, backend: Backend = Backend.TORCH, products: Products = ONLY_MM, choices: Choices = AS_IT_IS) -> Kernel:
     """The kernel of `job`; `products` says how torch's multiplies, `choices` how Triton's do. Raises Unsupported, with the reason, where
     the backend cannot do it."""
+    job = _without_flags_read(job)
     if backend is Backend.TRITON:
         if stored := next((view.name for view in job.reads if isinstance(view.element_type, Stored)), None):
             raise Unsupported(f"{stored} is kept as it is stored, and Triton's kernels read numbers: say --weights-as run")
@@ -155,7 +158,7 @@ def why_not_triton() -> str | None:
 def _torch(job: Job, products: Products) -> TorchKernel | GatherKernel:
     match job:
         case MapJob():
-            return prepare_written_rows(job) or prepare_map(job)
+            return (None if job.result.is_checked else prepare_written_rows(job)) or prepare_map(job)
         case ContractJob():
             return prepare_contract(job, products=products)
         case AttentionJob():
@@ -164,7 +167,17 @@ def _torch(job: Job, products: Products) -> TorchKernel | GatherKernel:
             return prepare_pairs(job, products=products) if job.products else prepare_added_rows(job)
         case GatherJob():
             return prepare_gather(job)
+        case OverflowJob():
+            return TorchKernel((any_flag(len(job.reads)),), (), 0)
     assert_never(job)
+
+
+def _without_flags_read(job: Job) -> Job:
+    """`job`, which reads numbers: flags behind tiles are for an OverflowJob alone."""
+    if isinstance(job, OverflowJob) or not any(view.is_checked for view in job.reads):
+        return job
+    numbers = (replace(v, element_type=as_run(v.element_type)) if v.is_checked else v for v in job.reads)
+    return replace(job, reads=tuple(numbers))
 
 
 def scratch_bytes(job: Job) -> int:

@@ -301,7 +301,10 @@ REFUSED: Mapping[str, tuple[Sequence[str], str]] = {
     "checkpoints nowhere": (("--tokens", "SEQUENCES", "--checkpoint-every", "2"), "--checkpoint-every needs --out"),
     "resumed from nowhere": (("--tokens", "SEQUENCES", "--resume"), "--resume needs --out"),
     "resumed from nothing": (("--tokens", "SEQUENCES", "--resume", "--out", "EMPTY"), "there is no"),
-    "another dtype": (("--tokens", "SEQUENCES", "--dtype", "bf16"), "--dtype bf16: steps are taken in fp32"),
+    "a loss scale that is none": (
+        ("--tokens", "SEQUENCES", "--loss-scale", "large"),
+        "--loss-scale 'large': expected `dynamic`, `none`, or numbers",
+    ),
     "half a precision": (
         (
             "--tokens",

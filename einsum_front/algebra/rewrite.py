@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 
 from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Num, Reduce, Reduction, Unary, free_letters, rebuild
 
@@ -117,3 +118,14 @@ def one_hot_of(weight: Expr) -> tuple[Load, Letter] | None:
         case Call("where", (Binary("==", Load() as index, Axis(row)) | Binary("==", Axis(row), Load() as index), Num(1), Num(0))):
             return index, row
     return None
+
+
+def is_not_finite(x: Expr) -> Expr:
+    """1 where `x` is NaN or infinite, else 0."""
+    return Unary("not", Binary("<", Call("abs", (x,)), Num(inf)))
+
+
+def any_not_finite(value: str, letters: tuple[Letter, ...], before: Expr) -> Expr:
+    """1 where some element of `value`, over `letters`, is NaN or infinite; else `before`, a flag too."""
+    test = is_not_finite(Load(value, tuple(map(Axis, letters))))
+    return Call("max", (before, Reduce(Reduction.MAX, letters, test) if letters else test))

@@ -5,6 +5,8 @@ in these bytes, and becomes numbers where it is used. Its rows are the last dime
 dimension, so a tile of it holds whole blocks:
 
     w [k, g, e, m], rows of m = 64 in blocks of 32 elements, 18 bytes each:     k g e rows of 36 bytes
+
+A tile may be followed by a flag that says whether its numbers are finite.
 """
 
 from __future__ import annotations
@@ -148,19 +150,46 @@ class Stored:
         return dim == outermost and index * prod(shape[dim + 1 :]) % self.format.elements == 0
 
 
-ElementType: TypeAlias = "DType | Stored"
-"""Of a tensor: numbers, or blocks of them."""
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The element type of a tile that says of itself whether all its numbers are finite: numbers, and behind them FLAG, written by what
+    writes them.
+
+        fp16 [3, 5]:   30 bytes of numbers, 2 that nobody reads, 4 of the flag
+    """
+
+    dtype: DType
+    """Of the numbers."""
+
+    @property
+    def value(self) -> str:
+        """As in plan files: `fp16 checked`."""
+        return f"{self.dtype.value} checked"
+
+    def flag_at(self, elements: int) -> int:
+        """Bytes before the flag of a tile of so many elements."""
+        return -(-self.dtype.bytes_of(elements) // FLAG.nbytes) * FLAG.nbytes
+
+    def bytes_of(self, elements: int) -> int:
+        """Bytes of a tile of so many elements."""
+        return self.flag_at(elements) + FLAG.nbytes
+
+
+FLAG = DType.FP32
+"""1 where some number of the tile is NaN or infinite, else 0."""
+ElementType: TypeAlias = "DType | Stored | Checked"
+"""Of a tensor: numbers, blocks of them, or numbers and whether they are finite."""
 
 
 def as_numbers(type: ElementType) -> DType:
     """`type`, of what is kept as numbers."""
-    assert isinstance(type, DType), f"blocks of {type.value} are read as numbers"
-    return type
+    assert not isinstance(type, Stored), f"blocks of {type.value} are read as numbers"
+    return type if isinstance(type, DType) else type.dtype
 
 
 def as_run(type: ElementType) -> DType:
     """What its numbers are rounded to."""
-    return type.dtype if isinstance(type, Stored) else type
+    return type if isinstance(type, DType) else type.dtype
 
 
 def element_type(word: str, shape: tuple[int, ...]) -> ElementType:
@@ -171,5 +200,7 @@ def element_type(word: str, shape: tuple[int, ...]) -> ElementType:
             if not found.holds(shape):
                 raise ValueError(f"{list(shape)} is not of whole blocks of {word}")
             return found
+        case [dtype, "checked"] if DType(dtype) in RUN_DTYPES:
+            return Checked(DType(dtype))
         case _:
             return DType(word)

@@ -17,8 +17,9 @@ from einpage.einsum_front.algebra.masks import condition, visible
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import aligned
 from einpage.einsum_front.choose.working_set import Operand, Pattern, WorkingSets
-from einpage.einsum_front.graph.opgraph import AttentionOp, ContractOp, FusedOp, GatherOp, PairsOp, dtype_of, op_loads
+from einpage.einsum_front.graph.opgraph import AttentionOp, ContractOp, FusedOp, GatherOp, OverflowOp, PairsOp, dtype_of, op_loads
 from einpage.einsum_front.tile.split import cuts_by_letter
+from einpage.einsum_front.tile.task_template import accumulators
 from einpage.einsum_front.tile.template import Template, all_letters
 from einpage.einsum_front.tile.tiling import GRAIN, least_tile, longest_and_shortest
 
@@ -83,9 +84,9 @@ class LowerBounds:
             return result
         whole = {**lengths, **{letter: self.extents[letter] for letter in chain}}
         unchained = result + self._operands(pattern, whole, longest_of, splits)
-        if not isinstance(op, ContractOp) or not chain:
+        if not isinstance(op, ContractOp | OverflowOp) or not chain:
             return unchained
-        carry = aligned(DType.FP32.bytes_of(len(op.contractions) * size))
+        carry = aligned(DType.FP32.bytes_of(accumulators(op) * size))
         first = self._operands(pattern, {**lengths, **{letter: own[letter].longest for letter in chain}}, longest_of, splits)
         last = self._operands(pattern, {**lengths, **{letter: own[letter].each for letter in chain}}, longest_of, splits)
         chained = carry + max(first, result + last)

@@ -22,7 +22,7 @@ from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.opgraph import AttentionOp, GatherOp, OpGraph, PairsOp, dtype_of, op_loads
 from einpage.einsum_front.graph.program import WeightsAs
 from einpage.einsum_front.graph.taskgraph import Kind, Value, tile_name
-from einpage.einsum_front.tile.grid import Grid, boundaries_read, host_grid, ranges_evaluated, templates_of
+from einpage.einsum_front.tile.grid import Grid, boundaries_read, host_grid, ranges_evaluated, replaced_whole, templates_of
 from einpage.einsum_front.tile.needed import Ranges, needed_ranges
 from einpage.einsum_front.tile.split import check_pieces, cuts_by_letter, declared_values
 from einpage.einsum_front.tile.task_template import accumulator_box
@@ -68,7 +68,7 @@ class Operand:
     shape: tuple[int, ...]
     dtype: ElementType
     writer: Template | None
-    """Of a computed value; None for a weight or an input."""
+    """Of a computed value, or of what replaces a state; None for another weight or input."""
     readers: frozenset[tuple[Template, str]]
     """Of a weight or an input, with the slot it is read in; empty for a computed value."""
 
@@ -129,7 +129,7 @@ class WorkingSets:
             for slot, name in zip(template.slots, names, strict=True):
                 if self.values[name].kind in (Kind.WEIGHT, Kind.INPUT):
                     readers[name].add((template, slot))
-        writers = {name: template for name, (template, _) in templates.items()}
+        writers = {name: template for name, (template, _) in templates.items()} | replaced_whole(templates, opgraph.program.states)
         operands = {n: Operand(v.shape, v.element_type, writers.get(n), frozenset(readers[n])) for n, v in self.values.items()}
         last_reader = {load.name: op.value for op in opgraph.ops for load in op_loads(op)}
         needed, extents = needed_ranges(opgraph, templates), opgraph.program.extents
@@ -248,8 +248,8 @@ class _TaskBytes:
 
     def __init__(self, pattern: Pattern, grids: tuple[Grid, ...], result_grid: Grid, dtype: DType) -> None:
         self.op, self.pattern, self.grids = pattern.template.op, pattern, grids
-        self.dtype = dtype = dtype_of(self.op, dtype)
-        alike = [grid.cuts == result_grid.cuts and operand.dtype is dtype for grid, operand in zip(grids, pattern.operands, strict=True)]
+        self.dtype = type = dtype_of(self.op, dtype)
+        alike = [grid.cuts == result_grid.cuts and operand.dtype == type for grid, operand in zip(grids, pattern.operands, strict=True)]
         self.in_place = [all(conditions) for conditions in zip(pattern.last_uses, pattern.in_place, alike, strict=True)]
         self.known: dict[tuple[int, Box], int] = {}
         self.widths_known: dict[tuple[int, int, int, int], Counter[int]] = {}

@@ -109,6 +109,7 @@ class _ReverseMode:
         self.definition = Definition("", "", (), (), (), Span(1, 1))
         """The one whose parts are being differentiated."""
         self.shapes = shapes_of(program)
+        self.dtypes = {d.name: d.dtype for d in program.definitions} | {i.name: i.dtype for i in program.inputs}
         self.used = set(self.shapes)
         self.words = {*self.shapes, *program.extents, *program.sizes, *program.scalars, *program.lists}
         self.dims = dimension_letters(program, wanted, self.extents, self.another)
@@ -167,7 +168,9 @@ class _ReverseMode:
             if isinstance(whole, Load) and whole.indices == tuple(map(Axis, dims)):
                 self.gradients[name] = _Gradient(whole.name)
             else:
-                self.gradients[name] = _Gradient(self.define(f"d_{name.replace('@', '.')}", f"d_{base_of(name)}", self.shapes[name], parts))
+                self.gradients[name] = _Gradient(
+                    self.define(f"d_{name.replace('@', '.')}", f"d_{base_of(name)}", self.shapes[name], parts, name)
+                )
         return self.gradients[name]
 
     def output(self, name: str) -> Output:
@@ -186,13 +189,15 @@ class _ReverseMode:
         name, shape = self.definition.name, tuple(self.extents[letter] for letter in dims)
         return Load(self.define(f"d_in_{name}", f"d_in_{self.definition.base}", shape, (Part(axes, e),)), axes)
 
-    def define(self, name: str, base: str, shape: tuple[int, ...], parts: tuple[Part, ...]) -> str:
-        """A new value; its unique name."""
+    def define(self, name: str, base: str, shape: tuple[int, ...], parts: tuple[Part, ...], of: str | None = None) -> str:
+        """A new value, in the dtype of the value `of` (None: of the definition at hand); its unique name."""
         unique, again = name, 2
         while unique in self.used:
             unique, again = f"{name}_{again}", again + 1
         self.used.add(unique)
-        self.made.append(Definition(unique, base, shape, parts, self.definition.loop, self.definition.span))
+        d = self.definition
+        dtype = d.dtype if of is None else self.dtypes.get(of)
+        self.made.append(Definition(unique, base, shape, parts, d.loop, d.span, dtype=dtype))
         return unique
 
     def another(self, word: str, extent: int, others: Collection[Letter] = ()) -> Letter:

@@ -121,7 +121,7 @@ class _Parts:
         self._names.add(name)
         axes, d = tuple(map(Axis, dims)), self._definition
         shape = tuple(self._program.extents[letter] for letter in dims)
-        self._made.append(Definition(name, f"in_{d.base}", shape, (Part(axes, e),), d.loop, d.span))
+        self._made.append(Definition(name, f"in_{d.base}", shape, (Part(axes, e),), d.loop, d.span, dtype=d.dtype))
         return Load(name, axes)
 
 

@@ -2,16 +2,19 @@
 
 In: `train:` as written. Out: an Optimiser, its statements and numbers; and for a weight, its gradient and what is kept for it, definitions.
 In the statements `w` is the weight, `g` its gradient, `step` the number of the step, from 1, and `rate` an input, so that a run may change
-it from step to step; the other numbers are known.
+it from step to step; the other numbers are known. Where the loss is scaled, `g` is divided by the scale, and a step with a gradient that is
+not finite leaves every value as it was.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 
 from einpage.einsum_front.algebra import arithmetic
-from einpage.einsum_front.algebra.expr import Axis, Binary, Expr, Letter, Load, Name, Num, Reduce, rebuild, walk
+from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, rebuild, walk
+from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import SpecError, did_you_mean, listing
 from einpage.einsum_front.graph.job import Part
 from einpage.einsum_front.graph.program import Definition
@@ -21,6 +24,12 @@ from einpage.einsum_front.spec.sizes import Evaluator, usable_name
 from einpage.einsum_front.spec.source import Snippet, SourceFile
 
 WEIGHT, GRADIENT, STEP, RATE = "w", "g", "step", "rate"
+LOSS_SCALE, GOOD_STEPS, OVERFLOW = "loss_scale", "good_steps", "overflow"
+"""States of a step that scales its loss: the scale, how many steps in a row were finite; and whether this one was not."""
+
+
+FP32_COPY = "master_"
+"""Before the name of a weight that is kept in another dtype too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,60 @@ KNOWN = {
     ),
 }
 """Stochastic gradient descent, and Adam with decoupled weight decay (Loshchilov and Hutter, 2019), with the numbers of PyTorch."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossScale:
+    """What the loss is multiplied by before it is differentiated, so that small gradients are numbers in fp16; the numbers of PyTorch's
+    GradScaler. A step with a gradient that is not finite changes neither weights nor what is kept for them."""
+
+    start: float = 65536.0
+    growth: float = 2.0
+    """The scale is multiplied by it after `interval` finite steps in a row, where that is finite."""
+    backoff: float = 0.5
+    """And by this after a step that was not."""
+    interval: int = 2000
+
+    def next_values(self, overflow: Expr) -> tuple[Expr, Expr]:
+        """Of the scale, and of how many steps were finite."""
+        scale, more = Load(LOSS_SCALE, ()), Binary("+", Load(GOOD_STEPS, ()), Num(1))
+        grown, enough = Binary("*", scale, Num(self.growth)), Binary(">=", more, Num(self.interval))
+        grows = Binary("and", enough, Binary("<", grown, Num(inf)))
+        return (
+            unless(overflow, Binary("*", scale, Num(self.backoff)), Call("where", (grows, grown, scale))),
+            unless(overflow, Num(0), Call("where", (enough, Num(0), more))),
+        )
+
+
+def unless(overflow: Expr, old: Expr, new: Expr) -> Expr:
+    """`new`, or `old` of a step in which something is not finite: what is not chosen is not seen."""
+    return Call("where", (Binary(">", overflow, Num(0)), old, new))
+
+
+def scale_of(train: TrainEntry, dtype: DType, source: SourceFile, known: Mapping[str, arithmetic.Number]) -> LossScale | None:
+    """How the loss is scaled in a run of `dtype`: as `train` says, else in fp16 alone. Raises SpecError."""
+    if train.scaled is False or (train.scaled is None and dtype is not DType.FP16):
+        return None
+    evaluator, found = Evaluator({}, known), dict[str, arithmetic.Number]()
+    for entry in train.scale:
+        low, high, what = _SCALE_LIMITS.get(entry.name, (0, 0, ""))
+        if not what:
+            message = f"a loss scale has no number `{entry.name}`"
+            raise entry.source.error(entry.span, message, exists=listing(_SCALE_LIMITS), cure=did_you_mean(entry.name, _SCALE_LIMITS))
+        number = evaluator.number(entry.expr, entry.source)
+        if not low <= number <= high or (entry.name == "interval" and number != int(number)):
+            raise entry.source.error(entry.span, f"`{entry.name}` is {number}", expected=what)
+        found[entry.name] = number
+    start, growth, backoff = (float(found.get(name, getattr(LossScale(), name))) for name in ("start", "growth", "backoff"))
+    return LossScale(start, growth, backoff, int(found.get("interval", LossScale().interval)))
+
+
+_SCALE_LIMITS = {
+    "start": (2.0**-100, 2.0**100, "a number above 0"),
+    "growth": (1.0, 2.0**20, "a number of at least 1"),
+    "backoff": (2.0**-20, 1.0, "a number above 0, at most 1"),
+    "interval": (1, 2**24, "a whole number of at least 1"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,20 +179,24 @@ def _check(optimiser: Optimiser, train: TrainEntry, source: SourceFile) -> None:
 class Updates:
     """Definitions of the next values, for one weight after another."""
 
-    def __init__(self, optimiser: Optimiser, used: set[str]) -> None:
-        """`used`: the names of values so far, to which those made here are added."""
-        self._optimiser, self._used = optimiser, used
+    def __init__(self, optimiser: Optimiser, used: set[str], overflow: Load | None = None) -> None:
+        """`used`: the names of values so far, to which those made here are added. `overflow`: whether a gradient is not finite; gradients
+        are then those of the scaled loss."""
+        self._optimiser, self._used, self._overflow = optimiser, used, overflow
 
     def of(
         self, weight: Definition, letters: tuple[Letter, ...], start: Mapping[str, str], scalars: Mapping[str, str]
     ) -> tuple[list[Definition], dict[str, str]]:
-        """What a step does with `weight` (its name, base, shape, loop and span), over `letters`. In: by word, the values at the start, `g`
-        among them, and the values without dimensions. Out: definitions, and by word the values at the end. Raises SpecError.
+        """What a step does with `weight` (its name, base, shape, dtype, loop and span), over `letters`. In: by word, the values at the
+        start, `g` among them, and the values without dimensions. Out: definitions, and by word the values at the end. Raises SpecError.
         """
         value_by_word, made, axes = dict(start), list[Definition](), tuple(map(Axis, letters))
+        last_by_word = {statement.name: n for n, statement in enumerate(self._optimiser.update)}
 
         def resolved(e: Expr) -> Expr:
             match e:
+                case Name(word) if word == GRADIENT and self._overflow is not None:
+                    return Binary("/", Load(value_by_word[word], axes), Load(LOSS_SCALE, ()))
                 case Name(word) if word in value_by_word:
                     return Load(value_by_word[word], axes)
                 case Name(word) if word in scalars:
@@ -141,13 +208,22 @@ class Updates:
                     known = arithmetic.constant(found)
                     return found if known is None else Num(known)
 
-        for statement in self._optimiser.update:
+        for n, statement in enumerate(self._optimiser.update):
             right: Expr = Binary("+", Name(statement.name, statement.span), statement.expr) if statement.adds else statement.expr
-            name = self._fresh(f"next_{statement.name}_{weight.name}" if statement.name != WEIGHT else f"next_{weight.name}")
-            base = f"next_{weight.base}" if statement.name == WEIGHT else f"next_{statement.name}_{weight.base}"
-            made.append(Definition(name, base, weight.shape, (Part(axes, resolved(right)),), weight.loop, weight.span))
+            word = (FP32_COPY if start[WEIGHT] != weight.name else "") if statement.name == WEIGHT else f"{statement.name}_"
+            name, base = self._fresh(f"next_{word}{weight.name}"), f"next_{word}{weight.base}"
+            found = resolved(right)
+            if self._overflow is not None and statement.name in start and last_by_word[statement.name] == n:
+                found = unless(self._overflow, Load(start[statement.name], axes), found)
+            made.append(replace(weight, name=name, base=base, parts=(Part(axes, found),)))
             value_by_word[statement.name] = name
         return made, {word: value_by_word[word] for word in start}
+
+    def rounded(self, weight: Definition, letters: tuple[Letter, ...], copy: str) -> Definition:
+        """The next value of `weight` in the run's dtype, made of the next of its copy."""
+        axes = tuple(map(Axis, letters))
+        name = self._fresh(f"next_{weight.name}")
+        return replace(weight, name=name, base=f"next_{weight.base}", parts=(Part(axes, Load(copy, axes)),), dtype=None)
 
     def _number(self, e: Name, words: list[str]) -> Expr:
         numbers = {**self._optimiser.numbers, **arithmetic.CONSTANTS}

@@ -4,20 +4,39 @@ In: a Document with `train:`. Out: a TrainingStep. Weights, what is kept for eac
 what they are at the end is what they are at the start of the next step.
 
     loss  ──►  d_w for each trained w  ──►  next_m_w, next_v_w, next_w            states: w, m_w, v_w, step
+
+In another dtype than fp32, what is kept for each weight is fp32, a copy of it among them, `master_w`, of which the update makes both. With
+a loss scale, updates come after all gradients: `overflow` says whether one of them is not finite, and everything stays as it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from math import prod
 
-from einpage.einsum_front.algebra.expr import Binary, Load, Num
+from einpage.einsum_front.algebra.expr import Binary, Expr, Load, Num
+from einpage.einsum_front.algebra.rewrite import any_not_finite
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError, did_you_mean, listing
 from einpage.einsum_front.differentiate.gradients import gradient_reaches, with_gradients
-from einpage.einsum_front.differentiate.optimiser import GRADIENT, RATE, STEP, WEIGHT, Optimiser, Updates, optimiser_of
+from einpage.einsum_front.differentiate.optimiser import (
+    FP32_COPY,
+    GOOD_STEPS,
+    GRADIENT,
+    LOSS_SCALE,
+    OVERFLOW,
+    RATE,
+    STEP,
+    WEIGHT,
+    LossScale,
+    Optimiser,
+    Updates,
+    optimiser_of,
+    scale_of,
+    unless,
+)
 from einpage.einsum_front.fuse.show import statement_layers
 from einpage.einsum_front.fuse.tied_weights import with_shared_weights
 from einpage.einsum_front.graph.describe import statements
@@ -38,6 +57,10 @@ class TrainingStep:
     """Those that train, by their unique names."""
     made: frozenset[str]
     """Of the definitions, those of gradients and updates; the others are the model and its loss."""
+    fp32_copies: Mapping[str, str]
+    """By a weight that trains, the name of its copy in fp32; none in fp32."""
+    overflow: str | None
+    """The output that says whether some gradient is not finite; None where the loss is not scaled."""
 
 
 def for_training(document: Document) -> Document:
@@ -48,18 +71,51 @@ def for_training(document: Document) -> Document:
     return replace(document, inputs=(*document.inputs, *train.inputs), body=(*document.body, *train.body))
 
 
-def training_step(program: Program, document: Document) -> TrainingStep:
-    """The step of `program`, which is elaborated from `for_training(document)` and whose weights are tied. Raises SpecError."""
+def training_step(program: Program, document: Document, dtype: DType = DType.FP32) -> TrainingStep:
+    """The step of `program`, which is elaborated from `for_training(document)` and whose weights are tied, in a run of `dtype`. Raises
+    SpecError."""
     train, source = document.train, document.source
     assert train is not None
     program = with_shared_weights(program)
     loss = _loss(program, train, source)
-    alone = replace(program, outputs=(Output(train.loss.word, loss, (), ()),), states=())
-    optimiser = optimiser_of(train, source, {**program.sizes, **program.scalars})
+    known = {**program.sizes, **program.scalars}
+    optimiser, scale = optimiser_of(train, source, known), scale_of(train, dtype, source, known)
+    alone = replace(_in_fp32(program, train), outputs=(Output(train.loss.word, loss, (), ()),), states=())
     trained = _trained(alone, loss, train, source)
-    _refuse_used_names(program, train, source)
-    made = with_gradients(alone, train.loss.word, [w.name for w in trained])
-    return _with_updates(made, trained, optimiser, train, frozenset(d.name for d in alone.definitions))
+    _refuse_used_names(program, train, source, scale)
+    model = frozenset(d.name for d in alone.definitions)
+    differentiated = alone if scale is None else _scaled(alone, loss, scale, train)
+    made = with_gradients(differentiated, differentiated.outputs[-1].name, [w.name for w in trained])
+    return _with_updates(made, trained, optimiser, scale, train, model, None if dtype is DType.FP32 else DType.FP32)
+
+
+def _in_fp32(program: Program, train: TrainEntry) -> Program:
+    """`program` whose statements under `train:` are computed and kept in fp32, as the loss of thousands of tokens wants."""
+    spans = {item.span for item in train.body if isinstance(item, Statement)}
+    return replace(program, definitions=tuple(replace(d, dtype=DType.FP32) if d.span in spans else d for d in program.definitions))
+
+
+def _scaled(program: Program, loss: str, scale: LossScale, train: TrainEntry) -> Program:
+    """`program` with the scaled loss, a second output."""
+    names = {d.name for d in program.definitions} | {i.name for i in program.inputs} | {w.name for w in program.weights}
+    word = _fresh(f"scaled_{train.loss.word}", names)
+    product = Part((), Binary("*", Load(loss, ()), Load(LOSS_SCALE, ())))
+    scaled = Definition(word, word, (), (product,), (), train.span, dtype=DType.FP32)
+    start = [(LOSS_SCALE, scale.start), (GOOD_STEPS, 0.0)]
+    return replace(
+        program,
+        inputs=(*program.inputs, *(Input(name, (), (), DType.FP32, number, train.span) for name, number in start)),
+        definitions=(*program.definitions, scaled),
+        outputs=(*program.outputs, Output(word, word, (), ())),
+    )
+
+
+def _fresh(word: str, names: Collection[str]) -> str:
+    """`word`, or one like it that is none of `names`."""
+    found, again = word, 2
+    while found in names:
+        found, again = f"{word}_{again}", again + 1
+    return found
 
 
 def _loss(program: Program, train: TrainEntry, source: SourceFile) -> str:
@@ -105,48 +161,101 @@ def _matched(glob: Snippet, program: Program, reached: Collection[str], train: T
     return names
 
 
-def _refuse_used_names(program: Program, train: TrainEntry, source: SourceFile) -> None:
+def _refuse_used_names(program: Program, train: TrainEntry, source: SourceFile, scale: LossScale | None) -> None:
     names = {i.name for i in program.inputs} | {w.base for w in program.weights} | {d.base for d in program.definitions}
-    for word in (STEP, RATE):
+    meaning = {STEP: "the number of the step", RATE: "the learning rate"}
+    if scale is not None:
+        meaning |= {LOSS_SCALE: "what the loss is multiplied by", GOOD_STEPS: "the number of finite steps", OVERFLOW: "whether one is not"}
+    for word, what in meaning.items():
         if word in names or word in program.extents:
-            cure = "in training, `step` is the number of the step and `rate` the learning rate: choose another name"
+            cure = f"in training, `{word}` is {what}: choose another name"
             raise source.error(train.span, f"`{word}` names something in this spec", cure=cure)
 
 
-def _with_updates(program: Program, trained: list[Weight], optimiser: Optimiser, train: TrainEntry, model: frozenset[str]) -> TrainingStep:
-    """`program`, which has gradients, with the updates of `trained`, each after the gradient that it reads."""
+def _with_updates(
+    program: Program,
+    trained: list[Weight],
+    optimiser: Optimiser,
+    scale: LossScale | None,
+    train: TrainEntry,
+    model: frozenset[str],
+    kept_in: DType | None,
+) -> TrainingStep:
+    """`program`, which has gradients, with the updates of `trained`: each after the gradient that it reads, or, of a scaled loss, all
+    after all. What is kept for weights, copies of them among it, is `kept_in` a dtype that is another than the run's; None: it is not."""
     gradient = {o.name: o for o in program.outputs}
     names = {x.name for x in program.definitions} | {i.name for i in program.inputs} | {w.name for w in program.weights}
-    updates = Updates(optimiser, names)
+    flags = _flags(program, [gradient[f"d_{w.name}"] for w in trained]) if scale is not None else {}
+    overflow = None if scale is None else Load(list(flags.values())[-1][-1].name, ())
+    updates = Updates(optimiser, names, overflow)
     inputs = [Input(STEP, (), (), DType.FP32, 0.0, train.span)]
     scalars = {STEP: f"next_{STEP}"}
     if optimiser.rate is not None:
         inputs.append(Input(RATE, (), (), DType.FP32, float(optimiser.rate), train.span))
         scalars[RATE] = RATE
     states = [State(STEP, STEP, (), (), None, scalars[STEP], 0)]
-    counted = Part((), Binary("+", Load(STEP, ()), Num(1)))
+    fp32_copies = {w.name: _fresh(f"{FP32_COPY}{w.name}", names) for w in trained} if kept_in is not None else {}
     after: dict[str, list[Definition]] = {}
     for weight in trained:
         output = gradient[f"d_{weight.name}"]
-        made_by = next(d for d in program.definitions if d.name == output.value)
+        made_by = next((d for d in program.definitions if d.name == output.value), program.definitions[-1])
         kept = {state: f"{state}_{weight.name}" for state in optimiser.states}
-        inputs += [Input(name, output.letters, weight.shape, None, 0.0, weight.span) for name in kept.values()]
-        start = {WEIGHT: weight.name, GRADIENT: output.value, **kept}
-        own = replace(made_by, name=weight.name, base=weight.base, shape=weight.shape, parts=())
+        inputs += [Input(name, output.letters, weight.shape, kept_in, 0.0, weight.span) for name in kept.values()]
+        copy = fp32_copies.get(weight.name, weight.name)
+        start = {WEIGHT: copy, GRADIENT: output.value, **kept}
+        own = replace(made_by, name=weight.name, base=weight.base, shape=weight.shape, parts=(), dtype=kept_in)
         made, end = updates.of(own, output.letters, start, scalars)
-        after.setdefault(output.value, []).extend(made)
-        states.append(State(weight.name, weight.base, output.letters, weight.shape, None, end[WEIGHT], 0))
+        if kept_in is not None:
+            made.append(updates.rounded(own, output.letters, end[WEIGHT]))
+            states.append(State(weight.name, weight.base, output.letters, weight.shape, None, made[-1].name, 0))
+        after.setdefault(made_by.name, []).extend(made)
+        states.append(
+            State(copy, f"{FP32_COPY}{weight.base}" if fp32_copies else weight.base, output.letters, weight.shape, None, end[WEIGHT], 0)
+        )
         states += [State(kept[s], f"{s}_{weight.base}", output.letters, weight.shape, None, end[s], 0) for s in kept]
-    step = Definition(scalars[STEP], f"next_{STEP}", (), (counted,), (), train.span)
-    definitions = [step, *(x for d in program.definitions for x in (d, *after.get(d.name, ())))]
+    counted = Binary("+", Load(STEP, ()), Num(1))
+    ends = {STEP: counted if overflow is None else unless(overflow, Load(STEP, ()), counted)}
+    if scale is not None and overflow is not None:
+        ends[LOSS_SCALE], ends[GOOD_STEPS] = scale.next_values(overflow)
+        states += [State(word, word, (), (), None, f"next_{word}", 0) for word in (LOSS_SCALE, GOOD_STEPS)]
+    last = [Definition(f"next_{word}", f"next_{word}", (), (Part((), e),), (), train.span, dtype=DType.FP32) for word, e in ends.items()]
+    if overflow is None:
+        definitions = [*last, *(x for d in program.definitions for x in (d, *after.get(d.name, ())))]
+    else:
+        definitions = [x for d in program.definitions for x in (d, *flags.get(d.name, ()))]
+        definitions += [*last, *(x for made in after.values() for x in made)]
+    outputs = [o for o in program.outputs if o.name == train.loss.word]
+    if overflow is not None:
+        outputs.append(Output(OVERFLOW, overflow.name, (), ()))
+    copies = [
+        replace(w, name=fp32_copies[w.name], base=f"{FP32_COPY}{w.base}", dtype=kept_in, stored=None)
+        for w in trained
+        if w.name in fp32_copies
+    ]
     whole = replace(
         program,
         inputs=(*program.inputs, *inputs),
+        weights=(*program.weights, *copies),
         definitions=tuple(definitions),
-        outputs=tuple(o for o in program.outputs if o.name == train.loss.word),
+        outputs=tuple(outputs),
         states=tuple(states),
     )
-    return TrainingStep(whole, tuple(w.name for w in trained), frozenset(d.name for d in definitions) - model)
+    made_names = frozenset(d.name for d in definitions) - model
+    return TrainingStep(whole, tuple(w.name for w in trained), made_names, fp32_copies, None if overflow is None else OVERFLOW)
+
+
+def _flags(program: Program, gradients: list[Output]) -> dict[str, list[Definition]]:
+    """By the value of a gradient, the definition that says whether it or one before it is not finite, in the order of `program`."""
+    letters_by_value = {o.value: o.letters for o in gradients}
+    found: dict[str, list[Definition]] = {}
+    before: Expr = Num(0)
+    for d in program.definitions:
+        if d.name in letters_by_value:
+            name = f"{OVERFLOW}.{len(found)}" if found else OVERFLOW
+            part = Part((), any_not_finite(d.name, letters_by_value[d.name], before))
+            found[d.name] = [replace(d, name=name, base=OVERFLOW, shape=(), parts=(part,), dtype=DType.FP32)]
+            before = Load(name, ())
+    return found
 
 
 def training_facts(step: TrainingStep) -> dict[str, object]:
@@ -167,12 +276,17 @@ def training_text(step: TrainingStep, document: Document) -> str:
     assert document.train is not None
     own = {statement.name for statement in document.train.body if isinstance(statement, Statement)}
     weights = [w for w in step.program.weights if w.name in step.weights]
-    kept = [s for s in step.program.states if s.name not in step.weights and s.name != STEP]
+    kept = [s for s in step.program.states if s.name not in step.weights and s.name not in (STEP, LOSS_SCALE, GOOD_STEPS)]
     loss = [d for d in step.program.definitions if d.name not in step.made and d.base in own | {step.program.outputs[0].name}]
     return "\n".join(
         [
             f"trains      {sum(prod(w.shape) for w in weights):,} parameters in {len(weights)} weights of {len(step.program.weights)}",
             f"keeps       {sum(prod(s.shape) for s in kept):,} numbers beside them in {len(kept)} states, and the number of the step",
+            *(
+                ["scales      the loss by `loss_scale`; a step with a gradient that is not finite changes nothing else"]
+                if step.overflow
+                else []
+            ),
             "",
             "loss",
             *statement_layers(loss),

@@ -1,17 +1,36 @@
 """Epilogues: a pointwise map as the last step of the contraction it reads, on the accumulators before they are stored.
 
 In: a map, the ops so far and how often each value is read. Out: a ContractOp. Contractions over one shared operand become one op, whose
-epilogue reads them all: `silu(x @ w1) * (x @ w3)` reads `x` once.
+epilogue reads them all: `silu(x @ w1) * (x @ w3)` reads `x` once. Whether a value is finite is told by what makes it, too: a map that folds
+`not (abs(x) < inf)` over all of it is an OverflowOp, and what makes it leaves a flag behind each tile, of numbers that are at hand.
+
+    overflow = max(before, max[o,i](not (abs(d_w[o,i]) < inf)))
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from math import inf
 
-from einpage.einsum_front.algebra.expr import Acc, Axis, Expr, Letter, Load, substitute
+from einpage.einsum_front.algebra.expr import (
+    Acc,
+    Axis,
+    Binary,
+    Call,
+    Expr,
+    Letter,
+    Load,
+    Num,
+    Reduce,
+    Reduction,
+    Unary,
+    substitute,
+)  # fmt: skip
 from einpage.einsum_front.algebra.rewrite import axes_only, rename_load
 from einpage.einsum_front.graph.job import Contraction
-from einpage.einsum_front.graph.opgraph import ContractOp, FusedOp, MapOp, is_bare_contraction, op_loads
+from einpage.einsum_front.graph.opgraph import ContractOp, FusedOp, MapOp, OverflowOp, PairsOp, is_bare_contraction, op_loads
+from einpage.einsum_front.graph.program import Program
 
 
 def match_epilogue(
@@ -74,3 +93,33 @@ def _with_left(contraction: Contraction, x: Load) -> Contraction:
     if contraction.x == x:
         return contraction
     return Contraction(contraction.y, contraction.x, contraction.letters)
+
+
+def match_overflow(op: FusedOp, by_value: Mapping[str, FusedOp]) -> OverflowOp | None:
+    """`op` by the flags of the tiles of a value that another op makes, where it is no more than that."""
+    if not isinstance(op, MapOp) or op.shape or len(op.parts) != 1:
+        return None
+    match op.parts[0].expr:
+        case Call("max", (before, Reduce(Reduction.MAX, letters, Unary("not", Binary("<", Call("abs", (Load() as checked,)), Num(most)))))):
+            known = (isinstance(before, Load) and not before.indices) or before == Num(0)
+            whole = axes_only(checked)
+            if not known or most != inf or whole is None or set(whole) != set(letters):
+                return None
+            if not isinstance(by_value.get(checked.name), MapOp | ContractOp | PairsOp):
+                return None
+            assert isinstance(before, Load | Num)
+            return OverflowOp(op.value, op.base, (), op.loop, checked, before if isinstance(before, Load) else None)
+    return None
+
+
+def with_element_types(program: Program, ops: list[FusedOp]) -> list[FusedOp]:
+    """`ops`, each knowing the dtype that its definition has, and whether its tiles are checked."""
+    dtype_by_value = {d.name: d.dtype for d in program.definitions}
+    checked = {op.checked.name for op in ops if isinstance(op, OverflowOp)}
+    out: list[FusedOp] = []
+    for op in ops:
+        dtype = dtype_by_value.get(op.value.partition("~")[0])
+        if isinstance(op, MapOp | ContractOp | PairsOp) and (dtype is not None or op.value in checked):
+            op = replace(op, dtype=dtype, checked=op.value in checked)
+        out.append(op)
+    return out

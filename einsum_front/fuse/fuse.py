@@ -1,8 +1,8 @@
 """Fusion: from a program to the ops that become tasks. What may be fused follows from the mathematics alone.
 
 1. keep what the outputs asked for need;  2. hoist contractions and gathers;  3. match attention, and what is computed of the weights of
-all its pairs;  4. inline maps into the only map that reads them;  5. make a map the epilogue of the contraction it reads, two contractions
-over one shared operand becoming one op.
+all its pairs, and whether a value is finite;  4. inline maps into the only map that reads them;  5. make a map the epilogue of the
+contraction it reads, two contractions over one shared operand becoming one op.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from einpage.einsum_front.algebra.rewrite import Capture
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.fuse.added_rows import match_added_rows
 from einpage.einsum_front.fuse.attention import NotAttention, match_attention
-from einpage.einsum_front.fuse.epilogue import match_epilogue
+from einpage.einsum_front.fuse.epilogue import match_epilogue, match_overflow, with_element_types
 from einpage.einsum_front.fuse.hoist import hoist
 from einpage.einsum_front.fuse.inline import KnownContents, is_inlinable, is_short_enough, may_inline, with_inlined
 from einpage.einsum_front.fuse.pairs import is_softmax, match_pairs
@@ -71,11 +71,12 @@ def fuse(program: Program, outputs: Sequence[str] | None = None, options: FuseOp
     if options.attention:
         fuser.fuse_pairs()
     fuser.fuse_added_rows()
+    fuser.fuse_overflow()
     if options.maps:
         fuser.inline_maps()
     if options.epilogues:
         fuser.fuse_epilogues()
-    return OpGraph(program, tuple(fuser.ops), asked, tuple(fuser.unfused))
+    return OpGraph(program, tuple(with_element_types(program, fuser.ops)), asked, tuple(fuser.unfused))
 
 
 def _copies(program: Program, names: Sequence[str], computed: set[str]) -> list[FusedOp]:
@@ -149,6 +150,11 @@ class _Fuser:
                 self.ops[i] = found[0]
                 absorbed.add(found[1])
         self.ops = [op for op in self.ops if op.value not in absorbed]
+
+    def fuse_overflow(self) -> None:
+        """Make each question whether a value is finite one of its tiles' flags."""
+        by_value = self.op_by_value()
+        self.ops = [match_overflow(op, by_value) or op for op in self.ops]
 
     def report(self, reason: str) -> None:
         """Say once why something is not fused."""

@@ -27,7 +27,7 @@ from einpage.einsum_front.algebra.expr import (
 )
 from einpage.einsum_front.algebra.rewrite import axes_only, multiply, plain_letters, product_of
 from einpage.einsum_front.graph.job import Contraction, Part
-from einpage.einsum_front.graph.opgraph import ContractOp, FusedOp, GatherOp, MapOp
+from einpage.einsum_front.graph.opgraph import ContractOp, FusedOp, GatherOp, MapOp, OverflowOp
 from einpage.einsum_front.graph.program import Definition, Program
 
 
@@ -197,7 +197,7 @@ def _nested_pair(groups: list[Expr]) -> tuple[int, int] | None:
 
 
 def _target(op: FusedOp) -> tuple[Letter, ...] | None:
-    return None if isinstance(op, MapOp) else op.target
+    return None if isinstance(op, MapOp | OverflowOp) else op.target
 
 
 def _renamed(op: FusedOp, d: Definition) -> FusedOp:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from einpage.einsum_front.algebra.expr import Acc, Binary, Call, Expr, Letter, Load, Name, Num, Reduce, Reduction, substitute, text
 from einpage.einsum_front.algebra.rewrite import axes_only
-from einpage.einsum_front.graph.opgraph import AttentionOp, ContractOp, FusedOp, GatherOp, MapOp, PairsOp, is_bare_contraction
+from einpage.einsum_front.graph.opgraph import AttentionOp, ContractOp, FusedOp, GatherOp, MapOp, OverflowOp, PairsOp, is_bare_contraction
 from einpage.einsum_front.graph.program import Definition
 
 LONGEST = 88
@@ -61,6 +61,9 @@ def _formula(op: FusedOp, fused: Sequence[str]) -> str:
             return text(_readable(op.epilogue, [*sums, Call("log", (total,)) if op.is_logarithm else total]))
         case GatherOp():
             return f"rows of {display_name(op.load.name)}"
+        case OverflowOp():
+            before = "" if op.before is None else f"or {display_name(op.before.name)}, "
+            return f"whether {display_name(op.checked.name)} is not finite, {before}by the flags of its tiles"
 
 
 def _sum(base: str, letters: tuple[Letter, ...], x: Load, y: Load) -> Expr:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from einpage.einsum_front.algebra.expr import Letter, text
-from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob, PairsJob, View, results_of
+from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob, OverflowJob, PairsJob, View, results_of
 from einpage.einsum_front.graph.taskgraph import Task, TaskGraph
 
 
@@ -70,6 +70,8 @@ def _math(job: Job) -> str:
             return f"{sums}; acc{len(job.products)} = {total}; [{_letters(job.target)}] = {text(job.epilogue)}"
         case GatherJob():
             return f"[{_letters(job.target)}] = {text(job.load)}"
+        case OverflowJob():
+            return "; ".join((f"any flag of {job.reads[0].name}", *(f"or {view.name}" for view in job.reads[1:])))
 
 
 def _letters(letters: tuple[Letter, ...]) -> str:

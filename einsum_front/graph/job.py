@@ -16,7 +16,7 @@ from operator import sub
 from typing import TypeAlias
 
 from einpage.einsum_front.algebra.expr import Expr, Letter, Load
-from einpage.einsum_front.base.dtype import DType, ElementType, as_numbers
+from einpage.einsum_front.base.dtype import Checked, DType, ElementType, as_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,11 @@ class View:
     def dtype(self) -> DType:
         """Of an operand that is numbers; whoever reads blocks asks for `element_type`."""
         return as_numbers(self.element_type)
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether a flag behind each tile says if its numbers are finite."""
+        return isinstance(self.element_type, Checked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +200,20 @@ class GatherJob:
     """The table's load: exactly one of its indices is made of integer inputs; the others are axes that it has not, or numbers."""
 
 
-Job: TypeAlias = "MapJob | ContractJob | AttentionJob | PairsJob | GatherJob"
+@dataclass(frozen=True, slots=True)
+class OverflowJob:
+    """result = 1 where the flag of some tile of `reads[0]` is set, or one of the other reads, each one number, is not 0; else 0.
+
+    No number of a tile is read: what wrote it left the flag.
+    """
+
+    ranges: tuple[Range, ...]
+    reads: tuple[View, ...]
+    """Tiles that are checked; where there is one, the flag of what was looked at before; where there is one, the carry."""
+    result: View
+
+
+Job: TypeAlias = "MapJob | ContractJob | AttentionJob | PairsJob | GatherJob | OverflowJob"
 
 
 def results_of(job: Job) -> tuple[View, ...]:

@@ -2,7 +2,8 @@
 
 Each op defines one SSA value. A map is pointwise statements and row reductions; a contract is one or several contractions with a pointwise
 epilogue; an attention is contraction, softmax, contraction that never materialises its scores; sums over pairs are what its gradients
-are, and never materialise them either; a gather reads rows of a host table.
+are, and never materialise them either; a gather reads rows of a host table; an overflow says whether a value is finite, by the flags that
+what wrote its tiles left behind them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from einpage.einsum_front.algebra.expr import Acc, Axis, Expr, Letter, Load, Reduce, free_letters, loads, walk
-from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.dtype import FLAG, Checked, DType
 from einpage.einsum_front.graph.job import Contraction, Part
 from einpage.einsum_front.graph.program import Program, UnchangedRows
 
@@ -36,6 +37,10 @@ class MapOp(_WithLoads):
     fused: tuple[str, ...] = ()
     """Bases of the values that were folded into this op and no longer exist."""
     unchanged: UnchangedRows | None = None
+    dtype: DType | None = None
+    """Of the value; None: the run's."""
+    checked: bool = False
+    """Whether each tile of the value says whether it is finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,8 @@ class ContractOp(_WithLoads):
     contractions: tuple[Contraction, ...]
     epilogue: Expr
     fused: tuple[str, ...] = ()
+    dtype: DType | None = None
+    checked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +96,8 @@ class PairsOp(_WithLoads):
     is_logarithm: bool
     epilogue: Expr
     fused: tuple[str, ...] = ()
+    dtype: DType | None = None
+    checked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +113,26 @@ class GatherOp(_WithLoads):
     fused: tuple[str, ...] = ()
 
 
-FusedOp: TypeAlias = "MapOp | ContractOp | AttentionOp | PairsOp | GatherOp"
+@dataclass(frozen=True, slots=True)
+class OverflowOp(_WithLoads):
+    """Whether some element of a value is NaN or infinite, or what was looked at before: 1 or 0, by the flags of the value's tiles."""
 
-KIND_WORD: dict[type, str] = {MapOp: "map", ContractOp: "contract", AttentionOp: "attention", PairsOp: "pairs", GatherOp: "gather"}
+    value: str
+    base: str
+    shape: tuple[int, ...]
+    loop: tuple[int, ...]
+    checked: Load
+    """The whole value, one letter a dimension; what makes it is `checked`."""
+    before: Load | None
+    """A number: the flag of others."""
+    fused: tuple[str, ...] = ()
+
+
+FusedOp: TypeAlias = "MapOp | ContractOp | AttentionOp | PairsOp | GatherOp | OverflowOp"
+
+KIND_WORD: dict[type, str] = {
+    MapOp: "map", ContractOp: "contract", AttentionOp: "attention", PairsOp: "pairs", GatherOp: "gather", OverflowOp: "overflow",
+}  # fmt: skip
 """The `kind` of an `Op`."""
 
 
@@ -137,6 +163,8 @@ def expressions(op: FusedOp) -> tuple[Expr, ...]:
             return (*(side for c in op.products for side in (c.x, c.y)), *factor, op.score, op.weight, op.epilogue)
         case GatherOp():
             return (op.load,)
+        case OverflowOp():
+            return (op.checked,) if op.before is None else (op.checked, op.before)
 
 
 def op_loads(op: FusedOp) -> tuple[Load, ...]:
@@ -158,9 +186,17 @@ def is_bare_contraction(op: FusedOp) -> bool:
     return isinstance(op, ContractOp) and len(op.contractions) == 1 and op.epilogue == Acc(0)
 
 
-def dtype_of(op: FusedOp, dtype: DType) -> DType:
+def dtype_of(op: FusedOp, dtype: DType) -> DType | Checked:
     """Of the op's value in a run of `dtype`."""
-    return DType.FP32 if isinstance(op, PairsOp) and op.factor is None else dtype
+    match op:
+        case PairsOp(factor=None):
+            return DType.FP32
+        case MapOp() | ContractOp() | PairsOp():
+            return Checked(op.dtype or dtype) if op.checked else op.dtype or dtype
+        case OverflowOp():
+            return FLAG
+        case AttentionOp() | GatherOp():
+            return dtype
 
 
 def rows_of(op: AttentionOp | PairsOp) -> list[Letter]:
@@ -176,6 +212,8 @@ def rows_of(op: AttentionOp | PairsOp) -> list[Letter]:
 
 def target_letters(op: FusedOp) -> tuple[Letter | None, ...]:
     """The letter of each dimension of the op's value; None where its statements put integers there."""
+    if isinstance(op, OverflowOp):
+        return ()
     if not isinstance(op, MapOp):
         return op.target
     columns = zip(*(part.target for part in op.parts), strict=True)

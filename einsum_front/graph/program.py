@@ -56,6 +56,8 @@ class Weight:
     """How a checkpoint stores it, where a run is to keep it so; every op that reads it must be able to."""
     start: float | str | None = None
     """Where the checkpoint has none of the sources: the number that every element is, or `random`; None: it must have one."""
+    dtype: DType | None = None
+    """None: the run's dtype."""
 
 
 class WeightsAs(Enum):
@@ -141,6 +143,8 @@ class Definition:
     span: Span
     unchanged: UnchangedRows | None = None
     """Of a state after rows of it were written: those before them."""
+    dtype: DType | None = None
+    """None: the run's dtype."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,7 @@ class Op:
     name: str
     """The value it defines, as `x.4`."""
     kind: str
-    """map | contract | attention | gather; `traced` in a graph that was read from an access trace"""
+    """map | contract | attention | pairs | gather | overflow; `traced` in a graph that was read from an access trace"""
     flops: int
     """Multiply-adds count two; an attention's masked blocks are not counted. A lower bound over every split."""
     bytes_touched: Nbytes
@@ -261,4 +261,4 @@ class TaskGraph:
         views = results_of(job)
         assert len(views) == len(task.results), f"task {task.name}: results differ in number"
         for view, result in zip(views, map(self.tensors.__getitem__, task.results), strict=True):
-            assert view.boxes == (result.box,) and view.dtype is result.dtype, f"task {task.name}: result box"
+            assert view.boxes == (result.box,) and view.element_type == result.element_type, f"task {task.name}: result box"

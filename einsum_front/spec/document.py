@@ -46,6 +46,8 @@ class ConfigKey:
 
 RANDOM = "random"
 """What a weight may start as."""
+UNSCALED = "none"
+"""What `scale:` may be beside numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,10 @@ class TrainEntry:
     states: tuple[Snippet, ...]
     update: tuple[Statement, ...]
     span: Span
+    scaled: bool | None = None
+    """Whether the loss is scaled; None: in fp16 alone."""
+    scale: tuple[Entry, ...] = ()
+    """The numbers of the loss scale."""
 
 
 @dataclass(frozen=True, slots=True)

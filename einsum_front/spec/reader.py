@@ -17,6 +17,7 @@ from einpage.einsum_front.base.errors import Span, did_you_mean, listing
 from einpage.einsum_front.base.files import read_text
 from einpage.einsum_front.spec.document import (
     RANDOM,
+    UNSCALED,
     Axes,
     BodyItem,
     ConfigKey,
@@ -90,7 +91,7 @@ class _Reader:
 
     def _train(self, root: YamlMapping) -> TrainEntry:
         node, span = _child(root, "train")
-        loss, inputs, update = node.items["loss"], node.items.get("inputs"), node.items.get("update")
+        loss, inputs, update, scale = node.items["loss"], *map(node.items.get, ("inputs", "update", "scale"))
         return TrainEntry(
             loss=Name(_text(loss), loss.span),
             inputs=tuple(self._input(inputs, key) for key, _ in _items(inputs) if inputs is not None),
@@ -101,7 +102,15 @@ class _Reader:
             states=_snippets(node.items["state"]) if "state" in node.items else (),
             update=tuple(map(parse_statement, _snippets(update))) if update is not None else (),
             span=span,
+            scaled=self._is_scaled(scale),
+            scale=self._entries(scale, least=None) if isinstance(scale, YamlMapping) else (),
         )
+
+    def _is_scaled(self, node: YamlNode | None) -> bool | None:
+        """By `scale:`, numbers or the word `none`. Raises SpecError for another word."""
+        if isinstance(node, YamlScalar) and node.snippet.text != UNSCALED:
+            raise self._source.error(node.span, f"`{node.snippet.text[:40]}`", expected=f"`{UNSCALED}`, or numbers")
+        return None if node is None else isinstance(node, YamlMapping)
 
     def _refuse_twice(self, entries_by_kind: Mapping[str, Sequence[Entry | ListEntry]]) -> None:
         """Raises SpecError for a name that two entries have, of whatever kinds: before one of their numbers is taken for the other's."""

@@ -1,13 +1,13 @@
 """Grids: how whole values are cut into tiles, and which tiles a box touches.
 
 A computed value is cut as the op that writes it; a weight or an input is cut wherever some task's box of it starts or ends, so that
-a task reads whole tiles of it.
+a task reads whole tiles of it. A state that is set whole is cut as the op that sets it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -17,8 +17,9 @@ from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Load, free_let
 from einpage.einsum_front.base.dtype import ElementType, Stored
 from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.opgraph import OpGraph
+from einpage.einsum_front.graph.program import State
 from einpage.einsum_front.graph.taskgraph import Kind, Value
-from einpage.einsum_front.tile.template import Skeleton, Template, skeleton_of
+from einpage.einsum_front.tile.template import Skeleton, Template, result_cuts, skeleton_of
 from einpage.einsum_front.tile.tiling import Cuts, load_box, own_cuts, tiling_of
 
 
@@ -70,8 +71,13 @@ def templates_of(opgraph: OpGraph, values: Mapping[str, Value]) -> dict[str, tup
     return out
 
 
-def host_grids(templates: Templates, cut: Mapping[Letter, Cuts], values: Mapping[str, Value]) -> dict[str, Grid]:
-    """Grids of weights and inputs: cut wherever some task's box of them starts or ends."""
+def replaced_whole(templates: Templates, states: Iterable[State]) -> dict[str, Template]:
+    """By state that is set whole, what sets it: it is cut at the start as it is at the end, to lie in the same bytes, whatever reads it."""
+    return {state.name: templates[state.last][0] for state in states if state.along is None and state.last in templates}
+
+
+def host_grids(templates: Templates, cut: Mapping[Letter, Cuts], values: Mapping[str, Value], states: Iterable[State]) -> dict[str, Grid]:
+    """Grids of weights and inputs: cut wherever some task's box of them starts or ends, or as what replaces them."""
     points: dict[str, list[set[int]]] = {}
     by_template: dict[Template, dict[str, tuple[set[int], ...]]] = {}
     slots = ((template, slot, name) for template, names in templates.values() for slot, name in zip(template.slots, names, strict=True))
@@ -83,7 +89,8 @@ def host_grids(templates: Templates, cut: Mapping[Letter, Cuts], values: Mapping
         mine = points.setdefault(name, [{0, extent} for extent in values[name].shape])
         for have, more in zip(mine, by_template[template][slot], strict=True):
             have |= more
-    return {name: host_grid(values[name].shape, values[name].element_type, of_value) for name, of_value in points.items()}
+    grids = {name: host_grid(values[name].shape, values[name].element_type, of_value) for name, of_value in points.items()}
+    return grids | {name: Grid(result_cuts(template, cut)) for name, template in replaced_whole(templates, states).items()}
 
 
 def host_grid(shape: tuple[int, ...], dtype: ElementType, points: Sequence[set[int]]) -> Grid:

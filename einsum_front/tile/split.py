@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from einpage.einsum_front.algebra.expr import Letter, Region
-from einpage.einsum_front.base.dtype import DType, ElementType
+from einpage.einsum_front.base.dtype import FLAG, DType, ElementType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.describe import describe
@@ -22,6 +22,7 @@ from einpage.einsum_front.graph.opgraph import (
     GatherOp,
     MapOp,
     OpGraph,
+    OverflowOp,
     dtype_of,
     target_letters,
 )
@@ -78,7 +79,7 @@ class _Splitter:
         check_pieces(pieces, most_pieces(tilings, self.program.extents), self.program.extents)
         self.cuts = cuts_by_letter(opgraph, pieces)
         self.weight_letters = frozenset(letter for weight in self.program.weights for letter in weight.letters)
-        self.grids: dict[str, Grid] = host_grids(self.templates, self.cuts, self.values)
+        self.grids: dict[str, Grid] = host_grids(self.templates, self.cuts, self.values, self.program.states)
         self.states = {state.name: state for state in self.program.states}
         self.boxes: dict[Box, Box] = {}
         """One object for all equal boxes: layers are cut alike."""
@@ -219,7 +220,7 @@ def declared_values(opgraph: OpGraph, dtype: DType, weights_as: WeightsAs = Weig
     outputs = {value for _, value in opgraph.outputs}
     values = {i.name: Value(i.name, i.name, i.shape, i.dtype or dtype, Kind.INPUT, (), i.default) for i in program.inputs}
     kept = stored_weights(opgraph, dtype, weights_as)
-    values |= {w.name: Value(w.name, w.base, w.shape, kept.get(w.name, dtype), Kind.WEIGHT, w.sources) for w in program.weights}
+    values |= {w.name: Value(w.name, w.base, w.shape, kept.get(w.name, w.dtype or dtype), Kind.WEIGHT, w.sources) for w in program.weights}
     for op in opgraph.ops:
         kind = Kind.OUTPUT if op.value in outputs else Kind.ACTIVATION
         values[op.value] = Value(op.value, op.base, op.shape, dtype_of(op, dtype), kind)
@@ -251,6 +252,8 @@ def _least_bytes(template: Template, dtypes: list[ElementType], dtype: DType, ra
     if isinstance(template.op, GatherOp):
         table = dtype.bytes_of(prod(template.shapes[0]))
         return Nbytes(min(result, table))
+    if isinstance(template.op, OverflowOp):
+        return Nbytes(result + FLAG.bytes_of(len(template.slots)))
     total = result
     for loads, shape, slot_dtype in zip(template.loads, template.shapes, dtypes, strict=True):
         size_by_box: dict[Box, int] = {}

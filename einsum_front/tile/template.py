@@ -24,6 +24,7 @@ from einpage.einsum_front.graph.opgraph import (
     FusedOp,
     GatherOp,
     MapOp,
+    OverflowOp,
     PairsOp,
     expressions,
     op_loads,
@@ -127,6 +128,8 @@ def _with_slots(op: FusedOp, slot_by_value: Mapping[str, str]) -> FusedOp:
             return replace(op, value="", loop=(), fused=())
         case GatherOp():
             return replace(op, load=load(op.load), value="", loop=(), fused=())
+        case OverflowOp():
+            return replace(op, checked=load(op.checked), before=op.before and load(op.before), value="", loop=(), fused=())
 
 
 def all_letters(op: FusedOp) -> tuple[Letter, ...]:
@@ -270,5 +273,5 @@ def _read_elsewhere(op: FusedOp) -> tuple[Expr, ...]:
             return (*reduced, *indices)
         case ContractOp():
             return (*(side for c in op.contractions for side in (c.x, c.y)), *(i for load in loads(op.epilogue) for i in load.indices))
-        case AttentionOp() | PairsOp() | GatherOp():
+        case AttentionOp() | PairsOp() | GatherOp() | OverflowOp():
             return expressions(op)

@@ -24,8 +24,19 @@ from numpy.typing import NDArray
 
 from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Load, Num, Reduce, Region, walk
 from einpage.einsum_front.algebra.intervals import interval
+from einpage.einsum_front.algebra.rewrite import axes_only
 from einpage.einsum_front.graph.job import Box
-from einpage.einsum_front.graph.opgraph import AttentionOp, ContractOp, FusedOp, GatherOp, MapOp, PairsOp, expressions, target_letters
+from einpage.einsum_front.graph.opgraph import (
+    AttentionOp,
+    ContractOp,
+    FusedOp,
+    GatherOp,
+    MapOp,
+    OverflowOp,
+    PairsOp,
+    expressions,
+    target_letters,
+)
 
 GRAIN = 64
 """The smallest side of a contraction's tile, in elements."""
@@ -69,7 +80,13 @@ def longest_and_shortest(extent: int, most: int) -> tuple[Counts, Counts]:
 
 def chain_letters(op: FusedOp) -> tuple[Letter, ...]:
     """Letters that may be cut into a chain of accumulating tasks."""
-    return op.contractions[0].letters if isinstance(op, ContractOp) else ()
+    match op:
+        case ContractOp():
+            return op.contractions[0].letters
+        case OverflowOp():
+            return axes_only(op.checked) or ()
+        case _:
+            return ()
 
 
 def uncut_letters(op: FusedOp) -> frozenset[Letter]:
@@ -202,6 +219,8 @@ def _inside(op: FusedOp, letter: Letter, target: list[Letter]) -> list[Letter]:
         case PairsOp():
             x, y = _axes(op.products[0].x), _axes(op.products[0].y)
             side = _side(letter, target, x, y) if letter in x | y else target
+        case OverflowOp():
+            side = list(chain_letters(op))
         case MapOp() | GatherOp():
             side = target
     return side[side.index(letter) + 1 :] if letter in side else [other for other in target if other != letter]

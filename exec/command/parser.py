@@ -193,6 +193,8 @@ def _add_train(commands: Commands) -> None:
     p.add_argument("--micro-batches", type=int, metavar="N", help="take the sequences of a step in N pieces, and add up what each gives")
     p.add_argument("--lr", type=float, metavar="X", help="the learning rate (default: the spec's)")
     p.add_argument("--weight-decay", type=float, metavar="Y", help="the optimiser's number `decay` (default: the spec's)")
+    scaled = "`none`, `dynamic`, or numbers: start=65536,growth=2,backoff=0.5,interval=2000 (default: the spec's; dynamic in fp16)"
+    p.add_argument("--loss-scale", metavar="HOW", help=scaled)
     p.add_argument(
         "--schedule", choices=("constant", "linear", "cosine"), help="how the rate falls, to 0 after the last step (default: constant)"
     )

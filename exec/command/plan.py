@@ -325,7 +325,7 @@ def show_command(a: argparse.Namespace) -> int:
         refused = [option for option, given in (("--outputs", a.outputs), ("--split", a.split), ("--no-fuse", a.no_fuse)) if given]
         if refused:
             raise UsageError(f"--train shows statements, before anything is fused or split: leave out {refused[0]}")
-        facts, text = shown_training(model, a.spec)
+        facts, text = shown_training(model, a.spec, DType(a.dtype))
         print(json.dumps(facts) if a.json else text)
         return 0
     shifted = shifted_sources(model)

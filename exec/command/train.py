@@ -72,6 +72,7 @@ def train_command(a: argparse.Namespace) -> int:
         weight_decay=a.weight_decay,
         schedule=a.schedule,
         warmup=a.warmup,
+        loss_scale=a.loss_scale,
     )
     setup = set_up(
         asked,
@@ -89,6 +90,8 @@ def train_command(a: argparse.Namespace) -> int:
 
     def watch(done: StepDone) -> None:
         rate = "" if done.rate is None else f"  rate {done.rate:.3g}"
+        if done.skipped:
+            rate += f"  skipped: a gradient is not finite at loss scale {done.loss_scale:g}"
         speed = f"  {done.tokens / done.wall_s:.0f} tokens/s" if done.tokens else ""
         print(f"step {done.number}/{how.steps}  loss {done.loss:.6f}{rate}  {format_seconds(done.wall_s)}{speed}", file=told, flush=True)
 
@@ -134,6 +137,10 @@ def rendered(result: TrainResult, timeline: str | None) -> str:
         f"time        predicted {format_seconds(plan.predicted_s)}, measured {format_seconds(result.wall_s)} a step, "
         f"{result.options.dispatch.value} dispatch",
     ]
+    if result.skipped is not None:
+        lines.append(
+            f"loss scale  {result.done[-1].loss_scale:g} in the last step; {len(result.skipped)} of {len(result.losses)} steps skipped"
+        )
     lines += [f"saved       {path}" for path in result.saved]
     if timeline:
         lines.append(f"timeline    {timeline}")

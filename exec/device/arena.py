@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from einpage.einsum_front.base.dtype import DType, Stored
+from einpage.einsum_front.base.dtype import Checked, DType, Stored
 from einpage.einsum_front.base.units import Nbytes, format_bytes
 from einpage.einsum_front.graph.taskgraph import Kind, Tensor, TensorId
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
@@ -130,6 +130,8 @@ def residency_view(memgraph: MemGraph, residency: Residency, arena: MappedArena)
     (extent,) = residency.extents
     if isinstance(tensor.element_type, Stored):
         return arena.view(extent, (extent.nbytes,), DType.BYTE)
+    if isinstance(tensor.element_type, Checked):
+        extent = Extent(extent.offset, Nbytes(tensor.dtype.bytes_of(tensor.box.size)))  # the flag behind it is flag_of(tile)
     return arena.view(extent, tensor.shape, tensor.dtype)
 
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 from typing import TypeAlias, assert_never
 
 from torch import Tensor
@@ -328,8 +327,9 @@ class StreamDevice:
                 view = residency_view(self.memgraph, found, self.memory.host)
             else:
                 tensor = self.memgraph.graph.tensors[found.tensor]
-                assert prod(tensor.shape) * tensor.dtype.nbytes == found.extents[0].nbytes
-                view = self._bytes(found).view(TORCH_DTYPE[tensor.dtype]).view(tensor.shape)
+                assert tensor.nbytes == found.extents[0].nbytes
+                numbers = self._bytes(found)[: tensor.dtype.bytes_of(tensor.box.size)]  # what is behind them is a flag
+                view = numbers.view(TORCH_DTYPE[tensor.dtype]).view(tensor.shape)
             self._view_by_residency[residency] = view
         return self._view_by_residency[residency]
 

@@ -18,6 +18,7 @@ from einpage.checkpoints.match.metadata import check_metadata, spec_settings, ti
 from einpage.checkpoints.match.resolve import Resolved, open_weights, present_names, resolve, with_stored
 from einpage.checkpoints.text.tokenizer import Tokenizer
 from einpage.einsum_front.algebra.expr import Expr, Letter, Load, Name, walk
+from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import EinpageError, UsageError, listing
 from einpage.einsum_front.base.units import whole_number
 from einpage.einsum_front.differentiate.next_token import with_training
@@ -137,10 +138,11 @@ def _reads_tokens(index: Expr) -> bool:
     return any(isinstance(node, Load) and node.name == TOKENS for node in walk(index))
 
 
-def shown_training(model: Model, spec: str | Path) -> tuple[dict[str, object], str]:
-    """A training step of `model`, which was opened with `train`: its statements as facts, and for a person. Raises SpecError."""
+def shown_training(model: Model, spec: str | Path, dtype: DType) -> tuple[dict[str, object], str]:
+    """A training step of `model`, which was opened with `train`, in `dtype`: its statements as facts, and for a person. Raises
+    SpecError."""
     document = with_training(load_document(spec_path(spec)))
-    step = training_step(model.program, document)
+    step = training_step(model.program, document, dtype)
     return training_facts(step), training_text(step, document)
 
 

@@ -14,7 +14,7 @@ from enum import Enum
 
 from einpage.einsum_front.algebra.expr import Letter, Num
 from einpage.einsum_front.base.collection import garbage_collection_paused
-from einpage.einsum_front.base.dtype import DType, Stored
+from einpage.einsum_front.base.dtype import Checked, DType, Stored
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import format_bytes
 from einpage.einsum_front.choose.best_first import coarsened, least_of_all, smallest_first
@@ -244,4 +244,4 @@ def difference(found: TaskGraph, wanted: TaskGraph) -> str | None:
 
 def _told(value: object) -> str:
     """For messages: words without their class."""
-    return str(value.value) if isinstance(value, Enum | Stored) else repr(value)
+    return str(value.value) if isinstance(value, Enum | Stored | Checked) else repr(value)

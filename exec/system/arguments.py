@@ -89,6 +89,7 @@ _EXPECTED_BY_ARGUMENT: Mapping[str, _Expected] = {
     "lr": _NUMBER,
     "weight_decay": _NUMBER,
     "schedule": _TEXT,
+    "loss_scale": _TEXT,
     "warmup": _WHOLE,
     "batch": _WHOLE,
     "seq": _WHOLE,

@@ -60,7 +60,7 @@ def at_home(memgraph: MemGraph, pairs: StatePairs) -> MemGraph:
     plan = replace(memgraph, residencies=moved, carried=(*memgraph.carried, *pairs)).with_arena(HOST, host_bytes)
     ended = {first for first, _ in homes}
     plan = replace(plan, end=tuple(r for r in plan.end if r not in ended))
-    return _with_frees(plan, nodes, before)
+    return with_frees(plan, nodes, before)
 
 
 def _offsets(memgraph: MemGraph, residencies: Residencies, homes: Sequence[tuple[int, int]]) -> tuple[Residencies, int]:
@@ -88,7 +88,7 @@ def _written_at(nodes: Nodes, homes: Sequence[tuple[int, int]]) -> Mapping[int, 
     return found
 
 
-def _with_frees(plan: MemGraph, nodes: Nodes, before: Mapping[int, list[int]]) -> MemGraph:
+def with_frees(plan: MemGraph, nodes: Nodes, before: Mapping[int, list[int]]) -> MemGraph:
     """`plan` with a Free of each residency right before its node, after all that read it."""
     frees = np.zeros(len(nodes) + 1, np.int64)
     for writer, ending in before.items():

@@ -22,7 +22,7 @@ from einpage.einsum_front.algebra.expr import loads
 from einpage.einsum_front.base.units import Nbytes, aligned
 from einpage.einsum_front.graph.job import Box, MapJob
 from einpage.einsum_front.graph.taskgraph import Kind, Task, TaskGraph, TaskId, TensorId, Written
-from einpage.exec.train.carried import StatePairs, node_readers
+from einpage.exec.train.carried import StatePairs, node_readers, with_frees
 from einpage.memplan.graph.memgraph import EdgeKind, MemGraph, ResidencyId
 from einpage.memplan.graph.packed import FREE, Nodes, Residencies
 from einpage.memplan.graph.recorder import edges_of
@@ -83,6 +83,13 @@ def _alone(task: Task, first: TensorId) -> bool:
     return same and all(load.indices == target for target, load in read)
 
 
+def _may_replace(update: Task, one: Written, first: TensorId, last_use: int | None) -> bool:
+    """Whether `update`, which nothing that reads `first` comes after, may write into its bytes: it reads it in place, or not at all."""
+    if first in update.reads():
+        return last_use == update.id and first in one.inplace
+    return last_use is None or last_use < update.id
+
+
 @dataclass(frozen=True, slots=True)
 class ResidentTiles:
     """What is resident on the device from step to step."""
@@ -107,7 +114,8 @@ def resident_within(graph: TaskGraph, pairs: StatePairs, most: int) -> ResidentT
     gathered = {t for task in graph.tasks if task.gathers for operand in task.operands for t in operand}
     read = {t for task in graph.tasks if not task.gathers for t in task.reads()}
     last_use = last_use_by_tensor(graph)
-    updates = {(t, one.tensor) for task in graph.tasks for one in task.written for t in one.inplace if last_use[t] == task.id}
+    writer = {one.tensor: (task, one) for task in graph.tasks for one in task.written}
+    updates = {(first, last) for first, last in pairs if _may_replace(*writer[last], first, last_use.get(first))}
     trained = [pair for pair in pairs if pair[0] not in gathered and pair in updates]
     carried = {first for first, _ in pairs}
     frozen = [t.id for t in graph.tensors if t.kind is Kind.WEIGHT and t.id in read and t.id not in carried]
@@ -155,12 +163,17 @@ def _in_place(plan: MemGraph, pairs: StatePairs) -> MemGraph:
     standing_in = {int(n): update_by_last[int(nodes.subject[n])] for n in freed}
     at, offset, nbytes = residencies.extent_row[:-1], residencies.offset.copy(), residencies.nbytes.copy()
     more: list[tuple[int, int]] = []
+    unread: dict[int, list[int]] = {}
+    """By an update, the residencies that it writes over without reading them."""
     readers = node_readers(nodes, set(first_at.values()))
     for first, last in pairs:
         (update, made), r = made_by[last], first_at[first]
         offset[at[made]], nbytes[at[made]] = offset[at[r]], nbytes[at[r]]
-        assert max(readers[r]) == update, "a state on the device is read after its update"
-        more += [(reader, update) for reader in readers[r] if reader != update]
+        assert max(readers.get(r, [update])) <= update, "a state on the device is read after its update"
+        if update in readers.get(r, ()):
+            more += [(reader, update) for reader in readers[r] if reader != update]
+        else:
+            unread.setdefault(update, []).append(r)
     source = np.array([standing_in.get(n, n) for n in edges.source.tolist()] + [n for n, _ in more], np.int64)
     target = np.array(edges.target.tolist() + [n for _, n in more], np.int64)
     kind = np.where(np.isin(edges.source, freed), int(EdgeKind.MEMORY), edges.kind).tolist() + [int(EdgeKind.MEMORY)] * len(more)
@@ -169,7 +182,7 @@ def _in_place(plan: MemGraph, pairs: StatePairs) -> MemGraph:
     ended = {first_at[first] for first, _ in pairs}
     states = {last for _, last in pairs}
     graph = replace(plan.graph, tensors=tuple(replace(t, kind=Kind.STATE) if t.id in states else t for t in plan.graph.tensors))
-    return replace(
+    made_plan = replace(
         plan,
         graph=graph,
         residencies=replace(residencies, offset=offset, nbytes=nbytes),
@@ -179,3 +192,4 @@ def _in_place(plan: MemGraph, pairs: StatePairs) -> MemGraph:
         loops=False,
         carried=pairs,
     )
+    return with_frees(made_plan, Nodes.of(made_plan.nodes), {int(number[update]): ending for update, ending in unread.items()})

@@ -40,6 +40,8 @@ class TrainResult:
     """What each step moved."""
     losses: tuple[float, ...]
     """Of every step from the first on, those before a checkpoint that was resumed among them."""
+    skipped: tuple[int, ...] | None
+    """Of these, the numbers (from 1) of those that changed nothing, since a gradient was not finite; None where losses are not scaled."""
     resumed_at: int
     """Steps that were taken before this run."""
     done: tuple[StepDone, ...]
@@ -56,6 +58,8 @@ class TrainResult:
     peak_rss_bytes: int
     threads: int
     warnings: tuple[str, ...]
+    loss_scale: float | None = None
+    """At the end."""
 
     @property
     def wall_s(self) -> float:
@@ -67,6 +71,11 @@ class TrainResult:
         """Over all steps; checkpoints not counted."""
         return sum(step.tokens for step in self.done) / sum(step.wall_s for step in self.done)
 
+    def _scale_facts(self) -> dict[str, object]:
+        if self.skipped is None:
+            return {}
+        return {"skipped_steps": list(self.skipped), "loss_scales": [step.loss_scale for step in self.done], "loss_scale": self.loss_scale}
+
     def facts(self) -> dict[str, object]:
         """What `train --json` prints. Sizes are bytes, times seconds; all but the losses of one step."""
         measured = self.measured
@@ -75,6 +84,7 @@ class TrainResult:
             "steps": len(self.losses),
             "resumed_at": self.resumed_at,
             "losses": [loss if isfinite(loss) else None for loss in self.losses],
+            **self._scale_facts(),
             "rates": [step.rate for step in self.done],
             "step_wall_s": [step.wall_s for step in self.done],
             "wall_s": self.wall_s,
@@ -123,6 +133,7 @@ def train_model(
     if planned_hook is not None:
         planned_hook(planned)
     losses, done, saved = [*(found.losses if found is not None else ())], list[StepDone](), dict[str, None]()
+    skipped = [*(found.skipped if found is not None else ())]
     with closing(Trainer(step, planned, options, loading)) as trainer:
         if found is not None:
             found.put_into(trainer)
@@ -131,28 +142,35 @@ def train_model(
             rate = None if schedule is None else schedule.at(number + 1)
             if rate is not None:
                 arrays[step.rate_input] = np.array(rate, np.float32)
-            found_step = trainer.take(arrays, hooks)
-            measured = found_step.measured
-            losses.append(found_step.loss)
-            done.append(StepDone(number + 1, found_step.loss, rate, measured.wall_s, batches.tokens_at(number)))
+            scale, ran = trainer.loss_scale, trainer.take(arrays, hooks)
+            measured = ran.measured
+            losses.append(ran.loss)
+            skipped += [number + 1] if ran.overflowed else []
+            tokens = batches.tokens_at(number)
+            done.append(StepDone(number + 1, ran.loss, rate, measured.wall_s, tokens, ran.overflowed, scale))
             if watch is not None:
                 watch(done[-1])
             is_last = number + 1 == how.steps
             if how.out is not None and (is_last or (how.checkpoint_every and (number + 1) % how.checkpoint_every == 0)):
-                saved[str(save_checkpoint(how.out, trainer, losses))] = None
+                saved[str(save_checkpoint(how.out, trainer, losses, skipped))] = None
         if how.out is not None:
             saved[str(save_weights(how.out, trainer, weights))] = None
         states = {} if how.out is not None else {state.name: trainer.state(state.name) for state in trainer.states}
-        not_finite = trainer.not_finite
-    bad = [n for n, loss in enumerate(losses, 1) if not isfinite(loss)]
+        not_finite, scale = trainer.not_finite, trainer.loss_scale
+    bad = [n for n, loss in enumerate(losses, 1) if not isfinite(loss) and n not in set(skipped)]
     warnings = [*step.model.warnings, *weight_warnings(not_finite, options.plan.dtype)]
     if bad:
         warnings.append(f"the loss is {losses[bad[0] - 1]} from step {bad[0]} on; a smaller --lr may keep it finite")
+    if scale is not None and scale < 1 and losses and len(losses) in skipped:
+        warnings.append(
+            f"the last step was skipped at loss scale {done[-1].loss_scale:g}: gradients are not finite, however small the scale"
+        )
     sizes = {w.name: w.shape for w in step.program.weights}
     return TrainResult(
         planned=planned,
         bytes=bytes_of_step(planned.memgraph),
         losses=tuple(losses),
+        skipped=None if scale is None else tuple(skipped),
         resumed_at=begun,
         done=tuple(done),
         measured=measured,
@@ -163,4 +181,5 @@ def train_model(
         peak_rss_bytes=peak_resident_bytes(),
         threads=torch.get_num_threads(),
         warnings=tuple(warnings),
+        loss_scale=scale,
     )

@@ -1,6 +1,6 @@
 """What a training run leaves in its folder: a checkpoint, from which it goes on bit for bit, and at its end the weights, to be run.
 
-In: TrainOptions, and a Trainer between two steps. Out: `checkpoint.safetensors`, every state under its own name in the run's dtype, with
+In: TrainOptions, and a Trainer between two steps. Out: `checkpoint.safetensors`, every state under its own name in its own dtype, with
 the number of the step, the losses so far and a checksum of the spec's math; `model.safetensors` (or `trained.safetensors`, where some
 weights do not train), the trained weights under the names and in the order of rows that they were read with. Each is replaced when the new
 one is on the disk.
@@ -31,6 +31,7 @@ from einpage.einsum_front.base.units import refuse_outside
 from einpage.einsum_front.graph.program import Source
 from einpage.exec.planning.train_step import TrainStep
 from einpage.exec.train.trainer import Trainer
+from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 
 CHECKPOINT, MODEL, TRAINED = "checkpoint.safetensors", "model.safetensors", "trained.safetensors"
 _BESIDE = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
@@ -83,6 +84,8 @@ class TrainCheckpoint:
     """That were taken."""
     losses: tuple[float, ...]
     """Of each of them."""
+    skipped: tuple[int, ...]
+    """The numbers, from 1, of those that changed nothing."""
     files: SafetensorsFiles
 
     def put_into(self, trainer: Trainer) -> None:
@@ -93,9 +96,8 @@ class TrainCheckpoint:
             trainer.put_state(state.name, torch.from_numpy(rows).view(shape))
 
 
-def save_checkpoint(folder: Path, trainer: Trainer, losses: Sequence[float]) -> Path:
+def save_checkpoint(folder: Path, trainer: Trainer, losses: Sequence[float], skipped: Sequence[int] = ()) -> Path:
     """Raises UsageError where it cannot be written."""
-    dtype = trainer.planned.graph.dtype
     tensors = [_written(trainer, state.name, state.name, state.shape) for state in trainer.states]
     path = folder / CHECKPOINT
     refuse_full(str(path), sum(tensor.nbytes for tensor in tensors))
@@ -103,9 +105,11 @@ def save_checkpoint(folder: Path, trainer: Trainer, losses: Sequence[float]) -> 
         "format": "einpage training checkpoint 1",
         "spec": trainer.step.program.name,
         "math": math_checksum(trainer.step),
-        "dtype": dtype.value,
+        "dtype": trainer.planned.graph.dtype.value,
+        "loss scale": "no" if trainer.step.scale_state is None else "yes",
         "steps": str(len(losses)),
         "losses": json.dumps([repr(loss) for loss in losses]),  # NaN and inf too
+        "skipped": json.dumps(list(skipped)),
     }
     write_safetensors(path, tensors, metadata)
     return path
@@ -124,20 +128,26 @@ def found_checkpoint(folder: Path, step: TrainStep, dtype: str) -> TrainCheckpoi
     wanted = {state.name: state.shape for state in step.program.states}
     if "math" not in metadata or "steps" not in metadata:
         raise UsageError(f"--resume: {path} is no checkpoint of a training run; name the --out folder of one")
+    if metadata.get("dtype") != dtype:
+        raise UsageError(f"--resume: {path} is of a run in {metadata.get('dtype')}; say --dtype {metadata.get('dtype')}")
+    scaled = metadata.get("loss scale") == "yes"
+    if scaled != (step.scale_state is not None):
+        cure = "dynamic, or its numbers" if scaled else "none"
+        raise UsageError(f"--resume: {path} is of a run {'with' if scaled else 'without'} a loss scale; say --loss-scale {cure}")
     other = [name for name, shape in wanted.items() if files.tensors.get(name) != shape]
     if metadata["math"] != math_checksum(step) or other or len(files.tensors) != len(wanted):
         why = f"it lacks {listing(other[:3])} as this spec has it" if other else "its statements are others"
         cure = "name its own spec, with the same --set, or another --out"
         raise UsageError(f"--resume: {path} is of another spec, `{metadata.get('spec', '')[:80]}`: {why}; {cure}")
-    if metadata.get("dtype") != dtype:
-        raise UsageError(f"--resume: {path} is of a run in {metadata.get('dtype')}; say --dtype {metadata.get('dtype')}")
     try:
         losses, steps = parsed(metadata["losses"].encode()), int(metadata["steps"])
         assert isinstance(losses, list) and len(losses) == steps
         numbers = tuple(float(str(loss)) for loss in losses)
+        skipped = parsed(metadata.get("skipped", "[]").encode())
+        assert isinstance(skipped, list) and all(isinstance(n, int) and 1 <= n <= steps for n in skipped)
     except (JsonError, ValueError, TypeError, KeyError, AssertionError) as error:
         raise WeightError(f"{path}: its metadata are not those that were written; begin the run anew") from error
-    return TrainCheckpoint(path, steps, numbers, files)
+    return TrainCheckpoint(path, steps, numbers, tuple(skipped), files)
 
 
 def math_checksum(step: TrainStep) -> str:
@@ -151,12 +161,13 @@ def save_weights(folder: Path, trainer: Trainer, weights: str) -> Path:
     step = trainer.step
     resolved, trained = step.model.resolved, set(step.trained)
     assert resolved is not None
-    whole = all(w.name in trained for w in step.program.weights)
+    whole = all(w.name in trained for w in step.program.weights if w.name not in step.fp32_copies.values())
     tensors: dict[str, WrittenTensor] = {}
     for weight in (w for w in step.program.weights if w.name in trained):
         source = resolved.source_by_weight[weight.name]
         shape = tuple(prod(weight.shape[d] for d in group) for group in source.groups)
-        tensors[source.name] = _written(trainer, weight.name, source.name, shape, source)
+        state = step.fp32_copies.get(weight.name, weight.name)
+        tensors[source.name] = _written(trainer, state, source.name, shape, source)
     path = folder / (MODEL if whole else TRAINED)
     refuse_full(str(path), sum(tensor.nbytes for tensor in tensors.values()))
     write_safetensors(path, list(tensors.values()), {"format": "pt"})
@@ -181,11 +192,14 @@ def _save_beside(folder: Path, weights: str, step: TrainStep) -> None:
 
 
 def _written(trainer: Trainer, state: str, name: str, shape: tuple[int, ...], source: Source | None = None) -> WrittenTensor:
+    """A state in its own dtype, or a weight of `source` in the run's."""
+    dtype = trainer.dtype_of(state) if source is None else trainer.planned.graph.dtype
+
     def data() -> NDArray[np.uint8]:
         found = trainer.state(state)
         if source is not None:
             found = found.permute([d for group in source.groups for d in group])
             found = found - source.plus if source.plus else found
-        return found.contiguous().view(-1).view(torch.uint8).numpy()
+        return found.to(TORCH_DTYPE[dtype]).contiguous().view(-1).view(torch.uint8).numpy()
 
-    return WrittenTensor(name, trainer.planned.graph.dtype, shape, data)
+    return WrittenTensor(name, dtype, shape, data)

@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from einpage.checkpoints.text.tokenizer import Tokenizer, TokenizerError, load_tokenizer
-from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import format_bytes
 from einpage.exec.load.inputs import InputError, TokenLists, refuse_surrogates
-from einpage.exec.planning.train_step import TrainStep, open_step
+from einpage.exec.planning.train_step import TrainStep, open_step, size_names
 from einpage.exec.run.choose import RunOptions, default_budget
 from einpage.exec.run.loaded_model import without_states
 from einpage.exec.train.batches import Batches, cut_text, token_batches
@@ -52,6 +51,8 @@ class TrainRequest:
     weight_decay: float | None = None
     schedule: str | None = None
     warmup: int | None = None
+    loss_scale: str | None = None
+    """`none`, `dynamic`, or numbers; None: the spec's, in fp16 dynamic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,6 @@ class TrainSetup:
 def set_up(r: TrainRequest, options: RunOptions) -> TrainSetup:
     """`options` has everything but the budget. Raises SpecError, UsageError, InputError, WeightError; DoesNotFit where a share of the
     budget is asked for, and no split fits."""
-    if options.plan.dtype is not DType.FP32:
-        raise UsageError(f"--dtype {options.plan.dtype.value}: steps are taken in fp32; leave it out")
     if r.text is not None and r.tokens is not None:
         raise UsageError("--data and --tokens both say what to learn; use one")
     if r.text is None and r.tokens is None and not r.arrays:
@@ -80,8 +79,9 @@ def set_up(r: TrainRequest, options: RunOptions) -> TrainSetup:
         refuse_surrogates(r.text, r.origin)
         tokens = cut_text(tokenizer.encode(r.text), _size(settings, "seq", TEXT_SEQ), _size(settings, "batch", 1), r.origin)
     if tokens is not None:
-        settings = {"seq": tokens.longest, "batch": 1, **settings}
-    step = open_step(r.spec, settings, r.weights, tokenizer, r.weight_decay)
+        sizes = size_names(r.spec)
+        settings = {**{name: n for name, n in (("seq", tokens.longest), ("batch", 1)) if name in sizes}, **settings}
+    step = open_step(r.spec, settings, r.weights, tokenizer, r.weight_decay, options.plan.dtype, r.loss_scale)
     batches = _batches(r, step, tokens)
     schedule = _schedule(r, step)
     request, notices = in_micro_batches(step, options.plan, r.micro_batches), tuple[str, ...]()

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.graph.program import State
 from einpage.einsum_front.graph.taskgraph import Tensor
 from einpage.exec.device.arena import HostArena, host_copies, output_readers
@@ -29,7 +30,6 @@ from einpage.exec.run.choose import RunOptions, dispatcher_type, make_device, ma
 from einpage.exec.run.prepared import fill_inputs, refuse_host
 from einpage.exec.system.process_memory import give_back_memory
 from einpage.exec.train.carried import states_on_device
-from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,10 @@ class StepDone:
     rate: float | None
     wall_s: float
     tokens: int
+    skipped: bool = False
+    """Whether it changed neither weights nor what is kept for them, since a gradient was not finite."""
+    loss_scale: float | None = None
+    """That this step's loss was multiplied by; None where losses are not scaled."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,14 +54,16 @@ class Ran:
 
     loss: float
     measured: Measured
+    overflowed: bool
+    """Whether a gradient was not finite, so that it changed nothing but the loss scale."""
 
 
 class Trainer:
     """To be closed."""
 
     def __init__(self, step: TrainStep, planned: Planned, options: RunOptions, loading: Callable[[str, int], None] | None = None) -> None:
-        """Load the weights; what is kept for them is 0. `loading` is told of every block. Raises DoesNotFit where the host has too little
-        memory, WeightError."""
+        """Load the weights; what is kept for them is 0, or a copy in fp32. `loading` is told of every block. Raises DoesNotFit where the
+        host has too little memory, WeightError."""
         assert step.model.resolved is not None, "a model without weights can be planned, not trained"
         memgraph = planned.memgraph
         self.step, self.planned, self._memgraph = step, planned, memgraph
@@ -70,11 +76,11 @@ class Trainer:
             for tensor in planned.graph.tensors:
                 if tensor.id in self._at_start:
                     self._tiles.setdefault(tensor.value, []).append(tensor)
-            weights = {w.name for w in step.program.weights}
+            weights, number = {w.name for w in step.program.weights}, {i.name: i.default or 0 for i in step.program.inputs}
             for state in step.program.states:
                 if state.name not in weights:
                     for tile in self._tiles[state.name]:
-                        self._at_start[tile.id].zero_()
+                        self._at_start[tile.id].fill_(number[state.name])
             give_back_memory(memgraph.host_bytes)
             memory = make_memory(options.device, self.host, memgraph.budget_bytes)
             undone.callback(memory.close)
@@ -90,7 +96,9 @@ class Trainer:
         self._is_there = False
         """Whether the states are as a step left them: those that stay on the device are newer there than on the host."""
         self._on_device = dict(states_on_device(memgraph))
-        self._loss = output_readers(memgraph, self.host, (step.loss,))[step.loss]
+        readers = output_readers(memgraph, self.host, (step.loss, *([step.overflow] if step.overflow else [])))
+        self._loss = readers[step.loss]
+        self._overflow = readers[step.overflow] if step.overflow else None
 
     def close(self) -> None:
         """Let the engines' threads and the device go; states stay readable."""
@@ -103,10 +111,15 @@ class Trainer:
             self.device.preload()  # what is resident, which later steps find as the one before left it
             self._is_there = True
         measured = self._dispatcher.run(self.device, hooks)
-        return Ran(float(self._loss()), measured)
+        return Ran(float(self._loss()), measured, self._overflow is not None and bool(self._overflow()))
+
+    @property
+    def loss_scale(self) -> float | None:
+        """That the next step multiplies its loss by; None where losses are not scaled."""
+        return None if self.step.scale_state is None else float(self.state(self.step.scale_state))
 
     def state(self, name: str) -> torch.Tensor:
-        """A state, or a weight that does not train, as it is now: a new tensor in the run's dtype, or a view of what is there."""
+        """A state, or a weight that does not train, as it is now: a new tensor in its own dtype, or a view of what is there."""
         parts = [(tile.box.slices, self._now(tile)) for tile in self._tiles[name]]
         if len(parts) == 1:
             return parts[0][1]
@@ -130,10 +143,9 @@ class Trainer:
         """Weights that train, what is kept for them, the number of the step."""
         return self.step.program.states
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the run."""
-        return TORCH_DTYPE[self.planned.graph.dtype]
+    def dtype_of(self, name: str) -> DType:
+        """Of a state or a weight."""
+        return self._tiles[name][0].dtype
 
     def _shape(self, name: str) -> tuple[int, ...]:
         return next(value.shape for value in self.planned.graph.values if value.name == name)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from einpage.einsum_front.base.dtype import DType
-from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob, PairsJob
+from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob, OverflowJob, PairsJob
 from einpage.kernels.launch.kernel import launches_of
 from einpage.kernels.on_triton.attention import attention_shape
 from einpage.kernels.on_triton.contract import product_of
@@ -32,7 +32,7 @@ def candidates(job: Job, target: Target) -> list[Target]:
     seen = set() if isinstance(job, GatherJob) else {launch.compiled_as for launch in launches_of(job, target)}
     for other in _offered(job, target):
         assert isinstance(job, ContractJob | AttentionJob)
-        (launch,) = launches_of(job, other)
+        *_, launch = launches_of(job, other)  # before it, its flag may be lowered
         if launch.tiles == (other.product or other.attention) and launch.compiled_as not in seen:
             seen.add(launch.compiled_as)
             found.append(other)
@@ -42,7 +42,7 @@ def candidates(job: Job, target: Target) -> list[Target]:
 def _offered(job: Job, target: Target) -> Iterator[Target]:
     """Each tile of the tables, for each way in which factors of the job's dtype are multiplied."""
     match job:
-        case MapJob() | PairsJob() | GatherJob():
+        case MapJob() | PairsJob() | GatherJob() | OverflowJob():
             return
         case ContractJob() | AttentionJob():
             shape = shape_of(job)

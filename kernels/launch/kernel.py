@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, assert_never
+from typing import Any, TypeAlias, assert_never
 
 from torch import Tensor
 
 from einpage.einsum_front.algebra.expr import Expr
-from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob, PairsJob, View, results_of
+from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob, OverflowJob, PairsJob, View, results_of
 from einpage.kernels.instructions.torch_kernel import Operands
 from einpage.kernels.launch.bound_launch import BoundLaunch, bound_launch
 from einpage.kernels.launch.build import build
@@ -24,7 +24,7 @@ from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.kernels.on_torch.host_gather import GatherKernel, prepare_gather
 from einpage.kernels.on_triton.attention import attention_launches
 from einpage.kernels.on_triton.contract import contract_launches
-from einpage.kernels.on_triton.map import map_launches
+from einpage.kernels.on_triton.map import clear_flag_launch, map_launches, overflow_launches
 from einpage.kernels.on_triton.pairs import added_rows, pairs_launches
 from einpage.kernels.tiles.target import Target
 from einpage.kernels.writer.descriptor import ALIGNED
@@ -121,7 +121,7 @@ def triton_kernel(job: Job, target: Target | None = None) -> TritonKernel | Gath
     match job:
         case GatherJob():
             return prepare_gather(job)
-        case MapJob() | ContractJob() | AttentionJob() | PairsJob():
+        case MapJob() | ContractJob() | AttentionJob() | PairsJob() | OverflowJob():
             launches = launches_of(job, target or current_target())
         case _:
             assert_never(job)
@@ -136,8 +136,17 @@ def triton_kernel(job: Job, target: Target | None = None) -> TritonKernel | Gath
     )
 
 
-def launches_of(job: MapJob | ContractJob | AttentionJob | PairsJob, target: Target) -> list[Launch]:
-    """The sources of a job and how to launch them. Raises Unsupported."""
+OnDevice: TypeAlias = "MapJob | ContractJob | AttentionJob | PairsJob | OverflowJob"
+"""Jobs that kernels do."""
+
+
+def launches_of(job: OnDevice, target: Target) -> list[Launch]:
+    """The sources of a job and how to launch them, one after the other; a result's flag is lowered first. Raises Unsupported."""
+    launches = _launches(job, target)
+    return [clear_flag_launch(job), *launches] if job.result.is_checked else launches
+
+
+def _launches(job: OnDevice, target: Target) -> list[Launch]:
     match job:
         case MapJob():
             return map_launches(job)
@@ -147,10 +156,12 @@ def launches_of(job: MapJob | ContractJob | AttentionJob | PairsJob, target: Tar
             return attention_launches(job, target)
         case PairsJob():
             return pairs_launches(job, target) if job.products else map_launches(added_rows(job))
+        case OverflowJob():
+            return overflow_launches(job)
     assert_never(job)
 
 
-def _expressions(job: MapJob | ContractJob | AttentionJob | PairsJob) -> tuple[Expr, ...]:
+def _expressions(job: OnDevice) -> tuple[Expr, ...]:
     match job:
         case MapJob():
             return tuple(p.expr for p in job.parts)
@@ -160,6 +171,8 @@ def _expressions(job: MapJob | ContractJob | AttentionJob | PairsJob) -> tuple[E
             return (job.score, job.epilogue)
         case PairsJob():
             return (job.weight, job.epilogue)
+        case OverflowJob():
+            return ()
     assert_never(job)
 
 

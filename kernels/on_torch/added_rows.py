@@ -20,6 +20,7 @@ from einpage.kernels.instructions.compile import compile_epilogue
 from einpage.kernels.instructions.torch_kernel import TorchKernel
 from einpage.kernels.layout.affine import Affine
 from einpage.kernels.layout.blocks import SCRATCH_BYTES, extents, fit, regions, whole
+from einpage.kernels.layout.flags import clear_flag, raise_where_not_finite
 from einpage.kernels.layout.window import BoundCall, BoundStep, JobBuffers, Window, in_several_tiles, strided_tile, tile_borders
 from einpage.kernels.multiply.gemm import Scratch
 from einpage.kernels.multiply.matrix import factor_of
@@ -50,7 +51,7 @@ def prepare_added_rows(job: PairsJob, limit: int = SCRATCH_BYTES) -> TorchKernel
 
     size = fit(extents(region), [row, *own, *job.letters] if not is_result else [*job.letters, *own], cost, limit)
     scratch = Scratch(len(job.reads) + 1)
-    steps: list[BoundStep] = []
+    steps: list[BoundStep] = [clear_flag(len(job.reads))] if job.result.is_checked else []
     for block in regions(region, (row, *own), size, borders):
         total = result if is_result else scratch.tile("total", (row, *own), block)
         into = total.window((row, *own), block)
@@ -60,6 +61,8 @@ def prepare_added_rows(job: PairsJob, limit: int = SCRATCH_BYTES) -> TorchKernel
             steps.append(_add(places.window(job.letters, part), rows.window((*job.letters, *own), part), into, part[row][0]))
         if not is_result:
             steps.append(bind(epilogue, block, job.reads, {0: total}, [result.window(job.target, block)]))
+        if job.result.is_checked:
+            steps.append(raise_where_not_finite(result.window(job.target, block)))
     return TorchKernel(tuple(steps), tuple(scratch.elements.values()), temporary_bytes(size))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from functools import lru_cache
+from math import prod
 
 from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Num, Reduce, loads, walk
 from einpage.einsum_front.base.dtype import DType
@@ -20,6 +21,7 @@ from einpage.kernels.instructions.torch_kernel import TorchKernel
 from einpage.kernels.layout.affine import Affine, affine
 from einpage.kernels.layout.blocks import SCRATCH_BYTES, extents, fit, regions, whole
 from einpage.kernels.layout.clamps import clamp_borders, decided
+from einpage.kernels.layout.flags import BLOCK_BYTES, clear_flag, raise_where_not_finite
 from einpage.kernels.layout.window import BoundStep, StridedTile, in_several_tiles, strided_tile, tile_borders
 
 
@@ -34,6 +36,8 @@ def prepare_map(job: MapJob, limit: int = SCRATCH_BYTES) -> TorchKernel:
         more, nbytes = _group(job, parts, limit)
         steps += more
         peak_bytes = max(peak_bytes, nbytes)
+    if job.result.is_checked:
+        steps.insert(0, clear_flag(len(job.reads)))
     return TorchKernel(tuple(steps), (), peak_bytes)
 
 
@@ -59,6 +63,9 @@ def _group(job: MapJob, parts: list[Part], limit: int) -> tuple[list[BoundStep],
     free = [x for x in order if x in target and x not in bound]
     several = in_several_tiles(job.reads)
     size = fit({x: extent[x] for x in order}, free, lambda e: listed.peak_bytes(e, several), limit)
+    if job.result.is_checked:
+        for letter in free:  # a block is rows that lie one after the other
+            size = fit(size, [letter], lambda e: job.result.dtype.bytes_of(prod(e[x] for x in free)), BLOCK_BYTES)
     borders = tile_borders(job.reads, (load for e in expressions for load in loads(e)))
     clamped = clamp_borders(expressions, free, region)
     for letter, places in clamped.items():
@@ -69,7 +76,10 @@ def _group(job: MapJob, parts: list[Part], limit: int) -> tuple[list[BoundStep],
         if clamped:
             here = compiled(tuple(decided(e, block) for e in expressions))
             peak_bytes = max(peak_bytes, here.peak_bytes(extents(block), several))
-        steps.append(bind(here, block, job.reads, {}, [t.window(order, block) for t in results]))
+        written = [t.window(order, block) for t in results]
+        steps.append(bind(here, block, job.reads, {}, written))
+        if job.result.is_checked:
+            steps += map(raise_where_not_finite, written)
     return steps, peak_bytes
 
 

@@ -25,6 +25,7 @@ from einpage.kernels.instructions.instruction_list import InstructionList
 from einpage.kernels.instructions.torch_kernel import TorchKernel
 from einpage.kernels.layout.affine import Affine
 from einpage.kernels.layout.blocks import extents, fit, regions, whole
+from einpage.kernels.layout.flags import clear_flag, raise_where_not_finite
 from einpage.kernels.layout.window import (
     BoundCall,
     BoundStep,
@@ -50,7 +51,11 @@ def prepare_pairs(job: PairsJob, limit: int = BLOCK_BYTES, products: Products = 
     lowering = _PairsLowering(job)
     size = fit(lowering.largest_block(), [*lowering.rows, *job.letters], lambda n: lowering.cost(n, products), limit)
     scratch = Scratch(len(job.reads) + 1, products)
-    steps = [step for block in lowering.blocks(size) for step in lowering.block(block, size, scratch)]
+    steps = [clear_flag(len(job.reads))] if job.result.is_checked else []
+    for block in lowering.blocks(size):
+        steps += lowering.block(block, size, scratch)
+        if job.result.is_checked:
+            steps.append(raise_where_not_finite(lowering.result.window(job.target, block)))
     return TorchKernel(tuple(steps), tuple(scratch.elements.values()), max(lowering.temporary_bytes(size), scratch.product_bytes))
 
 

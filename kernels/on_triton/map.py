@@ -12,13 +12,16 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from einpage.einsum_front.algebra.expr import Axis, Letter, Num, Reduce, Reduction, free_letters
-from einpage.einsum_front.graph.job import MapJob, Part
+from einpage.einsum_front.graph.job import Job, MapJob, OverflowJob, Part
 from einpage.kernels.instructions.value_kind import ValueKind
 from einpage.kernels.on_triton.map_shape import map_shape, memory_order
+from einpage.kernels.tiles.tiles import Tiles
 from einpage.kernels.writer.launch import Launch
 from einpage.kernels.writer.values import Val, arithmetic
 from einpage.kernels.writer.writer import SHAPE, Scope, Writer
 
+ONE = Tiles(1, 1, 0, 1, 1)
+"""Of a kernel of one program that handles single numbers."""
 NEUTRAL = {Reduction.SUM: "0.0", Reduction.MEAN: "0.0", Reduction.MAX: 'float("-inf")', Reduction.MIN: 'float("inf")'}
 NAME = {Reduction.SUM: "total", Reduction.MEAN: "total", Reduction.MAX: "largest", Reduction.MIN: "least"}
 JOIN = {Reduction.SUM: "{} + {}", Reduction.MEAN: "{} + {}", Reduction.MAX: "tl.maximum({}, {})", Reduction.MIN: "tl.minimum({}, {})"}
@@ -35,6 +38,26 @@ def map_launches(job: MapJob) -> list[Launch]:
             key = next((k for k in groups if set(k) == set(letters)), letters)
             groups.setdefault(key, []).append(part)
     return [_MapGenerator(job, letters, parts).launch() for letters, parts in groups.items()]
+
+
+def overflow_launches(job: OverflowJob) -> list[Launch]:
+    """One program that looks at the flags behind tiles."""
+    w = Writer(job.reads, job.result, job.ranges)
+    flags = [w.flag_address(w.pointer(0, j), job.reads[0], j) for j in range(len(job.reads[0].boxes))]
+    flags += [w.pointer(i, 0) for i in range(1, len(job.reads))]
+    w.base |= dict.fromkeys(w.pointers, 0)
+    w.line("flag = 0.0")
+    for address in flags:
+        w.line(f"flag = tl.maximum(flag, tl.load({address}))")
+    w.line(f"tl.store({w.out}, flag)")
+    return [w.launch("overflow_kernel", f"whether {job.reads[0].name} is not finite", {}, 1, ONE)]
+
+
+def clear_flag_launch(job: Job) -> Launch:
+    """One program that writes 0 to the flag behind the result, before the kernel that may write 1."""
+    w = Writer((), job.result, ())
+    w.line(f"tl.store({w.flag_address(w.out, job.result)}, 0.0)")
+    return w.launch("flag_kernel", f"{job.result.name}: its flag", {}, 1, ONE)
 
 
 class _MapGenerator:

@@ -30,7 +30,7 @@ from einpage.einsum_front.algebra.expr import (
     walk,
 )
 from einpage.einsum_front.algebra.functions import FUNCTIONS
-from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.dtype import FLAG, Checked, DType
 from einpage.einsum_front.graph.job import Box, Range, View
 from einpage.kernels.errors import Unsupported
 from einpage.kernels.instructions.value_kind import ValueKind, computed
@@ -213,7 +213,21 @@ class Writer(JobText):
         view = self.results[result]
         where = " + ".join([self.outs[result], *across, *self.address(view.boxes[0], indices, scope.letters)])
         mask = " & ".join(scope.masks[a] for a in axes if a in scope.masks)
-        self.line(f"tl.store({where}, {self._stored(value, axes, view)}{f', mask={mask}' if mask else ''})")
+        stored, flag = self._stored(value, axes, view), self.flag_address(self.outs[result], view)
+        if flag is not None:
+            stored = self.assign("stored", stored)
+        self.line(f"tl.store({where}, {stored}{f', mask={mask}' if mask else ''})")
+        if flag is not None:  # all programs that write it write the same, after another kernel wrote 0
+            bad = f"~(tl.abs({stored}.to(tl.float32)) < float('inf'))"
+            found = self.assign("not_finite", f"tl.max(({f'{bad} & {mask}' if mask else bad}).to(tl.int32))")
+            self.line(f"tl.store({flag}, 1.0, mask={found} > 0)")
+
+    def flag_address(self, pointer: str, view: View, tile: int = 0) -> str | None:
+        """Where the flag behind a tile lies, which `pointer` points to; None where there is none."""
+        if not isinstance(view.element_type, Checked):
+            return None
+        at = view.element_type.flag_at(view.boxes[tile].size) // view.dtype.nbytes
+        return f"({pointer} + {at}).to(tl.pointer_type({TL_DTYPE[FLAG]}))"
 
     def store_block(self, descriptor: str, place: Sequence[str], value: Val, axes: str) -> None:
         """Have the copy engine write `value`, over all of `axes`, from `place` on."""

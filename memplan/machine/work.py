@@ -18,7 +18,17 @@ from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Call, Expr, Let
 from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.base.dtype import Stored
 from einpage.einsum_front.base.libraries import MOST_UNPACKED_ROWS
-from einpage.einsum_front.graph.job import AttentionJob, Contraction, ContractJob, GatherJob, Job, MapJob, PairsJob, range_by_letter
+from einpage.einsum_front.graph.job import (
+    AttentionJob,
+    Contraction,
+    ContractJob,
+    GatherJob,
+    Job,
+    MapJob,
+    OverflowJob,
+    PairsJob,
+    range_by_letter,
+)
 from einpage.einsum_front.graph.taskgraph import Task
 from einpage.einsum_front.graph.written_rows import written_rows
 
@@ -104,6 +114,8 @@ def _work(of: _Same) -> Work | None:
             return Work(KernelKind.ATTENTION, extents[job.row], of.flops, prod(extents[x] for x in shared))
         case GatherJob():
             return None
+        case OverflowJob():
+            return Work(KernelKind.MAP, operations=1, elements=sum(len(view.boxes) for view in job.reads))
     assert_never(job)
 
 
