@@ -28,7 +28,7 @@ import torch
 
 from einpage.checkpoints.disk.direct_file import DirectFile, open_scratch
 from einpage.checkpoints.disk.engines import TransferOptions, make_engine
-from einpage.checkpoints.disk.transfer import Transfer
+from einpage.checkpoints.disk.transfer import Transfer, run_all
 from einpage.einsum_front.graph.taskgraph import Kind
 from einpage.exec.load.inputs import TokenLists
 from einpage.exec.measure.profiles import with_disk
@@ -179,7 +179,7 @@ def raw_reads(file: DirectFile, options: TransferOptions) -> float:
         sizes = ((at, min(step, file.nbytes - at)) for at in range(0, file.nbytes, step))
         transfers = [Transfer(file.fd, at, address + at % part, n, n) for at, n in sizes]
         began = perf_counter()
-        engine.run(transfers)
+        run_all(engine, transfers)
         seconds = perf_counter() - began
         engine.close()
     return seconds

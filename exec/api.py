@@ -205,12 +205,14 @@ def open(
     device: str = "auto",
     dispatch: str | None = None,
     fp32_products: str | None = None,
+    host_budget: str | int | None = None,
 ) -> OpenModel:
     """A model held open: its weights are loaded once, when they are first needed, and it answers as often as it is asked.
 
     `spec` and `weights` as `load_spec` has them; with `spec` alone, a folder or file of weights, the spec is that of those that ship whose
     math the checkpoint's metadata ask for. `budget` is the device arena (None: on a GPU what is free less 5 %, on the CPU a quarter of the
-    free memory); the other arguments are those of `run`.
+    free memory); with `host_budget` the host too is an arena of exactly so many bytes, and what fits neither is read from the disk (on a
+    CPU alone); the other arguments are those of `run`.
 
         with einpage.open("model folder", budget="2GiB") as model:
             for piece in model.generate("The capital of France is"):
@@ -219,17 +221,7 @@ def open(
     `generate` gives text in pieces as it comes, `tokens` ids, `prefill` the spec's outputs as arrays. Raises UsageError where no spec is
     right for the checkpoint, WeightError, SpecError; what a prompt needs is planned when it is given.
     """
-    from einpage.exec.run.choose import (
-        DeviceKind,
-        Dispatch,
-        RunOptions,
-        choices_for,
-        default_budget,
-        device_for,
-        dispatch_of,
-        kernels_for,
-        measured_machine,
-    )
+    from einpage.exec.run import choose
     from einpage.exec.run.open_model import OpenModel
 
     given = {"spec": spec, "weights": weights, "set": set, "machine": machine, "device": device, "dispatch": dispatch}
@@ -238,11 +230,13 @@ def open(
     name = spec_for(where) if weights is None else spec
     if device not in DEVICES:
         raise UsageError(f"device {device!r}: expected {' or '.join(DEVICES)}")
-    kind = device_for(device).kind
-    form = _weights_as(weights_as, kind is DeviceKind.CPU)
-    request = _request(default_budget(kind)[0] if budget is None else budget, dtype, form, None, split, no_fuse)
-    asked = None if dispatch is None else _choice(Dispatch, dispatch, "dispatch").value
-    choices, refused = choices_for(_fp32_products(fp32_products), kind, request.dtype)
+    kind = choose.device_for(device).kind
+    form = _weights_as(weights_as, kind is choose.DeviceKind.CPU)
+    budget = choose.default_budget(kind)[0] if budget is None else budget
+    request = _request(budget, dtype, form, None, split, no_fuse, host_budget=host_budget)
+    choose.refuse_host_budget(kind, request.host_budget_bytes)
+    asked = None if dispatch is None else _choice(choose.Dispatch, dispatch, "dispatch").value
+    choices, refused = choose.choices_for(_fp32_products(fp32_products), kind, request.dtype)
     if refused is not None:
         warnings.warn(refused, stacklevel=2)
     try:
@@ -253,13 +247,13 @@ def open(
     return OpenModel(
         spec=str(name),
         model_at=lambda sizes, tokens: open_model(name, {**settings, **sizes}, checkpoint, tokens, tokenizer),
-        machine=(lambda: measured_machine(kind)) if machine is None else _machine_named(machine),
-        options=RunOptions(
+        machine=choose.machine_source(kind, None if machine is None else _machine_named(machine), host_budget is not None),
+        options=choose.RunOptions(
             request,
-            dispatch=dispatch_of(asked, False),
+            dispatch=choose.dispatch_of(asked, False),
             dispatch_is_open=asked is None,
             device=kind,
-            kernels=kernels_for("auto", kind),
+            kernels=choose.kernels_for("auto", kind),
             choices=choices,
         ),
         tokenizer=tokenizer,
@@ -367,11 +361,13 @@ def _check_model(model: object) -> None:
 def _request(
     budget: str | int, dtype: str, weights_as: WeightsAs, outputs: Sequence[str] | None, split: Mapping[str, int] | None,
     no_fuse: Sequence[str], plan_seconds: float = 0.0, plan_steps: int | None = None, warm: bool = False, passes: int | None = None,
+    host_budget: str | int | None = None,
 ) -> PlanRequest:  # fmt: skip
     """The plan that these ask for. Raises UsageError for one that is of another kind, or means nothing."""
     lists = {"outputs": outputs, "split": split, "no_fuse": no_fuse}
-    numbers = {"plan_seconds": plan_seconds, "plan_steps": plan_steps, "passes": passes}
-    check_arguments({"budget": budget, "dtype": dtype, **lists, **numbers}, optional=("outputs", "split", "plan_steps", "passes"))
+    numbers = {"plan_seconds": plan_seconds, "plan_steps": plan_steps, "passes": passes, "host_budget": host_budget}
+    optional = ("outputs", "split", "plan_steps", "passes", "host_budget")
+    check_arguments({"budget": budget, "dtype": dtype, **lists, **numbers}, optional=optional)
     return PlanRequest(
         budget_bytes=parse_bytes(budget if isinstance(budget, str) else int(budget)),
         dtype=_choice(RUN_DTYPES, dtype, "dtype"),
@@ -383,6 +379,7 @@ def _request(
         plan_steps=None if plan_steps is None else int(plan_steps),
         warm=warm,
         passes=None if passes is None else int(passes),
+        host_budget_bytes=None if host_budget is None else parse_bytes(host_budget if isinstance(host_budget, str) else int(host_budget)),
     )
 
 

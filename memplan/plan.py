@@ -39,7 +39,7 @@ from einpage.memplan.residency.loop import with_residents, without
 from einpage.memplan.residency.resident_sets import NO_RESIDENTS, LoopSets, Others, Residents, Start, warm_sets
 from einpage.memplan.schedule.search import Begun, Bound, better_plan, better_plans
 from einpage.memplan.schedule.static_plans import Policy, static_plans
-from einpage.memplan.tiers.plan_tiers import AS_FAST, plan_tiers
+from einpage.memplan.tiers.plan_tiers import AS_FAST, Pacing, plan_tiers
 
 HARDLY_SLOWER = 1.002
 """A plan within this multiple of the fastest is as good."""
@@ -79,6 +79,8 @@ class PlanOptions(HorizonOptions):
     """Of the graph that is planned: the byte of a sector that a tensor begins at on the disk, by name; None: 0 of all."""
     recompute: Recompute = Recompute.NEVER
     """Which tensors are dropped and made again, where that is faster than to offload them."""
+    paced_by: Pacing | None = None
+    """With a host budget: the links that the device is planned with; None: both, and the better plan is taken."""
 
 
 def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions | None = None, pace: Pace | None = None) -> MemGraph:
@@ -95,7 +97,7 @@ def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOpt
             return plan(graph, of, budget_bytes, replace(of_device, even=even), pace)
 
         skew = None if options.skew is None else options.skew(graph)
-        return plan_tiers(graph, machine, options.host_bytes, plan_device, skew, options.host_resident)
+        return plan_tiers(graph, machine, options.host_bytes, plan_device, skew, options.host_resident, options.paced_by)
     assert not options.resident or options.start is Start.LOOP, "residents are named for loops"
     if options.recompute is not Recompute.NEVER:
         once = replace(options, recompute=Recompute.NEVER)

@@ -49,15 +49,55 @@ class FailingEngine:
     name = "failing"
 
     def __init__(self, inner: Engine, at: int, number: int = errno.EIO) -> None:
-        self.inner, self.at, self.number, self.seen = inner, at, number, 0
+        self.inner, self.at, self.number, self.seen, self.in_flight = inner, at, number, 0, 0
+        self.failed: list[tuple[int, TransferError]] = []
 
-    def run(self, transfers: Sequence[Transfer]) -> None:
-        for transfer in transfers:
-            if self.seen == self.at:
-                self.seen += 1
-                raise TransferError(transfer, self.number)
-            self.seen += 1
-            self.inner.run([transfer])
+    @property
+    def depth(self) -> int:
+        return self.inner.depth
+
+    def begin(self, number: int, transfer: Transfer) -> None:
+        if self.seen == self.at:
+            self.failed.append((number, TransferError(transfer, self.number)))
+        else:
+            self.in_flight += 1
+            self.inner.begin(number, transfer)
+        self.seen += 1
+
+    def ended(self) -> list[tuple[int, TransferError | None]]:
+        found: list[tuple[int, TransferError | None]] = [*self.failed]
+        self.failed = []
+        if self.in_flight and not found:
+            found = self.inner.ended()
+            self.in_flight -= len(found)
+        return found
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class LastFirstEngine:
+    """An engine that ends one transfer at a time, of those in flight the one that was begun last, and begins it only then."""
+
+    name = "last first"
+
+    def __init__(self, inner: Engine) -> None:
+        self.inner, self.in_flight = inner, list[tuple[int, Transfer]]()
+        self.most = 0
+        """In flight at once."""
+
+    @property
+    def depth(self) -> int:
+        return self.inner.depth
+
+    def begin(self, number: int, transfer: Transfer) -> None:
+        self.in_flight.append((number, transfer))
+        self.most = max(self.most, len(self.in_flight))
+        assert self.most <= self.depth
+
+    def ended(self) -> list[tuple[int, TransferError | None]]:
+        self.inner.begin(*self.in_flight.pop())
+        return self.inner.ended()
 
     def close(self) -> None:
         self.inner.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from einpage.checkpoints.disk.cache_files import DEFAULT_LIMIT, CacheFolder
-from einpage.checkpoints.disk.direct_file import DiskError
+from einpage.checkpoints.disk.direct_file import DiskError, open_direct
 
 
 def make(folder: CacheFolder, key: str, nbytes: int = 10_000, fill: bytes = b"x") -> Path:
@@ -58,6 +58,16 @@ def test_who_has_a_file_open_keeps_it(tmp_path: Path) -> None:
     with make(folder, "a").open("rb") as file:
         folder.clear()
         assert folder.files() == () and file.read(3) == b"xxx"
+
+
+def test_who_has_a_file_open_sees_no_change_where_another_finds_it(tmp_path: Path) -> None:
+    folder = CacheFolder(tmp_path)
+    path = make(folder, "a")
+    os.utime(path, ns=(100, 100))
+    file = open_direct(path)
+    assert folder.find("a") is not None and folder.files()[0].used_s > 1, "it counts as used"
+    file.refuse_changed()
+    file.close()
 
 
 def test_more_than_the_limit_is_refused_before_anything_goes(tmp_path: Path) -> None:

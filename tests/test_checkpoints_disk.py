@@ -17,7 +17,7 @@ from einpage.checkpoints.disk.block_store import DiskExtent
 from einpage.checkpoints.disk.digests import checksum, file_digest
 from einpage.checkpoints.disk.direct_file import SECTOR, DiskError, open_direct, open_scratch, sector_span
 from einpage.checkpoints.disk.engines import ENGINES, TransferOptions, make_engine
-from einpage.checkpoints.disk.transfer import Engine, Transfer, TransferError, after
+from einpage.checkpoints.disk.transfer import Engine, Transfer, TransferError, after, run_all
 
 EACH_ENGINE = pytest.mark.parametrize("name", ENGINES)
 
@@ -105,9 +105,9 @@ def test_the_systems_own_error_ends_all_and_is_the_first(name: str, tmp_path: Pa
     address = memory.ctypes.data
     bad = Transfer(fd, 4096, address, 4096, 4096)
     with pytest.raises(TransferError) as found:
-        engine.run([Transfer(good, 0, address + 4096, 4096, 4096), bad, Transfer(good, 4096, address + 8192, 4096, 4096)])
+        run_all(engine, [Transfer(good, 0, address + 4096, 4096, 4096), bad, Transfer(good, 4096, address + 8192, 4096, 4096)])
     assert found.value.number == errno.EIO and found.value.transfer == bad
-    engine.run([Transfer(good, 0, address, 8192, 8192)])
+    run_all(engine, [Transfer(good, 0, address, 8192, 8192)])
     assert np.array_equal(memory[:8192], data), "after an error the engine goes on, and nothing is in flight"
     engine.close()
     os.close(fd)
@@ -120,7 +120,7 @@ def test_a_full_device_is_said(name: str) -> None:
     fd = os.open("/dev/full", os.O_WRONLY)
     memory = memory_for(4096)
     with pytest.raises(TransferError) as found:
-        engine.run([Transfer(fd, 0, memory.ctypes.data, 4096, 4096, True)])
+        run_all(engine, [Transfer(fd, 0, memory.ctypes.data, 4096, 4096, True)])
     assert found.value.number == errno.ENOSPC
     engine.close()
     os.close(fd)

@@ -34,7 +34,7 @@ def test_every_way_is_measured_and_nothing_is_left(tmp_path: Path) -> None:
     assert {(c.depth, c.block_bytes) for c, _ in found.read_bytes_per_s} == {(d, b) for d in (1, 4) for b in (4096, 65536)}
     assert {c.engine for c, _ in found.read_bytes_per_s} <= set(ENGINES)
     assert all(rate > 0 for _, rate in found.read_bytes_per_s) and found.write_bytes_per_s > 0
-    assert found.read_latency_s > 0 and found.write_latency_s > 0
+    assert found.read_latency_s > 0 and found.write_latency_s > 0 and found.read_each_s > 0
     assert [*tmp_path.iterdir()] == []
 
 
@@ -93,6 +93,6 @@ def test_a_machine_without_a_disk_gets_one_and_keeps_it(tmp_path: Path, monkeypa
     told: list[str] = []
     found = with_disk(machine, told.append)
     assert found.disk and found.link(Queue.READ).bytes_per_s == found.disk[0].bytes_per_s and found.link(Queue.WRITE).latency_s > 0
-    assert load_machine(tmp_path / "kept.yaml") == found and len(told) == 1
+    assert load_machine(tmp_path / "kept.yaml") == found and len(told) == 1 and found.link(Queue.READ).each_s > 0
     assert with_disk(found, told.append) is found and len(told) == 1, "measured once"
     assert replace(found, links=machine.links, disk=()) == machine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disk_files import FailingEngine, read_bytes_counted
+from disk_files import FailingEngine, LastFirstEngine, read_bytes_counted
 from disk_runs import disk_for, run_with_disk
-from einpage.checkpoints.disk.block_store import DiskExtent
+from einpage.checkpoints.disk.block_store import DiskRead
 from einpage.checkpoints.disk.direct_file import DiskError
 from einpage.checkpoints.disk.engines import TransferOptions, make_engine
 from einpage.einsum_front.base.dtype import DType
@@ -23,16 +23,18 @@ from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.exec.device.cpu import CpuDevice
 from einpage.exec.device.device import Device
 from einpage.exec.dispatch.engine import Measured
+from einpage.exec.dispatch.static import schedule
 from einpage.exec.errors import CountMismatch, NodeError
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.dump import describe
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
-from einpage.memplan.graph.simulate import sector_bytes
+from einpage.memplan.graph.simulate import queues_of, sector_bytes
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.machine.places import SECTOR, Queue
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.residency.resident_sets import Start
+from hand_plan import edges_of
 from real_bytes import differences, direct
 from single_runs import run_dynamic, run_serial, run_static
 from strategies import a_machine, budgets, data, random_graph, task_graphs
@@ -61,7 +63,9 @@ def test_random_plans_give_what_no_paging_gives(draw: st.DataObject, start: Star
     made, values = planned(graph, budget, host, start, skew), data(graph)
     assert judge(made) is None
     expected, folder = direct(graph, values), tmp_path_factory.mktemp("disk")
-    disk = disk_for(made, values, folder, skew, options=TransferOptions(block_bytes=SECTOR * draw.draw(st.integers(1, 8))))
+    options = TransferOptions(depth=draw.draw(st.integers(1, 6)), block_bytes=SECTOR * draw.draw(st.integers(1, 8)))
+    reads = LastFirstEngine(make_engine(options)) if draw.draw(st.booleans()) else None
+    disk = disk_for(made, values, folder, skew, reads, options)
     for dispatch in DISPATCHES:
         found, device = run_with_disk(made, values, disk, dispatch, 1 + made.loops)
         assert differences(found, expected) == []
@@ -105,6 +109,29 @@ def test_the_kernel_counts_the_plans_sectors(dispatch: Dispatch, case: tuple[Tas
 def gathered_bytes(device: CpuDevice) -> int:
     assert device._disk is not None
     return device._disk.gathered_bytes
+
+
+@pytest.mark.parametrize("dispatch", [run_dynamic, run_static])
+def test_reads_overlap_and_end_in_any_order(dispatch: Dispatch, case: tuple[TaskGraph, MemGraph], tmp_path: Path) -> None:
+    graph, made = case
+    values = data(graph)
+    reads = LastFirstEngine(make_engine(TransferOptions()))
+    disk = disk_for(made, values, tmp_path, reads=reads)
+    found, _ = run_with_disk(made, values, disk, dispatch)
+    assert differences(found, direct(graph, values)) == []
+    assert reads.most > 1
+    disk.store.close()
+
+
+def test_a_read_that_needs_another_waits_for_it_though_reads_overlap(case: tuple[TaskGraph, MemGraph]) -> None:
+    _, made = case
+    reads = [n for n in range(len(made.nodes)) if made.queue(NodeId(n)) == Queue.READ]
+    engine = queues_of(made).index(Queue.READ)
+    assert not any(other == engine for item in schedule(made).engines[engine] for other, _ in item.waits)
+    pairs = zip(made.edges.source.tolist(), made.edges.target.tolist(), strict=True)
+    tied = replace(made, edges=edges_of((*pairs, (reads[0], reads[1]))))
+    assert schedule(made).engines[engine][1].waits == ()
+    assert schedule(tied).engines[engine][1].waits == ((engine, 1),)
 
 
 @pytest.mark.parametrize("dispatch", DISPATCHES)
@@ -167,13 +194,13 @@ def test_sectors_that_are_not_the_plans_are_our_bug(case: tuple[TaskGraph, MemGr
     graph, made = case
     values = data(graph)
     disk = disk_for(made, values, tmp_path)
-    read = disk.store.read
+    run = disk.store.run
 
-    def twice(pieces: Sequence[DiskExtent], *, once: bool = False) -> None:
-        read(pieces, once=once)
-        read(pieces, once=once)
+    def twice(read: DiskRead) -> None:
+        run(read)
+        run(read)
 
-    disk.store.read = twice  # type: ignore[method-assign]
+    disk.store.run = twice  # type: ignore[method-assign]
     with pytest.raises(CountMismatch, match="the plan says"):
         run_with_disk(made, values, disk)
     disk.store.close()

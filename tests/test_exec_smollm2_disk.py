@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+import einpage
 from disk_files import read_bytes_counted
 from einpage.exec.cli import main
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.run.choose import Dispatch, RunOptions
 from einpage.exec.run.prepared import prepare_run
+from einpage.exec.run.sampling import Sampling
 from einpage.memplan.graph.simulate import sector_bytes
 from einpage.memplan.machine.places import Link, Queue
 from einpage.memplan.machine.profile import machine_text
@@ -64,3 +67,17 @@ def test_text_from_the_disk_is_the_same_text(cache: Path, capsys: pytest.Capture
     tokens = [text.partition('"tokens": ')[2].partition("]")[0] for text in (everything, from_disk)]
     assert tokens[0] == tokens[1] and tokens[0].count(",") == 5
     assert '"host_bytes": 50331648' in from_disk
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_model_held_open_answers_from_the_disk_as_from_the_host() -> None:
+    weights, settings = str(smollm2_path()), {"budget": "32MiB", "device": "cpu", "split": {"v": 4}, "machine": DISK}
+    found = []
+    for host_budget in (None, "48MiB"):
+        with einpage.open("llama", weights, host_budget=host_budget, **settings) as model:
+            tokens = [*model.tokens(model.tokenizer.encode("The capital of France is"), max_new=5, sampling=Sampling())]
+            again = "".join(model.generate("The capital of France is", max_new=5))
+            logits = next(iter(model.prefill([FRANCE]).values()))
+        found.append((tokens, again, logits))
+    assert found[0][:2] == found[1][:2] and len(found[0][0]) == 5
+    assert np.array_equal(found[0][2], found[1][2])

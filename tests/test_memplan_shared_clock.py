@@ -97,3 +97,13 @@ def test_edges_and_queues_are_kept_and_nothing_is_faster_than_alone(data: st.Dat
     assert (line.finish_s - line.start_s >= durations(plan, usual) * (1 - 1e-9) - slack).all()
     assert line.makespan_s == line.finish_s.max() and line.start_s.min() >= usual.kernel_times.start_s - slack  # type: ignore[union-attr]
     assert all(busy <= line.makespan_s * (1 + 1e-9) for _, busy in line.busy_s)
+
+
+def test_the_latency_of_a_read_passes_while_others_are_in_flight() -> None:
+    """Reads of 4, 4 and 1 s, latency 1: the second may begin at once, the third when the kernel of 8.5 s is done, half a second before the
+    second has ended, so half of its latency is left."""
+    read, nowhere = len(ENGINES), np.zeros(1, np.uint8)
+    edges = Edges(np.array([2], np.int32), np.array([3], np.int32), nowhere)
+    queues, seconds = np.array([read, read, COMPUTE, read], np.int8), np.array([4.0, 4.0, 8.5, 1.0])
+    start, finish = shared_clock(edges, queues, [0.0, 0.0, 0.0, 1.0], seconds, ALONE)
+    assert finish.tolist() == [5.0, 9.0, 8.5, 10.5] and start.tolist() == [1.0, 5.0, 0.0, 9.5]

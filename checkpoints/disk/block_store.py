@@ -1,7 +1,8 @@
 """The disk as one arena: files one after the other in a single space of offsets, read and written in whole sectors.
 
-In: files, each at a base that is a multiple of a page, and pieces of memory. Out: the same bytes, and how many the disk moved. What
-is read a second time has to be what it was the first time; a file that changes while it is in use ends the run.
+In: files, each at a base that is a multiple of a page, and pieces of memory. Out: the same bytes, and how many the disk moved. Reads
+overlap: they are begun in some order, as many transfers at once as the engine takes, and end in any. What is read a second time has to be
+what it was the first time; a file that changes while it is in use ends the run.
 
     0            base[1]        base[2]                scratch
     | weights.gguf | packed.blocks | 2nd shard … |      | spilled activations    |
@@ -10,6 +11,7 @@ is read a second time has to be what it was the first time; a file that changes 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +21,7 @@ from numpy.typing import NDArray
 from einpage.checkpoints.disk.digests import checksum
 from einpage.checkpoints.disk.direct_file import PAGE, SECTOR, DirectFile, DiskError, full_or, sector_span
 from einpage.checkpoints.disk.engines import TransferOptions
-from einpage.checkpoints.disk.transfer import Engine, Transfer, TransferError
+from einpage.checkpoints.disk.transfer import Engine, Transfer, TransferError, run_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,24 @@ class DiskExtent:
     nbytes: int
     memory: NDArray[np.uint8]
     """Of the whole sectors that hold them: sector_span says how many bytes."""
+
+
+@dataclass(slots=True, eq=False)
+class DiskRead:
+    """Pieces that are read together, made ready to be read as often as wanted, once at a time."""
+
+    pieces: tuple[DiskExtent, ...]
+    transfers: tuple[Transfer, ...]
+    is_held: bool
+    """Whether they have to be what they were when they were read before."""
+    left: int = 0
+    """Transfers that have not ended."""
+    error: DiskError | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Of sectors."""
+        return sum(len(piece.memory) for piece in self.pieces)
 
 
 class BlockStore:
@@ -54,6 +74,12 @@ class BlockStore:
         """Of sectors, since the last start."""
         self._checksums: dict[tuple[int, int], int] = {}
         """By (offset, bytes), of what was read before."""
+        self._waiting = deque[tuple[DiskRead, Transfer]]()
+        self._in_flight: dict[int, DiskRead] = {}
+        """By the transfer's number."""
+        self._numbers = 0
+        self._done: list[DiskRead] = []
+        """Ended, and not told yet."""
 
     @property
     def path(self) -> str:
@@ -69,20 +95,72 @@ class BlockStore:
         """What pieces have to be when they are first read: (offset, bytes) to checksum."""
         self._checksums |= checksums
 
+    @property
+    def depth(self) -> int:
+        """How many reads it takes to keep the disk busy."""
+        return self._reads.depth
+
+    def prepared(self, pieces: Sequence[DiskExtent], *, once: bool = False) -> DiskRead:
+        """A read of all; `once`: they are not pieces that are read again, so that nothing is held against them."""
+        transfers = tuple(t for piece in pieces for t in self._transfers(piece, writes=False))
+        return DiskRead(tuple(pieces), transfers, not once)
+
+    def begin(self, read: DiskRead) -> None:
+        """Begin a read, as soon as there is room for its transfers."""
+        assert not read.left, "a read is begun again when it has ended"
+        read.left, read.error = len(read.transfers), None
+        if not read.left:
+            self._done.append(read)
+        self._waiting += ((read, t) for t in read.transfers)
+        self._fill()
+
+    def ended(self) -> list[DiskRead]:
+        """Those that have ended since they were asked for last, each whole or with its error; waits for one where some are under way."""
+        while not self._done and self._in_flight:
+            for number, error in self._reads.ended():
+                read = self._in_flight.pop(number)
+                read.left -= 1
+                if error is not None:
+                    read.error = read.error or self._told(error)
+                    read.left -= self._cancel(read)
+                if not read.left:
+                    self._end(read)
+            self._fill()
+        done, self._done = self._done, []
+        return done
+
+    def drain(self) -> None:
+        """Wait for what is in flight, begin nothing more, and forget it: nobody writes to memory afterwards."""
+        for read, _ in self._waiting:
+            read.left -= 1
+        self._waiting.clear()
+        while self._in_flight:
+            for number, _ in self._reads.ended():
+                self._in_flight.pop(number).left -= 1
+        self._done = []
+
+    def run(self, read: DiskRead) -> None:
+        """Read, and wait for it. Raises DiskError."""
+        self.begin(read)
+        others: list[DiskRead] = []
+        while read not in (found := self.ended()):
+            others += found
+        self._done = others + [other for other in found if other is not read]
+        if read.error is not None:
+            raise read.error
+
     def read(self, pieces: Sequence[DiskExtent], *, once: bool = False) -> None:
-        """Read all; `once`: they are not pieces that are read again, so that nothing is held against them. Raises DiskError."""
-        transfers = [t for piece in pieces for t in self._transfers(piece, writes=False)]
-        self._run(self._reads, transfers)
-        for piece in () if once else pieces:
-            self._refuse_other(piece)
-        self.read_bytes += sum(len(piece.memory) for piece in pieces)
+        """The same of pieces, as `prepared` has them. Raises DiskError."""
+        self.run(self.prepared(pieces, once=once))
 
     def write(self, pieces: Sequence[DiskExtent]) -> None:
         """Write all into the scratch file. Raises DiskError."""
         for piece in pieces:
             self._checksums[piece.offset, piece.nbytes] = self._checksum(piece)
-        transfers = [t for piece in pieces for t in self._transfers(piece, writes=True)]
-        self._run(self._writes, transfers)
+        try:
+            run_all(self._writes, [t for piece in pieces for t in self._transfers(piece, writes=True)])
+        except TransferError as error:
+            raise self._told(error) from error
         self.written_bytes += sum(len(piece.memory) for piece in pieces)
 
     def refuse_changed(self) -> None:
@@ -112,18 +190,44 @@ class BlockStore:
             for at in range(start, end, step)
         ]
 
-    def _run(self, engine: Engine, transfers: Sequence[Transfer]) -> None:
+    def _fill(self) -> None:
+        """Begin transfers that wait, up to the depth of the engine."""
+        while self._waiting and len(self._in_flight) < self._reads.depth:
+            read, transfer = self._waiting.popleft()
+            self._numbers += 1
+            self._in_flight[self._numbers] = read
+            self._reads.begin(self._numbers, transfer)
+
+    def _cancel(self, read: DiskRead) -> int:
+        """Begin no more of a read; how many of its transfers that are."""
+        before = len(self._waiting)
+        self._waiting = deque(waiting for waiting in self._waiting if waiting[0] is not read)
+        return before - len(self._waiting)
+
+    def _end(self, read: DiskRead) -> None:
+        """All its bytes are there, or one of its transfers failed."""
+        if read.error is None:
+            try:
+                for piece in read.pieces if read.is_held else ():
+                    self._refuse_other(piece)
+            except DiskError as error:
+                read.error = error
+        self.read_bytes += read.nbytes
+        self._done.append(read)
+
+    def _told(self, error: TransferError) -> DiskError:
+        """As a person is told of it."""
+        file = next(file for file in self._files if file.fd == error.transfer.fd)
         try:
-            engine.run(transfers)
-        except TransferError as error:
-            file = next(file for file in self._files if file.fd == error.transfer.fd)
             if not error.number:
                 file.refuse_changed()  # says more
-            what = "written" if error.transfer.writes else "read"
-            told = f"{file.path}: {error.transfer.nbytes} bytes at {error.transfer.offset} cannot be {what}"
-            if error.number:
-                raise full_or(told, OSError(error.number, error.reason)) from error
-            raise DiskError(f"{told}: {error.reason}; it was cut off, or is being written: make it whole") from error
+        except DiskError as more:
+            return more
+        what = "written" if error.transfer.writes else "read"
+        told = f"{file.path}: {error.transfer.nbytes} bytes at {error.transfer.offset} cannot be {what}"
+        if error.number:
+            return full_or(told, OSError(error.number, error.reason))
+        return DiskError(f"{told}: {error.reason}; it was cut off, or is being written: make it whole")
 
     def _refuse_other(self, piece: DiskExtent) -> None:
         """Raises DiskError where the piece is not what it was when it was read before."""

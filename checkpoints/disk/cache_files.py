@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import struct
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ class CacheFolder:
         for path in self._named(_SUFFIX):
             with suppress(FileNotFoundError):
                 status = path.stat()
-                found.append(CacheFile(path, status.st_size, status.st_mtime))
+                found.append(CacheFile(path, status.st_size, status.st_atime))
         return tuple(sorted(found, key=lambda file: (file.used_s, file.path.name)))
 
     def limit(self) -> int:
@@ -84,7 +85,7 @@ class CacheFolder:
         path = self.path / f"{key}{_SUFFIX}"
         try:
             index = _index(path)
-            os.utime(path)
+            os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))  # who has it open sees that nothing was written
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

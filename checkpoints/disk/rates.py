@@ -15,9 +15,10 @@ from time import perf_counter
 
 import numpy as np
 
+from einpage.checkpoints.disk.block_store import BlockStore, DiskExtent, DiskRead
 from einpage.checkpoints.disk.direct_file import SECTOR, DirectFile, DiskError, full_or, open_scratch
 from einpage.checkpoints.disk.engines import ENGINES, TransferOptions, make_engine
-from einpage.checkpoints.disk.transfer import Engine, Transfer, TransferError
+from einpage.checkpoints.disk.transfer import Engine, Transfer, TransferError, run_all
 
 DEPTHS = (1, 2, 4, 8, 16)
 BLOCKS = (256 << 10, 512 << 10, 1 << 20, 2 << 20)
@@ -29,8 +30,11 @@ PART_BYTES = 16 << 20
 ROUNDS = 3
 AS_FAST = 0.95
 """Of the best rate: what differs by less is not told apart."""
+_OVERLAPPING_READS = 256
 _SMALL_READS = 32
-"""Of a sector each, one after the other, for the latency."""
+"""One after the other, for the latency."""
+_LONE_BYTES = 256 << 10
+"""Of each of these: as large as tiles usually are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +42,12 @@ class DiskRates:
     """Medians."""
 
     read_bytes_per_s: tuple[tuple[TransferOptions, float], ...]
-    """Each way that works here, the fastest first; of those that are as fast, the one with the most bytes in flight."""
+    """Each way that works here, the fastest first; of those that are as fast, by the engine to prefer with the most bytes in flight."""
     read_latency_s: float
-    """Of a single sector, with nothing else in flight."""
+    """Of a read with nothing else in flight, beyond its bytes' time, with all that a store does for it."""
+    read_each_s: float
+    """Of single sectors, as many in flight as are by the best way: from the end of one to the end of the next, with all that a store does
+    for each."""
     write_bytes_per_s: float
     """By the fastest way to read."""
     write_latency_s: float
@@ -85,13 +92,20 @@ def _measured(file: DirectFile, file_bytes: int, rounds: int) -> DiskRates:
         if not rates:
             raise DiskError(f"{file.path}: nothing reads it")
         as_fast = AS_FAST * max(rate for _, rate in rates)
-        rates.sort(key=lambda rate: (rate[1] < as_fast, -rate[0].depth * rate[0].block_bytes if rate[1] >= as_fast else -rate[1]))
+        by_name = list(ENGINES)
+        rates.sort(
+            key=lambda rate: (
+                (0, by_name.index(rate[0].engine), -rate[0].depth * rate[0].block_bytes) if rate[1] >= as_fast else (1, 0, -rate[1])
+            )
+        )
         best = rates[0][0]
         engine = make_engine(best)
         write_s = median(_timed(engine, file, address, file_bytes, part, best, writes=True) for _ in range(rounds))
-        latencies = [median(_latencies(engine, file, address, file_bytes, writes)) for writes in (False, True)]
+        latency_s = median(_read_latency(engine, file, file_bytes, best, rates[0][1]) for _ in range(rounds))
+        each_s = median(_each_seconds(engine, file, file_bytes, best) for _ in range(rounds))
+        write_latency_s = _write_latency(engine, file, address, file_bytes)
         engine.close()
-    return DiskRates(tuple(rates), latencies[0], file_bytes / write_s, latencies[1])
+    return DiskRates(tuple(rates), latency_s, each_s, file_bytes / write_s, write_latency_s)
 
 
 def _timed(
@@ -105,15 +119,49 @@ def _timed(
         for n in (min(step, start + nbytes - at),)
     ]
     began = perf_counter()
-    engine.run(transfers)
+    run_all(engine, transfers)
     return perf_counter() - began
 
 
-def _latencies(engine: Engine, file: DirectFile, address: int, file_bytes: int, writes: bool) -> list[float]:
+def _store_reads(
+    engine: Engine, file: DirectFile, file_bytes: int, choice: TransferOptions, nbytes: int, count: int
+) -> tuple[BlockStore, list[DiskRead]]:
+    """So many reads of so many bytes each, spread over the file, by a store, which takes sums of what it reads, as runs do."""
+    store = BlockStore([(0, file)], None, engine, engine, choice)
+    stride = max(SECTOR, file_bytes // count // SECTOR * SECTOR)
+    memory = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+    reads = [store.prepared([DiskExtent(at, nbytes, memory)]) for at in range(0, file_bytes - nbytes + 1, stride)]
+    return store, reads
+
+
+def _each_seconds(engine: Engine, file: DirectFile, file_bytes: int, choice: TransferOptions) -> float:
+    """Seconds from one small read to the next, as many in flight as there may be."""
+    store, reads = _store_reads(engine, file, file_bytes, choice, SECTOR, _OVERLAPPING_READS)
+    began, ended = perf_counter(), 0
+    for read in reads:
+        store.begin(read)
+    while ended < len(reads):
+        ended += len(store.ended())
+    return (perf_counter() - began) / len(reads)
+
+
+def _read_latency(engine: Engine, file: DirectFile, file_bytes: int, choice: TransferOptions, bytes_per_s: float) -> float:
+    """Seconds that a read with nothing else in flight takes beyond its bytes' time: the disk's latency, and all that a store does."""
+    nbytes = min(_LONE_BYTES, file_bytes)
+    store, reads = _store_reads(engine, file, file_bytes, choice, nbytes, _SMALL_READS)
+    found = []
+    for read in reads:
+        began = perf_counter()
+        store.run(read)
+        found.append(perf_counter() - began)
+    return max(0.0, median(found) - nbytes / bytes_per_s)
+
+
+def _write_latency(engine: Engine, file: DirectFile, address: int, file_bytes: int) -> float:
     stride = max(SECTOR, file_bytes // _SMALL_READS // SECTOR * SECTOR)
     found = []
     for at in range(0, file_bytes - SECTOR + 1, stride):
         began = perf_counter()
-        engine.run([Transfer(file.fd, at, address, SECTOR, SECTOR, writes)])
+        run_all(engine, [Transfer(file.fd, at, address, SECTOR, SECTOR, True)])
         found.append(perf_counter() - began)
-    return found
+    return median(found)

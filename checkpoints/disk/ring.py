@@ -13,9 +13,8 @@ import errno
 import mmap
 import os
 import platform
+import struct
 import sys
-from collections import deque
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -36,15 +35,10 @@ _PARAMETERS = np.dtype(
         "itemsize": 120,
     }
 )
-_ENTRY = np.dtype(
-    {
-        "names": ["opcode", "fd", "offset", "address", "nbytes", "number"],
-        "formats": ["u1", "<i4", "<u8", "<u8", "<u4", "<u8"],
-        "offsets": [0, 4, 8, 16, 24, 32],
-        "itemsize": 64,
-    }
-)
-_ANSWER = np.dtype([("number", "<u8"), ("result", "<i4"), ("flags", "<u4")])
+_ENTRY = struct.Struct("<B3xiQQI4xQ24x")
+"""Operation, descriptor, offset, address, bytes, number."""
+_ANSWER = struct.Struct("<Qi4x")
+"""Number, result."""
 
 
 class RingEngine:
@@ -64,7 +58,10 @@ class RingEngine:
         except BaseException:
             os.close(self._fd)
             raise
-        self.depth = min(depth, len(self._entries))
+        self.depth = min(depth, self._mask + 1)
+        self._in_flight: dict[int, Transfer] = {}
+        self._given = 0
+        """Requests that the kernel has not taken yet."""
 
     def close(self) -> None:
         """Let what the system holds for it go."""
@@ -72,41 +69,34 @@ class RingEngine:
             os.close(self._fd)
             self._fd = -1
 
-    def run(self, transfers: Sequence[Transfer]) -> None:
-        """As Engine.run."""
-        waiting = deque(transfers)
-        free = list(range(self.depth))
-        in_flight: dict[int, Transfer] = {}
-        failed: TransferError | None = None
-        given = 0
-        while in_flight or (waiting and failed is None):
-            while waiting and free and failed is None:
-                number = free.pop()
-                in_flight[number] = transfer = waiting.popleft()
-                self._put(number, transfer)
-                given += 1
-            given -= self._enter(given)
+    def begin(self, number: int, transfer: Transfer) -> None:
+        """As Engine.begin: it waits in the ring for the next call."""
+        tail = int(self._tail[0])
+        slot = tail & self._mask
+        opcode, t = _WRITE if transfer.writes else _READ, transfer
+        _ENTRY.pack_into(self._entries, slot * _ENTRY.size, opcode, t.fd, t.offset, t.address, t.nbytes, number)
+        self._order[slot] = slot
+        self._tail[0] = (tail + 1) & 0xFFFFFFFF
+        self._in_flight[number] = transfer
+        self._given += 1
+
+    def ended(self) -> list[tuple[int, TransferError | None]]:
+        """As Engine.ended."""
+        found: list[tuple[int, TransferError | None]] = []
+        while not found:
+            self._given -= self._enter(self._given)
             for number, result in self._answers():
-                transfer = in_flight.pop(number)
-                free.append(number)
+                transfer = self._in_flight.pop(number)
                 try:
                     rest = after(transfer, result)
                 except TransferError as error:
-                    failed = failed or error
+                    found.append((number, error))
                 else:
-                    if rest is not None:
-                        waiting.appendleft(rest)
-        if failed is not None:
-            raise failed
-
-    def _put(self, number: int, transfer: Transfer) -> None:
-        """A request at the end of the ring; the kernel sees it in the next call."""
-        tail = int(self._tail[0])
-        slot = tail & self._mask
-        opcode = _WRITE if transfer.writes else _READ
-        self._entries[slot] = (opcode, transfer.fd, transfer.offset, transfer.address, transfer.nbytes, number)
-        self._order[slot] = slot
-        self._tail[0] = np.uint32((tail + 1) & 0xFFFFFFFF)
+                    if rest is None:
+                        found.append((number, None))
+                    else:
+                        self.begin(number, rest)
+        return found
 
     def _enter(self, given: int) -> int:
         """Hand `given` requests over, and wait for an answer; how many the kernel took."""
@@ -124,25 +114,23 @@ class RingEngine:
     def _answers(self) -> list[tuple[int, int]]:
         """Those that are there: (number, result)."""
         head, tail = int(self._answers_head[0]), int(self._answers_tail[0])
-        count = (tail - head) & 0xFFFFFFFF
-        found = self._answer_ring[(head + np.arange(count)) & self._answers_mask]
-        answers = list(zip(found["number"].tolist(), found["result"].tolist(), strict=True))
-        self._answers_head[0] = np.uint32(tail)
+        slots = ((head + i) & self._answers_mask for i in range((tail - head) & 0xFFFFFFFF))
+        answers = [_ANSWER.unpack_from(self._answer_ring, self._answers_at + slot * _ANSWER.size) for slot in slots]
+        self._answers_head[0] = tail
         return answers
 
     def _map(self, parameters: np.void) -> None:
         requests, answers = parameters["requests"].tolist(), parameters["answers"].tolist()
         count, answer_count = self._counts(parameters)
-        nbytes, answer_nbytes = requests[6] + 4 * count, answers[5] + _ANSWER.itemsize * answer_count
+        nbytes, answer_nbytes = requests[6] + 4 * count, answers[5] + _ANSWER.size * answer_count
         single = bool(parameters["features"] & _SINGLE_MMAP)
         ring = mmap.mmap(self._fd, max(nbytes, answer_nbytes) if single else nbytes, offset=_REQUESTS_AT)
         answer_ring = ring if single else mmap.mmap(self._fd, answer_nbytes, offset=_ANSWERS_AT)
-        entries = mmap.mmap(self._fd, _ENTRY.itemsize * count, offset=_ENTRIES_AT)
+        self._entries = mmap.mmap(self._fd, _ENTRY.size * count, offset=_ENTRIES_AT)
         self._tail = np.frombuffer(ring, "<u4", 1, requests[1])
         self._order = np.frombuffer(ring, "<u4", count, requests[6])
-        self._entries = np.frombuffer(entries, _ENTRY, count)
         self._answers_head, self._answers_tail = (np.frombuffer(answer_ring, "<u4", 1, answers[at]) for at in (0, 1))
-        self._answer_ring = np.frombuffer(answer_ring, _ANSWER, answer_count, answers[5])
+        self._answer_ring, self._answers_at = answer_ring, answers[5]
         self._mask, self._answers_mask = count - 1, answer_count - 1
 
     def _counts(self, parameters: np.void) -> tuple[int, int]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 
 from einpage.checkpoints.disk.transfer import Transfer, TransferError, after
 
@@ -21,31 +22,36 @@ class ThreadEngine:
     def __init__(self, depth: int) -> None:
         self.depth = depth
         self._pool = ThreadPoolExecutor(depth, "einpage-disk")
+        self._ended = SimpleQueue[tuple[int, BaseException | None]]()
 
     def close(self) -> None:
         """Let what the system holds for it go."""
         self._pool.shutdown()
 
-    def run(self, transfers: Sequence[Transfer]) -> None:
-        """As Engine.run."""
-        pending = iter(transfers)
-        failed: list[TransferError] = []
+    def begin(self, number: int, transfer: Transfer) -> None:
+        """As Engine.begin."""
+        self._pool.submit(self._work, number, transfer)
 
-        def loop() -> None:
-            for transfer in pending:
-                try:
-                    _do(transfer)
-                except TransferError as error:
-                    failed.append(error)
-                if failed:
-                    return
+    def ended(self) -> list[tuple[int, TransferError | None]]:
+        """As Engine.ended."""
+        answers = [self._ended.get()]
+        with suppress(Empty):
+            while True:
+                answers.append(self._ended.get_nowait())
+        found: list[tuple[int, TransferError | None]] = []
+        for number, error in answers:
+            if error is not None and not isinstance(error, TransferError):
+                raise error
+            found.append((number, error))
+        return found
 
-        done = [self._pool.submit(loop) for _ in range(min(self.depth, len(transfers)))]
-        wait(done)
-        for future in done:
-            future.result()
-        if failed:
-            raise failed[0]
+    def _work(self, number: int, transfer: Transfer) -> None:
+        failed: BaseException | None = None
+        try:
+            _do(transfer)
+        except BaseException as error:
+            failed = error
+        self._ended.put((number, failed))
 
 
 def _do(transfer: Transfer) -> None:

@@ -1,14 +1,15 @@
 """Reads and writes of pieces of files, many in flight at once, past the page cache.
 
-In: Transfers, each a run of bytes of an open file and as many of memory. Out: nothing, when all are done; a TransferError, when none is
-in flight any more. Two ways to do so are in ring.py and threads.py: the same bytes, whatever the way.
+In: Transfers, each a run of bytes of an open file and as many of memory. Out: which of them have ended, in any order, and which with an
+error. Two ways to do so are in ring.py and threads.py: the same bytes, whatever the way.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,11 +53,34 @@ class Engine(Protocol):
     def name(self) -> str:
         """As reports write it: `io_uring`, `preadv threads`."""
 
-    def run(self, transfers: Sequence[Transfer]) -> None:
-        """Do all, at most `depth` at once, in any order. Raises TransferError, of the first that failed."""
+    @property
+    def depth(self) -> int:
+        """How many may be in flight."""
+
+    def begin(self, number: int, transfer: Transfer) -> None:
+        """Begin one more where fewer than `depth` are in flight, of which none has this number; it may be handed over as late as in
+        `ended`."""
+
+    def ended(self) -> list[tuple[int, TransferError | None]]:
+        """The numbers of those that have ended, each whole or with an error; waits for one. One at least has to be in flight."""
 
     def close(self) -> None:
         """Let go what the system holds for it."""
+
+
+def run_all(engine: Engine, transfers: Iterable[Transfer]) -> None:
+    """Do all, where none is in flight. Raises TransferError, of the first that failed, when none is in flight any more."""
+    waiting, in_flight = deque(enumerate(transfers)), 0
+    failed: TransferError | None = None
+    while in_flight or (waiting and failed is None):
+        while waiting and failed is None and in_flight < engine.depth:
+            engine.begin(*waiting.popleft())
+            in_flight += 1
+        for _, error in engine.ended():
+            in_flight -= 1
+            failed = failed or error
+    if failed is not None:
+        raise failed
 
 
 def after(transfer: Transfer, result: int) -> Transfer | None:

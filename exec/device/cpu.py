@@ -9,7 +9,7 @@ its contents are undefined: at the start, at every Free, and workspace after use
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from ctypes import memmove
 from functools import partial
 
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from einpage.checkpoints.disk.block_store import DiskRead
 from einpage.einsum_front.base.dtype import ElementType
 from einpage.einsum_front.base.libraries import ONLY_TORCH, Libraries
 from einpage.einsum_front.base.units import Nbytes
@@ -92,7 +93,9 @@ class CpuDevice:
         self._gathered: dict[NodeId, int] = {}
         self._copies: dict[NodeId, tuple[tuple[int, int, int], ...]] = {}
         """(address to copy to, address to copy from, bytes)"""
-        self._disk_copies: dict[NodeId, Callable[[], None]] = {}
+        self._disk_reads: dict[NodeId, DiskRead] = {}
+        self._under_way: dict[DiskRead, NodeId] = {}
+        self._disk_writes: dict[NodeId, Callable[[], None]] = {}
         self.arena_bytes: int = memgraph.budget_bytes
         calls = _KernelCalls(memgraph, self._arena, PreparedKernels(self._backend, Products(libraries, self._threads)))
         self._disk: PlanDisk | None = None
@@ -158,13 +161,40 @@ class CpuDevice:
                 self._device.poison(ran.workspace)
 
     def copy(self, node: NodeId) -> None:
-        if self._disk is not None and node in self._disk_copies:
-            self._disk_copies[node]()
+        if self._disk is not None and (node in self._disk_reads or node in self._disk_writes):
+            if node in self._disk_reads:
+                self._disk.store.run(self._disk_reads[node])
+            else:
+                self._disk_writes[node]()
             self._counted.add(node, self._memgraph.moved_bytes(node))
             return
         for target, source, nbytes in self._copies[node]:
             memmove(target, source, nbytes)
             self._counted.add(node, nbytes)
+
+    @property
+    def most_reads(self) -> int:
+        return 1 if self._disk is None else self._disk.store.depth
+
+    def begin(self, node: NodeId) -> bool:
+        if self._disk is None or node not in self._disk_reads:
+            return False
+        read = self._disk_reads[node]
+        self._under_way[read] = node
+        self._disk.store.begin(read)
+        return True
+
+    def ended(self) -> Sequence[tuple[NodeId, Exception | None]]:
+        assert self._disk is not None, "what reads no disk has nothing under way"
+        found = [(self._under_way.pop(read), read.error) for read in self._disk.store.ended()]
+        for node, _ in found:
+            self._counted.add(node, self._memgraph.moved_bytes(node))
+        return found
+
+    def drain(self) -> None:
+        if self._disk is not None:
+            self._disk.store.drain()
+        self._under_way.clear()
 
     def gather(self, node: NodeId) -> None:
         self._calls[node]()
@@ -207,9 +237,9 @@ class CpuDevice:
         copies = [(residencies[source], residencies[target]) for source, target in move.copies]
         match self._memgraph.queue(i):
             case Queue.READ:
-                self._disk_copies[i] = partial(disk.read, copies)
+                self._disk_reads[i] = disk.prepared(copies)
             case Queue.WRITE:
-                self._disk_copies[i] = partial(disk.write, copies)
+                self._disk_writes[i] = partial(disk.write, copies)
 
     def _disk_gather(
         self, disk: PlanDisk, task: TaskId, operands: tuple[tuple[ResidencyId, ...], ...], creates: ResidencyId

@@ -7,8 +7,8 @@ device is made, before any clock starts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import Kind, Tensor
@@ -66,6 +66,24 @@ class Device(Protocol):
 
     def free(self, node: NodeId) -> None:
         """The contents of a residency have ended."""
+
+
+@runtime_checkable
+class OverlapsReads(Protocol):
+    """A device whose reads of a disk overlap: the engine begins them one after the other, and they end in any order."""
+
+    @property
+    def most_reads(self) -> int:
+        """How many under way keep the disk busy."""
+
+    def begin(self, node: NodeId) -> bool:
+        """Begin a node of the engine that reads; False where it is of a kind that has to be run instead."""
+
+    def ended(self) -> Sequence[tuple[NodeId, Exception | None]]:
+        """The nodes under way that have ended, each whole or with its error; waits for one where none has."""
+
+    def drain(self) -> None:
+        """End what is under way, which nobody asks for any more."""
 
 
 def actions(device: Device) -> tuple[Action, ...]:

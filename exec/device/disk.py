@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from einpage.checkpoints.disk.block_store import DiskExtent
+from einpage.checkpoints.disk.block_store import BlockStore, DiskExtent, DiskRead
 from einpage.checkpoints.disk.direct_file import SECTOR, sector_span
 from einpage.einsum_front.base.dtype import DType, Stored, as_run
 from einpage.einsum_front.base.units import Nbytes
@@ -66,9 +66,14 @@ class PlanDisk:
         if (moved := (read - self.gathered_bytes, written)) != self._planned:
             raise CountMismatch(f"the disk read and wrote {moved} bytes of sectors, gathered rows left out; the plan says {self._planned}")
 
-    def read(self, copies: Sequence[tuple[Residency, Residency]]) -> None:
-        """Copies from the disk to the host. Raises DiskError."""
-        self._space.store.read([self._piece(source, target) for source, target in copies])
+    @property
+    def store(self) -> BlockStore:
+        """What reads and writes."""
+        return self._space.store
+
+    def prepared(self, copies: Sequence[tuple[Residency, Residency]]) -> DiskRead:
+        """A read of copies from the disk to the host."""
+        return self._space.store.prepared([self._piece(source, target) for source, target in copies])
 
     def write(self, copies: Sequence[tuple[Residency, Residency]]) -> None:
         """Copies from the host to the disk. Raises DiskError."""

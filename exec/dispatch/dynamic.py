@@ -6,6 +6,8 @@ thread that finishes their last predecessor runs them at once. After the publish
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from heapq import heappop, heappush
 
 from einpage.exec.device.device import Device
@@ -51,6 +53,9 @@ class _DynamicRun:
     def engine(self, queue: int) -> None:
         """The body of one engine thread: the lock is taken once a node, and let go while nothing is ready."""
         run = self._run
+        if run.overlaps(queue):
+            run.execute_overlapping(partial(self._take, queue), self._ended)
+            return
         with run.lock:
             node = self._next(queue)
         while node is not None:
@@ -58,6 +63,22 @@ class _DynamicRun:
             with run.lock:
                 self._finish(self._release(node))
                 node = self._next(queue)
+
+    def _take(self, queue: int, most: int, waits: bool) -> list[NodeId]:
+        """The lowest ready nodes, up to so many, where `waits` after waiting for one. Raises Stopped."""
+        found: list[NodeId] = []
+        with self._run.lock:
+            while len(found) < most and (self._ready[queue] or (waits and not found)):
+                node = self._next(queue)
+                if node is None:
+                    break
+                found.append(node)
+        return found
+
+    def _ended(self, nodes: Sequence[NodeId]) -> None:
+        with self._run.lock:
+            for node in nodes:
+                self._finish(self._release(node))
 
     def _next(self, queue: int) -> NodeId | None:
         """The lowest ready node, waiting for one; None when the engine has no more to do or the run was stopped."""

@@ -21,7 +21,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from einpage.exec.device.device import Device, actions, no_op
+from einpage.exec.device.device import Device, OverlapsReads, actions, no_op
 from einpage.exec.dispatch.progress import SILENT, Hooks, Monitor
 from einpage.exec.dispatch.threads import EngineThreads
 from einpage.exec.errors import CountMismatch, NodeError
@@ -95,6 +95,8 @@ class Run:
         self.started = array("d", [nan]) * len(memgraph.nodes)
         self.finished = array("d", [nan]) * len(memgraph.nodes)
         self._kinds, self._action_by_kind = dispatcher.kinds, actions(device)
+        self.reads = device if isinstance(device, OverlapsReads) else None
+        """What overlaps its reads."""
         self._conditions: list[threading.Condition] = []
 
     def condition(self) -> threading.Condition:
@@ -110,8 +112,58 @@ class Run:
         try:
             self._action_by_kind[self._kinds[node]](node)
         except BaseException as error:
-            raise NodeError(node, describe(self.memgraph, node), self.memgraph.queue(node), error) from error
+            raise self._named(node, error) from error
         self.finished[node] = perf_counter() - self.origin
+
+    def overlaps(self, engine: int) -> bool:
+        """Whether the nodes of that engine, a position in `engines`, overlap."""
+        return self.reads is not None and self.dispatcher.engines[engine] == Queue.READ
+
+    def execute_overlapping(self, take: Callable[[int, bool], Sequence[NodeId]], finish: Callable[[Sequence[NodeId]], None]) -> None:
+        """The body of an engine whose nodes overlap. `take(most, waits)` gives the next nodes, up to so many, that may begin; with `waits`
+        it waits for one, and gives none where there is no other. `finish` is told which have ended. Raises NodeError, Stopped."""
+        assert self.reads is not None, "the device reads no disk"
+        under_way = 0
+        try:
+            while (begun := take(self.reads.most_reads - under_way, not under_way)) or under_way:
+                at_once = []
+                for node in begun:
+                    if self._begin(node):
+                        under_way += 1
+                    else:
+                        self.execute(node)
+                        at_once.append(node)
+                finish(at_once)
+                if under_way:
+                    ended = self._ended()
+                    under_way -= len(ended)
+                    finish(ended)
+        finally:
+            self.reads.drain()
+
+    def _begin(self, node: NodeId) -> bool:
+        """Begin a node that overlaps others; False for one that does not."""
+        assert self.reads is not None
+        if self.stopped:
+            raise Stopped
+        self.started[node] = perf_counter() - self.origin
+        try:
+            return self.reads.begin(node)
+        except BaseException as error:
+            raise self._named(node, error) from error
+
+    def _ended(self) -> list[NodeId]:
+        """Nodes that were begun and have ended, one at least."""
+        assert self.reads is not None
+        found, now = self.reads.ended(), perf_counter() - self.origin
+        for node, error in found:
+            if error is not None:
+                raise self._named(node, error) from error
+            self.finished[node] = now
+        return [node for node, _ in found]
+
+    def _named(self, node: NodeId, error: BaseException) -> NodeError:
+        return NodeError(node, describe(self.memgraph, node), self.memgraph.queue(node), error)
 
     def stop(self, error: BaseException | None = None) -> None:
         """Let every engine end after its current node; the first error given is the one that is reported."""
@@ -203,5 +255,14 @@ def _measured(run: Run, wall_s: float) -> Measured:
         counted, wanted = (", ".join(f"{queue.name} {nbytes}" for queue, nbytes in by.items()) for by in (moved, planned))
         raise CountMismatch(f"the engines moved other bytes than planned: {counted}; the plan says {wanted}")
     engines = run.dispatcher.engines
-    busy = np.bincount(run.dispatcher.queue_numbers + 1, weights=finish_s - start_s, minlength=len(engines) + 1)[1:].tolist()
-    return Measured(start_s, finish_s, wall_s, moved, dict(zip(engines, busy, strict=True)))
+    numbers = run.dispatcher.queue_numbers
+    busy = {queue: _busy_s(start_s[numbers == number], finish_s[numbers == number]) for number, queue in enumerate(engines)}
+    return Measured(start_s, finish_s, wall_s, moved, busy)
+
+
+def _busy_s(start_s: NDArray[np.float64], finish_s: NDArray[np.float64]) -> float:
+    """How long at least one of these lasts, which may overlap."""
+    order = np.argsort(start_s, kind="stable")
+    start_s, reached = start_s[order], np.maximum.accumulate(finish_s[order])
+    before = np.concatenate(([-np.inf], reached[:-1]))
+    return float(np.maximum(reached - np.maximum(start_s, before), 0.0).sum())

@@ -20,6 +20,7 @@ from einpage.exec.dispatch.engine import Dispatcher, Measured, Run, predecessors
 from einpage.exec.dispatch.progress import SILENT, Hooks
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
 from einpage.memplan.graph.simulate import NO_QUEUE, queue_numbers, queues_of
+from einpage.memplan.machine.places import Queue
 
 VectorClock: TypeAlias = "tuple[int, ...]"
 """Per engine: how many of its items are done (Lamport 1978, Mattern 1989)."""
@@ -57,6 +58,10 @@ def schedule(memgraph: MemGraph) -> Schedule:
     frees: list[list[list[NodeId]]] = [[] for _ in range(engines)]
     known: list[list[VectorClock]] = [[(0,) * engines] for _ in range(engines)]
     """Per engine and number: what is done once so many of its items are."""
+    begun = [(0,) * engines for _ in range(engines)]
+    """Per engine: what is done when its next item begins. The items of an engine that reads a disk overlap: of its own it knows only those
+    that it waits for."""
+    overlapping = [queue == Queue.READ for queue in queues_of(memgraph)]
     counts_by_free: dict[int, list[tuple[int, int]]] = {}
     """What to wait for, so that a Free is done."""
     first: list[NodeId] = []
@@ -79,7 +84,7 @@ def schedule(memgraph: MemGraph) -> Schedule:
                 first.append(NodeId(node))
             arrivals[node] = len(attached)
             continue
-        now = known[engine][-1]
+        now = begun[engine]
         unknown = [(e, count) for e, count in enumerate(need) if count > now[e]]
         if unknown:
             unknown = _needed(unknown, known)
@@ -89,7 +94,9 @@ def schedule(memgraph: MemGraph) -> Schedule:
         waits[engine].append(tuple(unknown))
         frees[engine].append([])
         number[node] = len(nodes_by_engine[engine])
-        known[engine].append((*now[:engine], number[node], *now[engine + 1 :]))
+        ended = tuple(map(max, now, known[engine][-1])) if overlapping[engine] else now
+        known[engine].append((*ended[:engine], number[node], *ended[engine + 1 :]))
+        begun[engine] = now if overlapping[engine] else known[engine][-1]
     lists = (tuple(map(QueueItem, *columns)) for columns in zip(nodes_by_engine, waits, (map(tuple, f) for f in frees), strict=True))
     return Schedule(tuple(lists), tuple(first), tuple(arrivals))
 
@@ -123,25 +130,42 @@ class _StaticRun:
 
     def engine(self, engine: int) -> None:
         """The body of one engine thread."""
-        run, done, advanced = self._run, self._done, self._advanced[engine]
+        run, done = self._run, self._done
+        if run.overlaps(engine):
+            reads = _OverlappingItems(self, engine)
+            run.execute_overlapping(reads.take, reads.finish)
+            return
         for item in self._plan.engines[engine]:
             for other, count in item.waits:
                 if done[other] < count:
-                    self._wait(other, count)
+                    self.wait(other, count)
             run.execute(item.node)
-            for free in item.frees:
-                if self._arrives_last(free):
-                    run.execute(free)
-            with advanced:
-                done[engine] += 1
-                advanced.notify_all()
+            self.finish(engine, item)
+
+    def finish(self, engine: int, item: QueueItem) -> None:
+        """One more item of an engine is done."""
+        for free in item.frees:
+            if self._arrives_last(free):
+                self._run.execute(free)
+        with self._advanced[engine]:
+            self._done[engine] += 1
+            self._advanced[engine].notify_all()
+
+    def items(self, engine: int) -> tuple[QueueItem, ...]:
+        """The list of an engine."""
+        return self._plan.engines[engine]
+
+    def is_done(self, engine: int, count: int) -> bool:
+        """Whether so many items of an engine are done."""
+        return self._done[engine] >= count
 
     def run_initial_frees(self) -> None:
         """Frees that no node precedes."""
         for free in self._plan.initial_frees:
             self._run.execute(free)
 
-    def _wait(self, engine: int, count: int) -> None:
+    def wait(self, engine: int, count: int) -> None:
+        """Until so many items of an engine are done, or the run is stopped."""
         advanced = self._advanced[engine]
         with advanced:
             while self._done[engine] < count and not self._run.stopped:
@@ -151,3 +175,35 @@ class _StaticRun:
         with self._run.lock:
             self._missing[free] -= 1
             return self._missing[free] == 0
+
+
+class _OverlappingItems:
+    """The list of an engine whose items overlap: they begin in its order, and count as done in its order."""
+
+    def __init__(self, run: _StaticRun, engine: int) -> None:
+        self._run, self._engine, self._items = run, engine, run.items(engine)
+        self._begun = self._done = 0
+        self._ended = set[NodeId]()
+        """Of those that are not done."""
+
+    def take(self, most: int, waits: bool) -> list[NodeId]:
+        """The next nodes, up to so many, of which nothing has to be waited for; with `waits`, the first after waiting."""
+        found: list[NodeId] = []
+        while self._begun < len(self._items) and len(found) < most:
+            item = self._items[self._begun]
+            for other, count in item.waits:
+                if waits and not found:
+                    self._run.wait(other, count)
+            if (found or not waits) and not all(self._run.is_done(other, count) for other, count in item.waits):
+                break
+            found.append(item.node)
+            self._begun += 1
+        return found
+
+    def finish(self, nodes: Sequence[NodeId]) -> None:
+        """These have ended."""
+        self._ended.update(nodes)
+        while self._done < self._begun and (item := self._items[self._done]).node in self._ended:
+            self._ended.remove(item.node)
+            self._run.finish(self._engine, item)
+            self._done += 1

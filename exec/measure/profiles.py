@@ -72,7 +72,7 @@ def with_disk(machine: Machine, say: Say | None = None, again: bool = False) -> 
         DiskReads(choice.engine, choice.depth, choice.block_bytes, _rounded(rate)) for choice, rate in rates.read_bytes_per_s[:MOST_WAYS]
     )
     links = (
-        Link(Queue.READ, ways[0].bytes_per_s, _rounded(rates.read_latency_s)),
+        Link(Queue.READ, ways[0].bytes_per_s, _rounded(rates.read_latency_s), _rounded(rates.read_each_s)),
         Link(Queue.WRITE, _rounded(rates.write_bytes_per_s), _rounded(rates.write_latency_s)),
     )
     found = replace(machine.with_links(*links), disk=ways)

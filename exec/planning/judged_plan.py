@@ -36,7 +36,7 @@ from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.pace import Pace
 from einpage.memplan.report import Report, passes_report, report, second_runs, tasks_in_order
 from einpage.memplan.schedule.static_plans import Policy
-from einpage.memplan.tiers.plan_tiers import AS_FAST
+from einpage.memplan.tiers.plan_tiers import AS_FAST, BUSY, Pacing
 
 MachineSource: TypeAlias = "Callable[[], Machine]"
 """Gives a machine that is not at hand yet: to measure it takes seconds."""
@@ -207,25 +207,63 @@ def _in_tiers(
     """Plan with a disk behind the host: of a loop the split that reads fewest bytes among those as fast as the fastest, else the first with
     which every copy fits the host."""
     budget_bytes, tried, refused = request.budget_bytes, list[Planned](), None
+    pacings: Sequence[Pacing] = tuple(Pacing)
     for share in LOOP_SPLITS:
         try:
             graph = coarsest if share == 1 else split_for(working_sets, program, replace(request, budget_bytes=budget_bytes // share)).graph
             if tried and (graph.split == tried[-1].graph.split or len(graph.tasks) > MOST_TASKS):
                 break
-            found = plan_graph(graph, machine, budget_bytes, request.planner, since, request.bound_effort, pace)
+            found, pacing = _best_paced(graph, machine, request, since, pace, pacings)
         except DoesNotFit as error:
             if error.misfit.place != HOST.kind.value:
                 break
             refused = error
             continue
+        pacings = (pacing,)  # what limits one split limits the others
         tried.append(found)
-        if request.passes is None or not _is_better(found, tried[:-1]):
+        if request.passes is None or not _is_better(found, tried[:-1]) or _is_good_enough(found):
             break
     if not tried:
         assert refused is not None, "the first split fits the device"
         raise refused
+    return _fewest_read(tried)
+
+
+def _best_paced(
+    graph: TaskGraph, machine: Machine, request: PlanRequest, since: float, pace: Pace | None, pacings: Sequence[Pacing]
+) -> tuple[Planned, Pacing]:
+    """Of plans with each of these pacings, the first of which is enough where it keeps the disk busy, the better. Raises DoesNotFit, of the
+    one that needs least, where none fits."""
+    tried, refused = dict[Pacing, Planned](), list[DoesNotFit]()
+    for pacing in pacings:
+        options = replace(request.planner, paced_by=pacing)
+        try:
+            found = plan_graph(graph, machine, request.budget_bytes, options, since, request.bound_effort, pace)
+        except DoesNotFit as error:
+            refused.append(error)
+            continue
+        tried[pacing] = found
+        if dict(found.timeline.busy_s).get(Queue.READ, 0.0) >= BUSY * found.timeline.makespan_s:
+            break
+    if not tried:
+        raise min(refused, key=lambda error: error.misfit.smallest_budget or 0)
+    best = _fewest_read(tuple(tried.values()))
+    return best, next(pacing for pacing, found in tried.items() if found is best)
+
+
+def _fewest_read(tried: Sequence[Planned]) -> Planned:
+    """Of those as fast as the fastest the one that reads fewest bytes."""
     enough = AS_FAST * min(found.timeline.makespan_s for found in tried)
     return min((found for found in tried if found.timeline.makespan_s <= enough), key=lambda found: found.report.disk_read_bytes)
+
+
+def _is_good_enough(found: Planned) -> bool:
+    """No split is much faster, or reads much less."""
+    report, tiers = found.report, found.report.tiers
+    assert tiers is not None, "a plan with a disk has figures of it"
+    return (
+        found.timeline.makespan_s <= GOOD_ENOUGH * found.bounds.bound_s and report.disk_read_bytes <= GOOD_ENOUGH * tiers.disk_bytes_bound
+    )
 
 
 def _is_better(found: Planned, others: Sequence[Planned]) -> bool:

@@ -29,7 +29,8 @@ from einpage.exec.load.kept_tiles import kept_tiles
 from einpage.exec.load.packed_tiles import OpenDisk
 from einpage.exec.measure.cpu import measured_cpu
 from einpage.exec.measure.cuda import measured_cuda
-from einpage.exec.measure.profiles import Say
+from einpage.exec.measure.profiles import Say, with_disk
+from einpage.exec.planning.judged_plan import MachineSource
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.system.process_memory import available_bytes
 from einpage.kernels.tiles.fp32_products import Fp32Products
@@ -124,6 +125,16 @@ def measured_machine(kind: DeviceKind, threads: int | None = None, again: bool =
     if kind is DeviceKind.CUDA:
         return measured_cuda(again=again, say=say)
     return measured_cpu(threads=threads, again=again, say=say)
+
+
+def machine_source(kind: DeviceKind, named: Machine | None, has_disk: bool) -> MachineSource:
+    """Gives the machine `named`, or the measured one; `has_disk`: with a disk, measured where its profile has none."""
+
+    def machine() -> Machine:
+        found = measured_machine(kind) if named is None else named
+        return with_disk(found) if has_disk else found
+
+    return machine
 
 
 def make_driver() -> Driver:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -29,7 +30,7 @@ from einpage.exec.run.choose import RunOptions, make_device
 from einpage.exec.run.generation import Generation, GenerationFigures, plan_generation, refuse_prompts
 from einpage.exec.run.loaded_model import LoadedModel
 from einpage.exec.run.outputs import wanted_outputs
-from einpage.exec.run.prepared import Prepared, fill_inputs
+from einpage.exec.run.prepared import Prepared, fill_inputs, sector_bytes_of
 from einpage.exec.run.sampling import Sampling
 from einpage.exec.system.arguments import check_arguments
 from einpage.memplan.errors import DoesNotFit
@@ -145,6 +146,8 @@ class OpenModel:
         model = self.model_at({}, given)
         options = replace(self.options, plan=replace(self.options.plan, outputs=tuple(outputs)))
         request = replace(options.plan, outputs=wanted_outputs(model, options)).in_pieces(self._pieces or {})
+        if request.host_budget_bytes is not None and model.resolved is not None:
+            request = replace(request, skew=partial(sector_bytes_of, resolved=model.resolved))
         arrays = bind_inputs(model.program, given, {})
         key = (len(given.lists), given.longest, request.outputs)
         planned, loaded = self._passes.get(key), self._loaded

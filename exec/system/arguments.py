@@ -69,6 +69,7 @@ _EXPECTED_BY_ARGUMENT: Mapping[str, _Expected] = {
     "spec": _Expected("a file, or the name of a spec that ships", _is_path),
     "weights": _Expected("a path, or random:SEED", _is_path),
     "set": _Expected("numbers or expressions by name, as {'seq': 512}", _by_name(_is_setting)),
+    "host_budget": _Expected("a whole number of bytes, or text such as '48MiB'", lambda value: _is_text(value) or _is_whole(value)),
     "budget": _Expected("a whole number of bytes, or text such as '8GiB'", lambda value: _is_text(value) or _is_whole(value)),
     "machine": _Expected("the name of a profile, a file, or a Machine", lambda value: _is_path(value) or isinstance(value, Machine)),
     "dtype": _TEXT,

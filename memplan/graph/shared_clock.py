@@ -1,7 +1,8 @@
 """The clock of a machine whose engines slow each other down: kernels while copies are in flight, copies while kernels run.
 
 In: the nodes of a plan as durations on an idle machine, and factors. Out: when each starts and finishes. Every queue takes its nodes in
-order; what is in flight advances at the rate that the others leave it, until the next node finishes (processor sharing).
+order; what is in flight advances at the rate that the others leave it, until the next node finishes (processor sharing). Copies of a disk
+overlap: each begins when it may, and its latency passes while those before it are in flight.
 
     compute   |====k0====|=====k1 at 1/1.2=====|          a copy begins: k1 slows down
     h2d                  |----------m0---------|
@@ -39,17 +40,21 @@ class Sharing:
 
 
 def shared_clock(
-    edges: Edges, queues: NDArray[np.int8], pauses: Sequence[float], seconds: Floats, sharing: Sharing
+    edges: Edges, queues: NDArray[np.int8], latencies: Sequence[float], seconds: Floats, sharing: Sharing
 ) -> tuple[Floats, Floats]:  # fmt: skip
-    """[node] start and finish. `queues` [node] are positions among engines, or NO_QUEUE; `pauses` [engine] what its first node after a
-    pause takes longer. Node order is a valid execution."""
-    return _SharedClock(edges, queues, pauses, seconds, sharing).run()
+    """[node] start and finish. `queues` [node] are positions among engines, or NO_QUEUE; `latencies` [engine] are those of copies that
+    overlap, 0 of other engines. Node order is a valid execution."""
+    return _SharedClock(edges, queues, latencies, seconds, sharing).run()
 
 
 class _SharedClock:
-    def __init__(self, edges: Edges, queues: NDArray[np.int8], pauses: Sequence[float], seconds: Floats, sharing: Sharing) -> None:
-        count, engines = len(seconds), len(pauses)
-        self.pauses = pauses
+    def __init__(self, edges: Edges, queues: NDArray[np.int8], latencies: Sequence[float], seconds: Floats, sharing: Sharing) -> None:
+        count, engines = len(seconds), len(latencies)
+        self.latencies = latencies
+        self.ready_at = [sharing.start_s] * count
+        """[node] when its last predecessor was done"""
+        self.begun_at = [0.0] * engines
+        """[engine] when the last of its copies began that overlap; they begin in order"""
         order = np.argsort(edges.source, kind="stable")
         self.targets = edges.target[order].tolist()
         self.row = np.searchsorted(edges.source[order], np.arange(count + 1)).tolist()
@@ -85,13 +90,16 @@ class _SharedClock:
         return np.array(self.start), np.array(self.finish)
 
     def _factors(self) -> dict[int, float]:
-        """By engine in flight, how many times longer its node takes at the moment."""
+        """By engine in flight, how many times longer its node takes at the moment. A disk writes to memory itself: it does without the
+        cores that the factors are of."""
         computing = self.active.get(COMPUTE_QUEUE)
-        copies = len(self.active) - (computing is not None)
+        copies = sum(engine != COMPUTE_QUEUE and not self.latencies[engine] for engine in self.active)
         factors: dict[int, float] = {}
         for engine, node in self.active.items():
             if engine == COMPUTE_QUEUE:
                 factors[engine] = self.beside[node] if copies else 1.0
+            elif self.latencies[engine]:
+                factors[engine] = 1.0
             else:
                 slowed = 1.0 if computing is None else self.slows[computing]
                 factors[engine] = slowed * (self.sharing.together if copies > 1 else 1.0)
@@ -104,8 +112,9 @@ class _SharedClock:
             if engine in self.active or at == len(nodes) or self.missing[nodes[at]]:
                 continue
             waited = self.sharing.wakeup_s if now > self.free_at[engine] else 0.0
-            if now > self.free_at[engine] or not at:
-                waited += self.pauses[engine]
+            if self.latencies[engine]:
+                self.begun_at[engine] = begun_at = max(self.begun_at[engine], self.ready_at[nodes[at]])
+                waited = max(0.0, begun_at + waited + self.latencies[engine] - now)
             self.next[engine] += 1
             self.active[engine], self.start[nodes[at]], self.left[engine] = nodes[at], now + waited, waited + self.seconds[nodes[at]]
 
@@ -118,5 +127,6 @@ class _SharedClock:
                 self.start[node] = now
             for target in self.targets[self.row[node] : self.row[node + 1]]:
                 self.missing[target] -= 1
+                self.ready_at[target] = now
                 if not self.missing[target] and self.queue_of[target] == NO_QUEUE:
                     nodes.append(target)

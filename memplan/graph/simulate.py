@@ -84,8 +84,8 @@ def _move_places(nodes: Nodes, residencies: Residencies) -> tuple[UInt8s, UInt8s
 
 
 def durations(memgraph: MemGraph, machine: Machine) -> Floats:
-    """[node] seconds each node keeps its engine; of copies from and to a disk, which overlap, without the latency of the first after a
-    pause. Raises UsageError where the machine has no link for a move."""
+    """[node] seconds each node keeps its engine; of copies from and to a disk, which overlap, after the end of the one before, without the
+    latency. Raises UsageError where the machine has no link for a move."""
     nodes = Nodes.of(memgraph.nodes)
     seconds = np.zeros(len(nodes))
     runs = nodes.kind <= GATHER
@@ -95,8 +95,8 @@ def durations(memgraph: MemGraph, machine: Machine) -> Floats:
         found = np.flatnonzero(moves & (queues == number))
         if len(found):
             link = machine.usual_link(queue)
-            latency_s = 0.0 if DISK in (queue.source, queue.target) else link.latency_s
-            seconds[found] = [latency_s + n / link.bytes_per_s for n in nbytes[found].tolist()]
+            of = link.overlapped_seconds if DISK in (queue.source, queue.target) else link.seconds
+            seconds[found] = [of(n) for n in nbytes[found].tolist()]
     rows = np.flatnonzero(_from_disk(nodes, Residencies.of(memgraph.residencies)))
     if len(rows):
         sizes = _residency_bytes(memgraph)[nodes.result[rows]]
@@ -104,8 +104,9 @@ def durations(memgraph: MemGraph, machine: Machine) -> Floats:
     return seconds
 
 
-def pause_latencies(memgraph: MemGraph, machine: Machine) -> list[float]:
-    """[engine] seconds that its first copy after a pause takes longer, in the order of queues_of: of disks, whose copies overlap."""
+def overlapping_latencies(memgraph: MemGraph, machine: Machine) -> list[float]:
+    """[engine] seconds from where a copy begins to its first byte, in the order of queues_of: of disks, whose copies overlap, so that it
+    passes while others are under way."""
     on_disk = ((DISK in (queue.source, queue.target), queue) for queue in queues_of(memgraph))
     return [machine.usual_link(queue).latency_s if there else 0.0 for there, queue in on_disk]
 
@@ -137,32 +138,37 @@ def simulate(memgraph: MemGraph, machine: Machine, noise: Floats | None = None) 
         assert noise.shape == seconds.shape, f"noise has shape {noise.shape}, the plan {len(seconds)} nodes"
         seconds = seconds * noise
     queues, engines = queue_numbers(memgraph), queues_of(memgraph)
-    pauses = pause_latencies(memgraph, machine)
+    latencies = overlapping_latencies(memgraph, machine)
     if machine.kernel_times is None:
-        start, finish = _in_node_order(memgraph, queues, seconds, pauses)
+        start, finish = _in_node_order(memgraph, queues, seconds, latencies)
     else:
         sharing = _sharing(memgraph, machine, machine.kernel_times)
-        start, finish = shared_clock(memgraph.edges, queues, pauses, seconds, sharing)
+        start, finish = shared_clock(memgraph.edges, queues, latencies, seconds, sharing)
     busy = np.bincount(queues + 1, weights=finish - start, minlength=len(engines) + 1)[1:].tolist()
     by_queue = tuple(zip(engines, busy, strict=True))
     return Timeline(start, finish, by_queue, float(finish.max(initial=0.0)))
 
 
-def _in_node_order(memgraph: MemGraph, queues: NDArray[np.int8], seconds: Floats, pauses: Sequence[float]) -> tuple[Floats, Floats]:
+def _in_node_order(memgraph: MemGraph, queues: NDArray[np.int8], seconds: Floats, latencies: Sequence[float]) -> tuple[Floats, Floats]:
     """[node] start and finish where no engine slows another down."""
     row = np.searchsorted(memgraph.edges.target, np.arange(len(seconds) + 1)).tolist()
     sources = memgraph.edges.source.tolist()
-    start, finish, free_at = [0.0] * len(seconds), [0.0] * len(seconds), [0.0] * len(pauses)
+    start, finish, free_at = [0.0] * len(seconds), [0.0] * len(seconds), [0.0] * len(latencies)
+    begun_at = [0.0] * len(latencies)
+    """[engine] where the last of its copies began that overlap; they begin in order."""
     for n, (queue, duration) in enumerate(zip(queues.tolist(), seconds.tolist(), strict=True)):
-        at = 0.0 if queue == NO_QUEUE else free_at[queue]
+        latency_s = 0.0 if queue == NO_QUEUE else latencies[queue]
+        at = 0.0 if queue == NO_QUEUE else begun_at[queue] if latency_s else free_at[queue]
         for before in sources[row[n] : row[n + 1]]:
             if finish[before] > at:
                 at = finish[before]
         start[n] = at
+        if latency_s:
+            begun_at[queue] = at
+            start[n] = max(at, free_at[queue])
+            at = max(at + latency_s, free_at[queue])
         finish[n] = at + duration
         if queue != NO_QUEUE:
-            if pauses[queue] and not 0.0 < at <= free_at[queue]:
-                finish[n] += pauses[queue]
             free_at[queue] = finish[n]
     return np.array(start), np.array(finish)
 

@@ -83,10 +83,16 @@ class Link:
     """Sustained."""
     latency_s: float = 0.0
     """Per copy."""
+    each_s: float = 0.0
+    """Of copies that overlap: at least so long after the end of one ends the next, however small they are."""
 
     def seconds(self, nbytes: int) -> float:
         """Time of one copy."""
-        return self.latency_s + nbytes / self.bytes_per_s
+        return self.latency_s + self.overlapped_seconds(nbytes)
+
+    def overlapped_seconds(self, nbytes: int) -> float:
+        """After the end of the copy before it, where it began early enough."""
+        return max(self.each_s, nbytes / self.bytes_per_s)
 
 
 def host_links(h2d_bytes_per_s: float, d2h_bytes_per_s: float, latency_s: float = 0.0) -> tuple[Link, Link]:

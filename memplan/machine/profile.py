@@ -41,7 +41,7 @@ KEYS = frozenset((
 ))  # fmt: skip
 OPTIONAL = frozenset(("usual_slowdown", "kernel_times", "measured", "threads", *LIBRARIES, "links", "disk", "about"))
 MEASURED_KEYS = frozenset(("spread", "load", "cores"))
-LINK_KEYS = frozenset(("source", "target", "bytes_per_s", "latency_s"))
+LINK_KEYS = frozenset(("source", "target", "bytes_per_s", "latency_s", "each_s"))
 LINK_EXAMPLE = "{source: disk, target: host, bytes_per_s: 3GB/s, latency_s: 1e-4}"
 
 OUTDATED = "its usual_slowdown is no longer used: predictions are made of kernel_times, which it has not, or else of its rates alone"
@@ -164,7 +164,8 @@ def machine_text(machine: Machine) -> str:
 
 def _link_out(link: Link) -> dict[str, Any]:
     source, target = str(link.queue.source), str(link.queue.target)
-    return {"source": source, "target": target, "bytes_per_s": link.bytes_per_s, "latency_s": link.latency_s}
+    each = {"each_s": link.each_s} if link.each_s else {}
+    return {"source": source, "target": target, "bytes_per_s": link.bytes_per_s, "latency_s": link.latency_s, **each}
 
 
 def _find(name_or_path: str | Path) -> Path:
@@ -222,8 +223,8 @@ def _links(field: ProfileField) -> Iterator[Link]:
         queue = Queue(_place(link["source"]), _place(link["target"]))
         if queue.source == queue.target:
             raise UsageError(f"{entry.what}: source and target are both {queue.source}")
-        latency_s = link["latency_s"].number(0.0, MOST_LATENCY_S) if "latency_s" in link else 0.0
-        yield Link(queue, parse_rate(*link["bytes_per_s"].amount()), latency_s)
+        seconds = (link[key].number(0.0, MOST_LATENCY_S) if key in link else 0.0 for key in ("latency_s", "each_s"))
+        yield Link(queue, parse_rate(*link["bytes_per_s"].amount()), *seconds)
 
 
 def _place(field: ProfileField) -> Place:

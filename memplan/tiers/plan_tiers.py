@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from enum import Enum
 from itertools import takewhile
 
 import numpy as np
@@ -43,17 +44,26 @@ BUSY = 0.95
 _DISK_BYTES = 2**60
 """As many as anybody spills."""
 
+
+class Pacing(Enum):
+    """The links that the device is planned with."""
+
+    DISK = "disk"
+    """As fast as those between the host and the disk at most, which makes fewest bytes where the disk is what limits a plan."""
+    OWN = "own"
+
+
 PlanDevice = Callable[[Machine, bool], MemGraph]
 """plan_device(machine, even): a plan of the device whose host holds everything; of a loop, with residents spread evenly if `even`."""
 
 
 def plan_tiers(
     graph: TaskGraph, machine: Machine, host_bytes: int, plan_device: PlanDevice, skew: Mapping[str, int] | None = None,
-    resident: Sequence[str] = (),
+    resident: Sequence[str] = (), paced_by: Pacing | None = None,
 ) -> MemGraph:  # fmt: skip
     """The plan of `graph` in a host arena of `host_bytes`. `skew` [weight by name] is at which byte of a sector it begins on the disk, 0
     for others; `resident` are the names of weights that a loop has on the host throughout whatever others are, from its top downwards, as
-    far as they fit.
+    far as they fit. With `paced_by` the device is planned for these links alone.
 
     Raises DoesNotFit, with the host's smallest budget; UsageError where the machine has no link to a disk; and as `plan_device`.
     """
@@ -61,8 +71,8 @@ def plan_tiers(
     skews = [0 if skew is None else skew.get(t.name, 0) % SECTOR for t in graph.tensors]
     tried: list[tuple[float, int, MemGraph]] = []
     refused: list[DoesNotFit] = []
-    for even, of_device in enumerate(_device_machines(machine)):
-        device = plan_device(of_device, bool(even))
+    for pacing, of_device in _device_machines(machine, paced_by):
+        device = plan_device(of_device, pacing is Pacing.OWN)
         try:
             found = _behind(device, machine, host_bytes, skews, resident)
         except DoesNotFit as error:
@@ -146,12 +156,12 @@ def _seconds(device: MemGraph, timeline: Timeline) -> Sequence[float]:
     return found
 
 
-def _device_machines(machine: Machine) -> tuple[Machine, ...]:
-    """`machine` with a host that holds everything: over links that are as fast as those between the host and the disk at most, which makes
-    fewest bytes where the disk is what limits a plan; and over its own."""
+def _device_machines(machine: Machine, paced_by: Pacing | None) -> tuple[tuple[Pacing, Machine], ...]:
+    """`machine` with a host that holds everything, by what paces its links."""
     pairs = (Queue.H2D, Queue.READ), (Queue.D2H, Queue.WRITE)
     slower = (_slower(machine.usual_link(near), machine.usual_link(far)) for near, far in pairs)
-    return tuple(dict.fromkeys(replace(it, host_bytes=_DISK_BYTES) for it in (machine.with_links(*slower), machine)))
+    by_pacing = {Pacing.DISK: machine.with_links(*slower), Pacing.OWN: machine}
+    return tuple((it, replace(of, host_bytes=_DISK_BYTES)) for it, of in by_pacing.items() if paced_by in (None, it))
 
 
 def _refuse_no_disk(machine: Machine) -> None:
