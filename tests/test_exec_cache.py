@@ -14,7 +14,7 @@ from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.cli import main
 from einpage.exec.run.choose import DeviceKind, refuse_host_budget
 from einpage.exec.run.report import DiskFigures, host_peaks
-from einpage.exec.system.cache_folder import blocks_folder
+from einpage.exec.system.cache_folder import CODE_LIMIT, blocks_folder, code_folder
 from einpage.memplan.graph.memgraph import Extent
 from einpage.memplan.machine.places import HOST
 from hand_plan import hand_graph
@@ -55,6 +55,17 @@ def test_it_lists_limits_and_clears(capsys: pytest.CaptureFixture[str], cache: P
     assert [Path(f["file"]).name for f in limited["files"]] == ["b.blocks"] and limited["limit_bytes"] == 15_000  # type: ignore[attr-defined, index]
     assert limited["removed_bytes"] == listed["bytes"] - limited["bytes"]  # type: ignore[operator]
     assert said(capsys, "--clear")["bytes"] == 0 and said(capsys)["limit_bytes"] == 15_000
+
+
+def test_machine_code_is_counted_and_cleared(capsys: pytest.CaptureFixture[str], cache: Path) -> None:
+    assert said(capsys)["code"] == {"folder": str(cache / "code"), "limit_bytes": CODE_LIMIT, "bytes": 0, "removed_bytes": 0, "files": 0}
+    code_folder().write("a", bytes(1000))
+    listed = said(capsys)["code"]
+    assert listed["files"] == 1 and 1000 < listed["bytes"] < 1100  # type: ignore[index]
+    assert main(["cache"]) == 0
+    assert "machine code: 1" in capsys.readouterr().out
+    cleared = said(capsys, "--clear")["code"]
+    assert (cleared["files"], cleared["bytes"], cleared["removed_bytes"]) == (0, 0, listed["bytes"])  # type: ignore[index]
 
 
 def test_a_limit_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -132,7 +132,7 @@ def test_where_a_bucket_begins_no_weight_is_loaded(budget: int) -> None:
 
 def test_weights_are_loaded_anew_where_a_plan_has_them_elsewhere() -> None:
     """Phases in their own pieces, as where one of them does not read some weight."""
-    with patch.object(plan_set, "weight_pieces", lambda model, planned: {Letter("f"): 2}):
+    with patch.object(plan_set, "weight_pieces", lambda program, graph: {Letter("f"): 2}):
         opening = opened(RAGGED, 4)
     assert opening.plans.first.planned.graph.split != opening.plans.buckets[0].planned.graph.split == ()
     for _ in range(2):

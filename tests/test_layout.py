@@ -55,7 +55,8 @@ FACE: dict[str, tuple[str, ...]] = {
         *("residency.loading", "residency.loop", "residency.resident_sets", "schedule.static_plans", "tiers.plan_tiers", "tiers.prologue"),
     ),
     "kernels": (
-        *("errors", "prepare", "layout.torch_dtype", "instructions.torch_kernel", "multiply.products", "on_torch.host_gather"),
+        *("errors", "prepare", "layout.torch_dtype", "on_llvm.compile", "instructions.torch_kernel", "multiply.products"),
+        "on_torch.host_gather",
         *("tiles.fp32_products", "tiles.measured_tiles", "tiles.target"),
     ),
     "exec": (),

@@ -1,17 +1,20 @@
-"""The folder of packed weights: files named by what is in them, which appear whole or not at all, within a limit.
+"""A folder of what can be made again: files named by what is in them, which appear whole or not at all, within a limit.
 
 In: a key, which is a digest of all that the bytes follow from, and a function that writes them. Out: the file of that key, made once. It is
 written under a name of its own, synced, and renamed; what a killed process left is removed by the next. The least recently used go when
-another wants their room.
+another wants their room. What is small and wanted often is written without waiting for the disk, and read whole beside its digest.
 
     <key>.blocks    | extents, each at a multiple of 4096 | index: JSON | [bytes of data, of index] of 8 bytes each | magic |
+    <key>.code      | SHA-256 of the key and the data | data |
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
+import stat
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,10 +28,11 @@ from einpage.einsum_front.base.units import format_bytes
 
 DEFAULT_LIMIT = 64 << 30
 """Bytes of all cache files together, where nobody said another limit."""
-_SUFFIX, _PART, _LIMIT = ".blocks", ".part", "limit"
+_PART, _LIMIT = ".part", "limit"
 _MAGIC = b"einpage blocks 1"
 _TAIL = struct.Struct("<QQ16s")
 _MOST_INDEX = 256 << 20
+_DIGEST_BYTES = hashlib.sha256().digest_size
 _numbers = count()
 
 
@@ -47,11 +51,15 @@ class CacheFolder:
     """`path` need not exist yet."""
 
     path: Path
+    suffix: str = ".blocks"
+    """Of the names of its files."""
+    default_limit: int = DEFAULT_LIMIT
+    """Bytes of all its files together, where nobody said another limit."""
 
     def files(self) -> tuple[CacheFile, ...]:
         """Those that are whole, the least recently used first."""
         found = []
-        for path in self._named(_SUFFIX):
+        for path in self._named(self.suffix):
             with suppress(FileNotFoundError):
                 status = path.stat()
                 found.append(CacheFile(path, status.st_size, status.st_atime))
@@ -62,7 +70,7 @@ class CacheFolder:
         try:
             return int((self.path / _LIMIT).read_text(encoding="ascii"))
         except (OSError, ValueError):
-            return DEFAULT_LIMIT
+            return self.default_limit
 
     def set_limit(self, nbytes: int) -> None:
         """Keep to `nbytes` from now on: what is too much goes. Raises DiskError."""
@@ -82,7 +90,7 @@ class CacheFolder:
 
     def find(self, key: str) -> tuple[Path, Mapping[str, object]] | None:
         """The file of that key and its index; None where there is none. It counts as used now."""
-        path = self.path / f"{key}{_SUFFIX}"
+        path = self._path(key)
         try:
             index = _index(path)
             os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))  # who has it open sees that nothing was written
@@ -108,7 +116,7 @@ class CacheFolder:
             )
         self._remove_abandoned()
         self._evict(nbytes, limit)
-        path = self.path / f"{key}{_SUFFIX}"
+        path = self._path(key)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with self._part() as (part, fd):
@@ -126,6 +134,40 @@ class CacheFolder:
         except OSError as error:
             raise full_or(f"{path}: cannot be written", error) from error
         return path, index
+
+    def read(self, key: str) -> bytes | None:
+        """What was written for that key; None where that is nothing, or not whole, or where another user could have written it. It counts
+        as used now."""
+        path = self._path(key)
+        try:
+            with path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                found = file.read() if status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else b""
+            data = found[_DIGEST_BYTES:]
+            if found[:_DIGEST_BYTES] != _digest(key, data):
+                path.unlink(missing_ok=True)
+                return None
+            os.utime(path)
+        except OSError:
+            return None
+        return data
+
+    def write(self, key: str, data: bytes) -> None:
+        """Keep `data` for that key, for `read`. Where the folder cannot be written, or the limit is less, nothing is kept."""
+        content, limit = _digest(key, data) + data, self.limit()
+        if len(content) > limit:
+            return
+        with suppress(OSError):
+            self._remove_abandoned()
+            self._evict(len(content), limit)
+            self.path.mkdir(parents=True, exist_ok=True)
+            with self._part() as (part, fd):
+                os.fchmod(fd, stat.S_IRUSR | stat.S_IWUSR)
+                _write_all(fd, content, 0)
+                os.replace(part, self._path(key))
+
+    def _path(self, key: str) -> Path:
+        return self.path / f"{key}{self.suffix}"
 
     @contextmanager
     def _part(self) -> Iterator[tuple[Path, int]]:
@@ -183,6 +225,11 @@ def _index(path: Path) -> Mapping[str, object]:
     if not isinstance(index, dict):
         raise ValueError("no index")
     return index
+
+
+def _digest(key: str, data: bytes) -> bytes:
+    """Of data under that key: what another file holds is not taken for it either."""
+    return hashlib.sha256(key.encode() + b"\0" + data).digest()
 
 
 def _write_all(fd: int, data: bytes, offset: int) -> None:

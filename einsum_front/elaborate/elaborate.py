@@ -23,7 +23,7 @@ from einpage.einsum_front.elaborate.declare import Declarations, bind_output
 from einpage.einsum_front.elaborate.partial_definitions import PartialDefinitions
 from einpage.einsum_front.elaborate.resolve import Symbol, SymbolTable
 from einpage.einsum_front.elaborate.state_writes import RowWrite, States
-from einpage.einsum_front.elaborate.statement import StatementResolver
+from einpage.einsum_front.elaborate.statement import ROWS, StatementResolver
 from einpage.einsum_front.graph.job import Part
 from einpage.einsum_front.graph.program import Definition, Output, Program, UnchangedRows, Weight
 from einpage.einsum_front.spec.document import BodyItem, Document, OutputEntry, Repeat
@@ -167,8 +167,8 @@ class _Elaborator:
         if write is None or is_all:
             unique = written
         else:
-            after = self._resolver.after_write(statement, write, written, shape)
-            words = {word: state.unique, written: written}
+            after = self._resolver.after_write(statement, write, shape)
+            words = {word: state.unique, ROWS: written}
             words |= {name: self._symbols[name].unique for name in (load.name for load in loads(write.start))}
             target = tuple(Axis(Letter(letter)) for letter in state.dims)
             unique = self._define(statement, state.shape, Part(target, _renamed(after, words)), loop)

@@ -19,6 +19,9 @@ from einpage.einsum_front.spec.parse import Statement
 from einpage.einsum_front.spec.sizes import refuse_beyond_fp32
 from einpage.einsum_front.spec.source import SourceFile
 
+ROWS = "(rows)"
+"""In a state after a write, the value that is written."""
+
 
 @dataclass(frozen=True, slots=True)
 class ResolvedStatement:
@@ -42,6 +45,7 @@ class StatementResolver:
         self._along_by_state = along_by_state
         self._names_by_statement: dict[int, dict[str, Span]] = {}
         self._resolved_by_key: dict[tuple[object, ...], ResolvedStatement] = {}
+        self._after_by_key: dict[tuple[object, ...], Expr] = {}
 
     def names(self, statement: Statement) -> dict[str, Span]:
         """Every name the statement uses, and where first."""
@@ -78,14 +82,21 @@ class StatementResolver:
         reads = [n.name for e in (expr, *([] if write is None else [write.start])) for n in walk(e) if isinstance(n, Load)]
         return ResolvedStatement(target, expr, tuple(dict.fromkeys(reads)), write)
 
-    def after_write(self, statement: Statement, write: RowWrite, rows: str, shape: tuple[int, ...]) -> Expr:
-        """The state after a write of the value `rows`, of `shape`; in it the state has the spec's name."""
+    def after_write(self, statement: Statement, write: RowWrite, shape: tuple[int, ...]) -> Expr:
+        """The state after a write of rows of `shape`, which are called ROWS in it; the state has the spec's name. `write` is that of what
+        the statement resolves to."""
+        key = (id(statement), id(write), shape)  # what was resolved is kept, and so is `write`
+        if key not in self._after_by_key:
+            self._after_by_key[key] = self._after_write(statement, write, shape)
+        return self._after_by_key[key]
+
+    def _after_write(self, statement: Statement, write: RowWrite, shape: tuple[int, ...]) -> Expr:
         state = self._table.symbols[statement.name]
         letters = tuple(map(Letter, state.dims))
         before = Load(statement.name, tuple(Axis(letter) for letter in letters), statement.span)
-        table = replace(self._table, symbols={**self._table.symbols, rows: Symbol(rows, "value", shape, tuple(map(str, shape)))})
+        table = replace(self._table, symbols={**self._table.symbols, ROWS: Symbol(ROWS, "value", shape, tuple(map(str, shape)))})
         indices = tuple(resolve(i, self._table, self._source) for i in statement.indices)
-        return with_safe_indices(after_write(write, indices, letters, rows, before), table, self._source)
+        return with_safe_indices(after_write(write, indices, letters, ROWS, before), table, self._source)
 
     def _target(self, statement: Statement) -> tuple[tuple[Expr, ...], RowWrite | None]:
         """The target's indices as axes and numbers, and which rows of a state it writes. Raises SpecError."""

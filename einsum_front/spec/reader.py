@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from math import isfinite
 from pathlib import Path
 
@@ -45,6 +46,7 @@ def load_document(path: str | Path) -> Document:
     return read_document(read_text(Path(path), f"the spec {path}", MAX_CHARACTERS), str(path))
 
 
+@lru_cache(maxsize=4)  # the phases of a generation open one spec at many sizes
 def read_document(text: str, path: str) -> Document:
     """The spec in `text`; `path` is for messages. Raises SpecError."""
     source = SourceFile(path, tuple(re.split(r"\r\n|[\r\n\x85\u2028\u2029]", text)))

@@ -1,4 +1,4 @@
-"""`einpage machine`: profiles that ship, or one of this machine, measured now. `einpage cache`: what is packed on its disk."""
+"""`einpage machine`: profiles that ship, or one of this machine, measured. `einpage cache`: what is kept on its disk."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
 
+from einpage.checkpoints.disk.cache_files import CacheFolder
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import format_bytes, parse_bytes
 from einpage.exec.measure.profiles import cached, cached_profiles, with_disk
-from einpage.exec.system.cache_folder import blocks_folder
+from einpage.exec.system.cache_folder import blocks_folder, code_folder
 from einpage.memplan.machine.disk_reads import disk_reads_values
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import Queue
@@ -48,16 +49,19 @@ def machine_command(a: argparse.Namespace) -> int:
 
 
 def cache_command(a: argparse.Namespace) -> int:
-    """List the files of packed weights, remove them, or say how many bytes they may have; the exit status. Raises UsageError, DiskError."""
-    folder = blocks_folder()
+    """List the files of packed weights, and how much machine code is kept; remove both; say how many bytes packed weights may have.
+
+    The exit status. Raises UsageError, DiskError.
+    """
+    folder, code = blocks_folder(), code_folder()
     limit = None if a.limit is None else parse_bytes(a.limit, "--limit")
-    before = sum(file.nbytes for file in folder.files())
+    before, code_before = _nbytes(folder), _nbytes(code)
     if limit is not None:
         folder.set_limit(limit)
     if a.clear:
         folder.clear()
-    files = folder.files()
-    total = sum(file.nbytes for file in files)
+        code.clear()
+    files, total, code_total = folder.files(), _nbytes(folder), _nbytes(code)
     if a.json:
         listed = [{"file": str(file.path), "bytes": file.nbytes, "used_s": file.used_s} for file in files]
         print(
@@ -68,6 +72,13 @@ def cache_command(a: argparse.Namespace) -> int:
                     "bytes": total,
                     "removed_bytes": before - total,
                     "files": listed,
+                    "code": {
+                        "folder": str(code.path),
+                        "limit_bytes": code.limit(),
+                        "bytes": code_total,
+                        "removed_bytes": code_before - code_total,
+                        "files": len(code.files()),
+                    },
                 }
             )
         )
@@ -75,9 +86,18 @@ def cache_command(a: argparse.Namespace) -> int:
     for file in files:
         used = datetime.fromtimestamp(file.used_s, UTC).strftime("%Y-%m-%d %H:%M")
         print(f"{file.path.name:<40} {format_bytes(file.nbytes):>10}  last used {used} UTC")
-    removed = f"; {format_bytes(before - total)} removed" if before > total else ""
-    print(f"{format_bytes(total)} of at most {format_bytes(folder.limit())} in {folder.path}{removed}")
+    print(_total(folder, total, before))
+    print(f"machine code: {_total(code, code_total, code_before)}")
     return 0
+
+
+def _nbytes(folder: CacheFolder) -> int:
+    return sum(file.nbytes for file in folder.files())
+
+
+def _total(folder: CacheFolder, nbytes: int, before: int) -> str:
+    removed = f"; {format_bytes(before - nbytes)} removed" if before > nbytes else ""
+    return f"{format_bytes(nbytes)} of at most {format_bytes(folder.limit())} in {folder.path}{removed}"
 
 
 def machine_facts(m: Machine) -> dict[str, object]:

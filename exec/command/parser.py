@@ -292,9 +292,12 @@ def _add_verify(commands: Commands) -> None:
 
 
 def _add_cache(commands: Commands) -> None:
-    p = commands.add_parser("cache", help="packed weights on the disk: list them, remove them, limit their bytes")
+    p = commands.add_parser(
+        "cache",
+        help="what is kept on the disk to be made once, packed weights and machine code: list it, remove it, limit the bytes of weights",
+    )
     p.add_argument("--clear", action="store_true", help="remove all")
-    p.add_argument("--limit", metavar="SIZE", help="how many bytes all may have from now on: the least recently used go first")
+    p.add_argument("--limit", metavar="SIZE", help="how many bytes packed weights may have from now on: the least recently used go first")
     p.add_argument("--json", action="store_true", help="one JSON object")
     p.set_defaults(command_function=cache_command)
 

@@ -27,8 +27,10 @@ from einpage.exec.device.arena import HostArena, MappedArena, residency_view, us
 from einpage.exec.device.device import DeviceMemory, MovedBytes, Rested, extents_beside, no_op
 from einpage.exec.device.disk import PlanDisk
 from einpage.exec.load.packed_tiles import OpenDisk
+from einpage.exec.system.cache_folder import code_folder
 from einpage.kernels.instructions.torch_kernel import Operands, TorchKernel
 from einpage.kernels.multiply.products import Products
+from einpage.kernels.on_llvm.compile import store_machine_code_in
 from einpage.kernels.prepare import Backend, PreparedKernels
 from einpage.memplan.graph.memgraph import Compute, Copy, Extent, Free, HostGather, MemGraph, Move, NodeId, Offset, ResidencyId
 from einpage.memplan.graph.packed import Residencies
@@ -97,6 +99,7 @@ class CpuDevice:
         self._under_way: dict[DiskRead, NodeId] = {}
         self._disk_writes: dict[NodeId, Callable[[], None]] = {}
         self.arena_bytes: int = memgraph.budget_bytes
+        store_machine_code_in(code_folder())
         calls = _KernelCalls(memgraph, self._arena, PreparedKernels(self._backend, Products(libraries, self._threads)))
         self._disk: PlanDisk | None = None
         if memgraph.has_disk:

@@ -18,6 +18,7 @@ from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.choose.best_first import least_of_all
 from einpage.einsum_front.choose.working_set import WorkingSets
 from einpage.einsum_front.graph.program import Program
+from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import Smallest, fitting_choice, smallest, too_many_splits, too_small
 from einpage.exec.planning.text_lengths import Bucket, TextLengths
@@ -110,6 +111,16 @@ def _phases(texts: TextLengths, phase_at: Callable[[Bucket], PhaseOps]) -> list[
 def weight_letters(program: Program) -> frozenset[Letter]:
     """Those that some weight is written with."""
     return frozenset(letter for weight in program.weights for letter in weight.letters)
+
+
+def weight_pieces(program: Program, graph: TaskGraph) -> dict[Letter, int]:
+    """Of the letters of weights: plans in the same have weights at the same offsets on the host."""
+    return {letter: n for letter, n in all_pieces(program, graph).items() if letter in weight_letters(program)}
+
+
+def all_pieces(program: Program, graph: TaskGraph) -> dict[Letter, int]:
+    """Of every letter, those that are not cut too."""
+    return {**dict.fromkeys(program.extents, 1), **dict(graph.split)}
 
 
 def common_pieces(phases: Sequence[PhaseOps]) -> Pieces | None:

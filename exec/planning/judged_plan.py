@@ -20,6 +20,7 @@ from einpage.einsum_front.choose.working_set import WorkingSets
 from einpage.einsum_front.graph.packed import packed
 from einpage.einsum_front.graph.program import Program, Weight, WeightsAs, needed
 from einpage.einsum_front.graph.taskgraph import TaskGraph
+from einpage.exec.planning.common_pieces import all_pieces
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import fused, split_for
 from einpage.memplan.bounds.bounds import GOOD_ENOUGH, Bounds, Effort, Reached, bounds, with_disk
@@ -83,11 +84,11 @@ class RejectedPlan(AssertionError):
 
 def plan_program(
     program: Program, machine: Machine | MachineSource, request: PlanRequest, since: float | None = None, pace: Pace | None = None,
-    working_sets: WorkingSets | None = None,
+    working_sets: WorkingSets | None = None, made: TaskGraph | None = None,
 ) -> Planned:  # fmt: skip
     """Split `program` for the budget and plan it. `since` is when the caller began (perf_counter), for `plan_s`; `pace` that of the
-    request, where somebody watches it; `working_sets` its fused operations, where they are at hand. A function for a machine is called when
-    all is refused that needs none.
+    request, where somebody watches it; `working_sets` its fused operations, where they are at hand; `made` its tasks in a split that fits
+    the budget, which serve where that split is asked for. A function for a machine is called when all is refused that needs none.
 
     Raises as build_graph and plan_graph.
     """
@@ -95,7 +96,8 @@ def plan_program(
     if isinstance(machine, Machine):
         refuse_full_host(program, machine, request)
     working_sets = working_sets or fused(program, request)
-    graph = split_for(working_sets, program, request).graph
+    is_made = made is not None and all_pieces(program, made).items() <= request.pieces.items()
+    graph = made if made is not None and is_made else split_for(working_sets, program, request).graph
     if not isinstance(machine, Machine):
         asked_s = perf_counter()
         machine = machine()

@@ -25,7 +25,7 @@ from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import aligned
 from einpage.einsum_front.choose.working_set import WorkingSets
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph
-from einpage.exec.planning.common_pieces import Fitting, PhaseOps, fitted, weight_letters
+from einpage.exec.planning.common_pieces import Fitting, PhaseOps, all_pieces, fitted, weight_letters, weight_pieces
 from einpage.exec.planning.judged_plan import MachineSource, Planned, compacted, judged, machine_now, plan_program
 from einpage.exec.planning.model import Model, ModelAt, asked, opened, whole_states
 from einpage.exec.planning.request import PlanRequest
@@ -226,13 +226,15 @@ def graph_of(model: Model, phase: Phase, request: PlanRequest) -> TaskGraph:
     ).graph
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Opened:
-    """A phase before it is planned."""
+    """A phase before it is planned, and while it is."""
 
     model: Model
     output: str
     request: PlanRequest
+    graph: TaskGraph | None = None
+    """That of the plan made last: another is often wanted of the same."""
 
     @cached_property
     def working_sets(self) -> WorkingSets:
@@ -257,6 +259,7 @@ class _Phases:
         steps = None if request.plan_steps is None else request.plan_steps // self._count
         self._request = replace(request, plan_seconds=request.plan_seconds / self._count, plan_steps=steps, others=Others.FEWEST)
         self._n = 0
+        self._last_read = opened_at(texts.reads()[-1])
 
     def all(self) -> tuple[PlannedPhase, ...]:
         """Those that read prompts, then the buckets, by position. What fits least comes first, so that little is planned in vain. Raises
@@ -267,7 +270,7 @@ class _Phases:
         common = {**dict.fromkeys(weight_letters(self._opened_at(last_bucket).model.program), 1), **self._fitting.pieces}
         last = self._bucket(last_bucket, self._request.in_pieces({} if self._fitting.is_free else common))
         try:
-            read = self._read(weight_pieces(last.model, last.planned))
+            read = self._read(weight_pieces(last.model.program, last.planned.graph))
         except DoesNotFit:  # the prompts' tasks do not fit in the pieces that are best for the last bucket
             read = self._read(common)
             last = self._bucket(last_bucket, self._request.in_pieces(common))
@@ -280,7 +283,7 @@ class _Phases:
 
     def _reads(self, last: PlannedPhase) -> tuple[PlannedPhase, ...]:
         """By position, the last of them planned already; all in its pieces."""
-        pieces = weight_pieces(last.model, last.planned)
+        pieces = weight_pieces(last.model.program, last.planned.graph)
         return *(self._read(pieces, bucket) for bucket in self._texts.reads()[:-1]), last
 
     def _with_residents(self, phase: PlannedPhase, resident: tuple[str, ...]) -> PlannedPhase:
@@ -291,7 +294,7 @@ class _Phases:
         resident = tuple(takewhile(names.__contains__, resident))
         if not resident or self._request.host_budget_bytes is not None:
             return phase  # a loop over a disk has no first pass of its own
-        request = self._request.in_pieces(_all_pieces(phase.model, phase.planned))
+        request = self._request.in_pieces(all_pieces(phase.model.program, phase.planned.graph))
         try:
             loop = self._bucket(phase.bucket, replace(request, resident=resident, others=Others.NONE))
         except DoesNotFit:
@@ -312,7 +315,7 @@ class _Phases:
                 resident = resident_weights(last)
                 if not resident:
                     raise
-                request = self._request.in_pieces(_all_pieces(last.model, last.planned))
+                request = self._request.in_pieces(all_pieces(last.model.program, last.planned.graph))
                 last = self._bucket(self._buckets[-1], replace(request, resident=resident[: len(resident) // 2], others=Others.NONE))
             else:
                 return tuple(reversed(found))
@@ -320,7 +323,7 @@ class _Phases:
     def _before(self, bucket: Bucket, following: PlannedPhase) -> PlannedPhase:
         """The bucket before `following`, beside its residents: at first with about as many bytes of others. It has less to do, so where it
         takes longer, these are not enough or too many, and all are tried."""
-        request = _beside(following, self._request.in_pieces(_all_pieces(following.model, following.planned)))
+        request = _beside(following, self._request.in_pieces(all_pieces(following.model.program, following.planned.graph)))
         found = [self._bucket(bucket, request)]
         if found[0].seconds > following.seconds:
             found.append(self._bucket(bucket, replace(request, resident_bytes=None, others=Others.FASTEST)))
@@ -332,13 +335,20 @@ class _Phases:
     def _planned(self, bucket: Bucket, request: PlanRequest) -> PlannedPhase:
         self._n += 1
         self._planning(min(self._n, self._count), self._count)
-        at = self._opened_at(bucket)
+        at = self._at(bucket)
         program, request = asked(at.model, at.output, self._possible(at, request))
         try:
-            planned = plan_program(program, self._machine, request, working_sets=at.working_sets)
+            planned = plan_program(program, self._machine, request, working_sets=at.working_sets, made=at.graph)
+            at.graph = planned.graph
             return PlannedPhase(at.model, compacted(planned), bucket, at.output)
         except DoesNotFit as error:
             raise DoesNotFit(error.misfit.of_task(_where(bucket))) from error
+
+    def _at(self, bucket: Bucket) -> _Opened:
+        """The last that reads prompts is planned before all buckets and after: it is opened once."""
+        if bucket == self._texts.reads()[-1]:
+            return self._last_read
+        return self._opened_at(bucket)
 
     def _possible(self, at: _Opened, request: PlanRequest) -> PlanRequest:
         """`request` with letters that no weight has in no more pieces than tasks of `at` can be cut into. Raises _TooFine for others, but
@@ -366,16 +376,6 @@ def _phase_ops(opened_at: OpenedAt, request: PlanRequest, bucket: Bucket) -> Pha
 def _where(bucket: Bucket) -> str:
     position = bucket.past + bucket.extra
     return f" at position {position} (a smaller --max-new ends before it)" if position else ""
-
-
-def weight_pieces(model: Model, planned: Planned) -> dict[Letter, int]:
-    """Of the letters of weights: plans in the same have weights at the same offsets on the host."""
-    return {letter: n for letter, n in _all_pieces(model, planned).items() if letter in weight_letters(model.program)}
-
-
-def _all_pieces(model: Model, planned: Planned) -> dict[Letter, int]:
-    """Of every letter, those that are not cut too."""
-    return {**dict.fromkeys(model.program.extents, 1), **dict(planned.graph.split)}
 
 
 def _first_pass(loop: PlannedPhase) -> PlannedPhase:

@@ -22,9 +22,10 @@ from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.device.arena import host_copies
 from einpage.exec.load.inputs import TokenLists, bind_inputs, plain, token_lists
+from einpage.exec.planning.common_pieces import weight_pieces
 from einpage.exec.planning.judged_plan import MachineSource, Planned, compacted, plan_program
 from einpage.exec.planning.model import Model, refuse_lacking_sizes
-from einpage.exec.planning.plan_set import PlannedSet, weight_pieces
+from einpage.exec.planning.plan_set import PlannedSet
 from einpage.exec.planning.text_lengths import LEAST_POSITIONS, TextLengths
 from einpage.exec.run.choose import RunOptions, make_device
 from einpage.exec.run.generation import Generation, GenerationFigures, plan_generation, refuse_prompts
@@ -156,7 +157,7 @@ class OpenModel:
             self.machine = planned.machine
             self._passes = {**dict([*self._passes.items()][1 - KEPT :]), key: planned}
         if self._pieces is None:
-            self._pieces = weight_pieces(model, planned)
+            self._pieces = weight_pieces(model.program, planned.graph)
         memgraph = planned.memgraph
         with loaded.alone():
             loaded.owner = None  # a text that was begun has lost its states
@@ -193,7 +194,7 @@ class OpenModel:
             plans = self._planned(exact)
         self.machine = plans.machine
         if self._pieces is None:
-            self._pieces = weight_pieces(plans.first.model, plans.first.planned)
+            self._pieces = weight_pieces(plans.first.model.program, plans.first.planned.graph)
         self._sets = [*self._sets[1 - KEPT :], plans]
         return plans
 

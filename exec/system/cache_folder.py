@@ -1,4 +1,4 @@
-"""Where einpage caches what it may lose: profiles of machines, tiles of GPUs, packed weights."""
+"""Where einpage caches what it may lose: profiles of machines, tiles of GPUs, packed weights, machine code."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import os
 from pathlib import Path
 
 from einpage.checkpoints.disk.cache_files import CacheFolder
+
+CODE_LIMIT = 16 << 20
+"""Bytes of machine code that are kept: a kernel has some 2 to 8 KiB."""
 
 
 def cache_folder() -> Path:
@@ -18,3 +21,8 @@ def cache_folder() -> Path:
 def blocks_folder() -> CacheFolder:
     """Where packed tiles of weights are cached."""
     return CacheFolder(cache_folder() / "blocks")
+
+
+def code_folder() -> CacheFolder:
+    """Where the machine code of the processor's kernels is cached."""
+    return CacheFolder(cache_folder() / "code", ".code", CODE_LIMIT)

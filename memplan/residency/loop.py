@@ -30,7 +30,9 @@ def without(problem: Problem, residents: Residents) -> Problem:
     and no longer compute what they did."""
     resident = frozenset(residents.tensors)
     tasks = (
-        task if task.gathers else replace(task, operands=tuple(tuple(t for t in operand if t not in resident) for operand in task.operands))
+        task
+        if task.gathers or resident.isdisjoint(task.reads())
+        else replace(task, operands=tuple(tuple(t for t in operand if t not in resident) for operand in task.operands))
         for task in problem.graph.tasks
     )
     below = problem.capacity - sum(problem.sizes[t] for t in residents.tensors)
