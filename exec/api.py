@@ -138,7 +138,7 @@ def run(
 ) -> RunResult:
     """Plan `model` as `plan` does, load its weights, and run it once, or `passes` times.
 
-    Without `machine` the plan is for the machine at hand, which is measured once (about 6 s) and its profile cached. `device` is
+    Without `machine` the plan is for the machine at hand, which is measured once (about 10 s) and its profile cached. `device` is
     auto, cpu or cuda; `dispatch` dynamic (None), static or serial, with the same bits. `inputs` are arrays by name in the declared
     shapes (of numpy, tensors of torch on any device, or nested lists), for all but the tokens that the model was opened with.
     `perplexity` adds the output that has logits for every position [batch, seq, vocab]. That an output holds NaN or inf is in
@@ -237,17 +237,18 @@ def open(
     choose.refuse_host_budget(kind, request.host_budget_bytes)
     asked = None if dispatch is None else _choice(choose.Dispatch, dispatch, "dispatch").value
     choices, refused = choose.choices_for(_fp32_products(fp32_products), kind, request.dtype)
-    if refused is not None:
-        warnings.warn(refused, stacklevel=2)
     try:
         tokenizer, ends = load_tokenizer(where), end_tokens(where)
     except TokenizerError:
         tokenizer, ends = None, frozenset[int]()
     settings, checkpoint = dict(set or {}), open_weights(where)
+    named = None if machine is None else _machine_named(machine)
+    for told in filter(None, (refused, None if named is None else named.by_torch_alone())):
+        warnings.warn(told, stacklevel=2)
     return OpenModel(
         spec=str(name),
         model_at=lambda sizes, tokens: open_model(name, {**settings, **sizes}, checkpoint, tokens, tokenizer),
-        machine=choose.machine_source(kind, None if machine is None else _machine_named(machine), host_budget is not None),
+        machine=choose.machine_source(kind, named, host_budget is not None),
         options=choose.RunOptions(
             request,
             dispatch=choose.dispatch_of(asked, False),

@@ -15,7 +15,7 @@ factors = st.floats(1.0, 9.0)
 def nothing_usual() -> KernelTimes:
     """Faster than any rates, and nothing in another's way: tasks take what the rates say."""
     products = ProductTimes(0.0, (AtRows(1, 1e30),))
-    return KernelTimes(0.0, 0.0, products, products, MapTimes(0.0, 0.0, 0.0, 0.0, 0.0), CopyTimes(host_links(1e30, 1e30), 0.0))
+    return KernelTimes(0.0, 0.0, products, products, products, MapTimes(0.0, 0.0, 0.0, 0.0, 0.0), CopyTimes(host_links(1e30, 1e30), 0.0))
 
 
 @st.composite
@@ -31,8 +31,9 @@ def kernel_times(draw: st.DrawFn) -> KernelTimes:
     return KernelTimes(
         start_s=draw(seconds),
         wakeup_s=draw(seconds),
-        products=ProductTimes(draw(seconds), draw(tables()), epilogue_s=draw(seconds), unpack_s=draw(seconds)),
+        products=ProductTimes(draw(seconds), draw(tables()), epilogue_s=draw(seconds), function_s=draw(seconds), unpack_s=draw(seconds)),
         attention=ProductTimes(draw(seconds), draw(tables()), draw(seconds)),
+        few_queries=ProductTimes(draw(seconds), draw(tables()), draw(seconds)),
         maps=MapTimes(*(draw(seconds) for _ in range(5)), draw(factors), draw(factors)),
         copies=CopyTimes(host_links(draw(rates), draw(rates), draw(seconds)), draw(seconds), draw(factors)),
     )

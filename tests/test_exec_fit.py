@@ -25,27 +25,38 @@ ROWS = (1, 16, 256)
 KNOWN = KernelTimes(
     start_s=1e-3,
     wakeup_s=1e-5,
-    products=ProductTimes(2e-5, (AtRows(1, 8e9, 1.2), AtRows(16, 5e10, 1.1), AtRows(256, 9e10, 1.0)), epilogue_s=3e-10),
+    products=ProductTimes(
+        2e-5,
+        (AtRows(1, 8e9, 1.2, by_columns=0.8), AtRows(16, 5e10, 1.1, by_columns=3.5), AtRows(256, 9e10, 1.0)),
+        epilogue_s=3e-10,
+        function_s=4e-9,
+    ),
     attention=ProductTimes(2e-5, (AtRows(1, 1e9, 1.5), AtRows(16, 4e9, 1.5), AtRows(256, 2e10, 1.25)), head_s=1e-5),
+    few_queries=ProductTimes(1e-5, (AtRows(1, 7e9, 1.1), AtRows(16, 7e9, 1.1), AtRows(256, 7e9, 1.1)), head_s=2e-6),
     maps=MapTimes(3e-5, 2e-6, 2e-10, 5e-9, 2e-4, 1.3),
     copies=CopyTimes(host_links(2e10, 2e10, 5e-6), 1e-4, 1.5),
 )
 
 
 def runs_of(times: KernelTimes, rows: Sequence[int] = ROWS) -> list[ProbeRuns]:
-    """What a machine with those times would show: two shapes of product, two maps and an attention for each number of rows."""
+    """What a machine with those times would show: products of some shapes, two maps and attentions for each number of rows."""
     found = []
     for r in rows:
-        works = [Work(KernelKind.PRODUCT, r, 2 * r * n * 1000, 0, *epilogue) for n, epilogue in ((500, (0, 0, 0)), (2000, (2, r * 18, 0)))]
+        works = [
+            Work(KernelKind.PRODUCT, r, 2 * r * n * 1000, 0, *epilogue, by_columns=by_columns)
+            for n, epilogue in ((500, (0, 0, 0)), (2000, (2, r * 18, 0)), (1000, (1, r * 9, r * 9)))
+            for by_columns in (False, True)
+        ]
         works += [Work(KernelKind.MAP, 0, 0, 0, *pointwise) for pointwise in ((6, 3000 * r, r), (12, 700 * r, 40 * r))]
         works += [Work(KernelKind.MAP, 0, 0, 0, 7, 900, 1, True), Work(KernelKind.ATTENTION, r, 40 * r * r, 5)]
+        works += [Work(KernelKind.ATTENTION, r, 40 * r * r, 9), *(Work(KernelKind.FEW_QUERIES, r, n * r, n) for n in (5, 9))]
         samples = [KernelSample(w, 1, times.seconds(w), times.seconds(w), times.sharing(w)[0] * times.seconds(w), 0.01) for w in works]
         found.append(ProbeRuns(r, tuple(samples), (), 0.0, times.start_s, 1.2 * CopyingThread.BLOCK / 2e10))
     return found
 
 
 def test_known_times_are_found_again() -> None:
-    found = fitted(runs_of(KNOWN), KNOWN.copies, KNOWN.wakeup_s, {16: (2.5, 3.5)})
+    found = fitted(runs_of(KNOWN), KNOWN.copies, KNOWN.wakeup_s, {16: 2.5})
     for work in [Work(KernelKind.PRODUCT, 40, 10**8), Work(KernelKind.MAP, 0, 0, 0, 9, 10**5, 10**3), Work(KernelKind.MAP, looks_up=True)]:
         assert found.seconds(work) == pytest.approx(KNOWN.seconds(work), rel=0.02), work
         assert found.sharing(work) == pytest.approx((KNOWN.sharing(work)[0], 1.2), rel=0.02)
@@ -53,9 +64,30 @@ def test_known_times_are_found_again() -> None:
         found.seconds(Work(KernelKind.PRODUCT, 16, 10**9, strided=s, by_columns=c)) for s, c in ((0, 0), (1, 0), (0, 1), (1, 1))
     )
     assert (strided, by_columns, both) == pytest.approx((2.5 * usual, 3.5 * usual, 3.5 * usual), rel=0.02)
-    long = Work(KernelKind.ATTENTION, 256, 10**8, 5)
-    assert found.seconds(long) == pytest.approx(KNOWN.seconds(long), rel=0.1)
+    for other in (
+        *(Work(kind, 256, 10**8, 5) for kind in (KernelKind.ATTENTION, KernelKind.FEW_QUERIES)),
+        *(Work(KernelKind.PRODUCT, 16, 10**7, 0, 1, 10**5, 10**5, by_columns=by) for by in (False, True)),
+        Work(KernelKind.PRODUCT, 1, 10**7, by_columns=True),
+    ):
+        assert found.seconds(other) == pytest.approx(KNOWN.seconds(other), rel=0.02), other
     assert (found.start_s, found.wakeup_s, found.copies) == (KNOWN.start_s, KNOWN.wakeup_s, KNOWN.copies)
+
+
+def test_what_has_other_rows_is_between_its_neighbours() -> None:
+    """The smaller side of a product of many rows is that of its matrix: no run has so many rows."""
+    runs = runs_of(KNOWN)
+    between = Work(KernelKind.PRODUCT, 64, 10**9)
+    slower = replace(runs[2].kernels[0], work=between, seconds=2 * KNOWN.seconds(between))
+    found = fitted([*runs[:2], replace(runs[2], kernels=(*runs[2].kernels, slower))], KNOWN.copies, KNOWN.wakeup_s, {})
+    for r in (16, 256):
+        beside = Work(KernelKind.PRODUCT, r, 10**9)
+        assert found.seconds(beside) > 1.02 * KNOWN.seconds(beside)
+
+
+def test_without_loops_of_our_own_few_queries_are_as_others() -> None:
+    runs = [replace(run, kernels=tuple(s for s in run.kernels if s.work.kind is not KernelKind.FEW_QUERIES)) for run in runs_of(KNOWN)]
+    found = fitted(runs, KNOWN.copies, KNOWN.wakeup_s, {})
+    assert found.few_queries == found.attention
 
 
 @settings(max_examples=50)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,12 +17,15 @@ import torch
 import einpage
 from checkpoint_metadata import SPECS, saved
 from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.base.libraries import FasterFrom, Libraries
 from einpage.exec.cli import main
 from einpage.exec.device.arena import HostArena
 from einpage.exec.planning.model import spec_for
 from einpage.exec.run import choose, loaded_model, open_model
 from einpage.exec.run.open_model import OpenModel
 from einpage.exec.run.sampling import Sampling
+from einpage.memplan.machine.machine import Measurement
+from einpage.memplan.machine.profile import load_machine
 from smollm2 import smollm2_path
 from test_exec_generate import expected
 from test_front_gallery import ENCODERS, MODELS
@@ -255,3 +260,19 @@ def test_a_refusal_says_nothing_beside_of_what_was_chosen(command: str, capsys: 
         assert main((command, *(word for word in words if command != "chat" or word not in ("--prompt", "a")))) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("einpage: --set colour: no size")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [({}, True), ({"libraries": Libraries(compiled=FasterFrom(0))}, False), ({"measured": Measurement(0.1, 0.2, 2)}, False)],
+)
+def test_a_profile_that_names_no_libraries_is_said_to_be_slower(changes: dict[str, Any], told: bool) -> None:
+    """Unless it was measured: torch may be the fastest there is."""
+    machine = replace(load_machine("cpu"), **changes)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        einpage.open(SPECS / "llama.yaml", "random:3", set=SIZES, budget="128KiB", machine=machine, device="cpu").close()
+    assert [str(one.message).partition(":")[0] for one in said] == told * [
+        "the profile cpu names no libraries, so all products are torch.mm's"
+    ]
+    assert all("\n" not in str(one.message) for one in said)

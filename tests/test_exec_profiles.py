@@ -63,7 +63,7 @@ def test_measuring_gives_a_whole_profile() -> None:
     assert torch.get_num_threads() == 1
     times, measured = machine.kernel_times, machine.measured
     assert times is not None and measured is not None
-    assert [at.rows for at in times.products.at_rows] == [at.rows for at in times.attention.at_rows] == [1, 4]
+    assert [at.rows for at in times.products.at_rows] == [at.rows for at in times.few_queries.at_rows] == [1, 4]
     assert 0 <= measured.spread < 1e3 and measured.load >= 0 and measured.cores == measure.cores()
     assert all(machine.usual_link(q).bytes_per_s <= machine.link(q).bytes_per_s for q in (Queue.H2D, Queue.D2H))
     profiles.save(machine, measure.cpu_profile(1))
@@ -79,10 +79,10 @@ def test_products_that_last_are_measured_in_fewer_turns(most_s: float, turns: in
     assert len(asked) == 2 * turns
 
 
-@pytest.mark.parametrize(("seconds", "runs"), [(float("inf"), 7), (0.0, 2)])
+@pytest.mark.parametrize(("seconds", "runs"), [(float("inf"), 7), (0.0, 1)])
 def test_runs_that_last_are_measured_fewer_times(seconds: float, runs: int) -> None:
     asked: list[int] = []
-    assert len(probe_runs._within(seconds, 2, 7, lambda: asked.append(1))) == len(asked) == runs  # type: ignore[arg-type, func-returns-value]
+    assert len(probe_runs._within(seconds, 7, lambda: asked.append(1))) == len(asked) == runs  # type: ignore[arg-type, func-returns-value]
 
 
 def test_a_profile_is_measured_once(own_cache: Path, quick: list[int | None]) -> None:
@@ -180,7 +180,7 @@ def test_a_broken_profile_is_measured_again(own_cache: Path, quick: list[int | N
         said: list[str] = []
         assert measure.measured_cpu(threads=2, say=said.append) == a_machine(name="cpu", threads=2)
         assert profiles.cached(measure.cpu_profile(2)) == a_machine(name="cpu", threads=2)
-        assert said[0].startswith("the profile kept is damaged, so this machine is measured again (about 6 s): ") and "\n" not in said[0]
+        assert said[0].startswith("the profile kept is damaged, so this machine is measured again (about 10 s): ") and "\n" not in said[0]
         assert str(own_cache) in said[0] and len(said) == 2
 
 
@@ -261,28 +261,23 @@ def test_each_shape_class_is_multiplied_by_what_saves_most(
 
 
 def test_how_much_longer_what_the_faster_library_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared: list[tuple[object, object]] = []
+    compared: list[tuple[Libraries, int]] = []
 
-    def share(one: products._TimedProduct, other: products._TimedProduct, memory: torch.Tensor) -> float:
-        compared.append((one, other))
+    def share(libraries: Libraries, rows: int, columns: int, memory: torch.Tensor) -> float:
+        compared.append((libraries, rows))
         return 0.5
 
-    monkeypatch.setattr(products, "_share", share)
+    monkeypatch.setattr(products, "_by_library", share)
     whole = products.INNER * products.COLUMNS[-1]
     for libraries, rows in (
         (ONLY_TORCH, 1),
-        (Libraries(compiled=FasterFrom(whole + 1)), 1),
-        (Libraries(compiled=FasterFrom(0)), 2),
+        (Libraries(FasterFrom(whole + 1)), 1),
         (Libraries(FasterFrom(few_rows=0)), 1),
+        (Libraries(FasterFrom(0), FasterFrom(0)), 1),
     ):
-        assert products.layout_factors(libraries, rows) == (1.0, 1.0) and not compared
-    by_columns_too = FasterFrom(one_row=3)
-    assert products.layout_factors(Libraries(compiled=FasterFrom(whole), by_columns=by_columns_too), 1) == (1.0, 2.0)
-    assert products.layout_factors(Libraries(FasterFrom(few_rows=whole), FasterFrom(0)), 2) == (2.0, 1.0)
-    one_row, few_rows = ([(of.job, of.libraries) for of in pair] for pair in compared)
-    by_rows, by_columns = (products.product_job(1, products.INNER, products.COLUMNS[-1], DType.FP32, by_columns=by) for by in (False, True))
-    assert one_row == [(by_rows, products.BY_COMPILED), (by_columns, Libraries(by_columns=by_columns_too))]
-    assert [libraries for _, libraries in few_rows] == [products.BY_ONEDNN, ONLY_TORCH] and few_rows[0][0] == few_rows[1][0]
+        assert products.strided_factor(libraries, rows) == 1.0 and not compared
+    assert products.strided_factor(Libraries(FasterFrom(few_rows=whole), FasterFrom(0)), 2) == 2.0
+    assert compared == [(products.BY_ONEDNN, 2)]
 
 
 @pytest.mark.parametrize(("rows", "by_columns"), [(1, False), (1, True), (2, True), (2, False), (17, True), (17, False)])

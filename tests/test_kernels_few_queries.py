@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from einpage.einsum_front.algebra.expr import Acc
+from einpage.einsum_front.base.libraries import MOST_QUERIES
 from einpage.kernels.on_llvm.compile import why_not_llvm
-from einpage.kernels.on_torch.few_queries import MOST_QUERIES, prepare_few_queries
+from einpage.kernels.on_torch.few_queries import prepare_few_queries
 from einpage.kernels.prepare import prepare
 from kernels_build import op
 from kernels_cases import attention, causal

@@ -41,12 +41,15 @@ def test_the_work_of_each_kind_of_task() -> None:
     assert works["y"] == Work(KernelKind.PRODUCT, 6, 2 * 2 * 6 * 16 * 24, operations=2, elements=2 * 6 * 24), "silu, times"
     assert works["logits"] == Work(KernelKind.PRODUCT, rows=1, flops=2 * 16 * 40)
     attention = works["o"]
-    assert attention is not None and (attention.kind, attention.rows, attention.heads) == (KernelKind.ATTENTION, 6, 2)
+    assert attention is not None and (attention.kind, attention.rows, attention.heads) == (KernelKind.FEW_QUERIES, 6, 2), "12 a head"
     norm = works["h"]
     # x**2, mean, + eps, rsqrt, times x, times norm1: what depends on s alone is computed for each s.
     assert norm == Work(KernelKind.MAP, operations=6, elements=6 * 16 * 4 + 12)
     last = next(work for work in works.values() if work is not None and work.looks_up)
     assert last.kind is KernelKind.MAP
+    longer = build_graph(open_model(PROFILES.parent / "llama.yaml", sizes | {"seq": 9}).program, PlanRequest(1 << 30)).graph
+    kinds = {work.kind for task in longer.tasks if (work := work_of(task)) is not None and work.heads}
+    assert kinds == {KernelKind.ATTENTION}, "18 queries a head"
     assert [task for task in graph.tasks if work_of(task) is None] == [task for task in graph.tasks if task.gathers]
 
 
@@ -82,6 +85,9 @@ WHOLE = machine_text(a_machine(kernel_times=nothing_usual(), measured=Measuremen
         ("flops_per_s: 1.0e+30", "flops_per_s: 0", "flops_per_s is '0'"),
         ("flops_per_s: 1.0e+30", "flops_per_s: .inf", "flops_per_s"),
         ("wakeup_s: 0.0", "wakeup_s: long", "wakeup_s is 'long'"),
+        ("by_columns: 1.0", "by_columns: 0", "by_columns is '0'"),
+        ("strided: 1.0", "strided: 0.9", "strided is '0.9'"),
+        ("few_queries:\n", "queries:\n", "kernel_times must have"),
         ("maps:\n", "map:\n", "kernel_times must have"),
         ("spread: 0.02", "spread: -1", "spread"),
         ("load: 0.1", "weight: 0.1", "measured must have"),

@@ -13,6 +13,8 @@ MOST_FEW_ROWS = 8
 """Up to so many rows a product takes about as long as its second matrix takes to be read."""
 MOST_UNPACKED_ROWS = 16
 """Up to so many rows our own kernels keep sums of all of them, and unpack a matrix that is kept as it is stored in registers."""
+MOST_QUERIES = 16
+"""Rows of queries that read the same keys, up to which an attention is loops of our own."""
 MOST_MANY_ROWS = 127
 """Up to so many rows a call's own cost tells; beyond, hardly."""
 

@@ -3,7 +3,7 @@
 Probes of rates are ordinary jobs run by the ordinary kernels: a product for each dtype (FLOP/s), a product of few rows and a pointwise
 job (what memory allows), the smallest job (latency). Two threads copy blocks all the while, as the copy engines do. Of several samples
 the best of each rate counts, and whatever is faster in a run: a lower bound needs rates that nothing beats. What is usual is fitted to
-runs of a small model. The profile holds for this machine with this number of torch threads.
+runs of small models. The profile holds for this machine with this number of torch threads.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from einpage.exec.measure.copies import CopySamples, measured_copies
 from einpage.exec.measure.fit import fitted, spread
 from einpage.exec.measure.kernels_version import blas, kernels_version
 from einpage.exec.measure.probe_runs import PROBE_ROWS, ProbeRuns, probe_runs
-from einpage.exec.measure.products import layout_factors, measured_libraries, pointwise_job, product_job, unpack_seconds
+from einpage.exec.measure.products import measured_libraries, pointwise_job, product_job, strided_factor, unpack_seconds
 from einpage.exec.measure.profiles import Say, measured, profile_path
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.kernels.multiply.products import ONLY_MM, Products
@@ -73,7 +73,7 @@ def measured_cpu(*, threads: int | None = None, again: bool = False, say: Say | 
     return measured(cpu_profile(threads), lambda: measure_cpu(threads=threads), again, say)
 
 
-def measure_cpu(seconds: float = 1.2, threads: int | None = None, rows: tuple[int, ...] = PROBE_ROWS) -> Machine:
+def measure_cpu(seconds: float = 0.8, threads: int | None = None, rows: tuple[int, ...] = PROBE_ROWS) -> Machine:
     """Measure the best rates for about `seconds`, with `threads` torch threads, then runs with so many rows each. Sets torch's number of
     threads for the process."""
     threads = default_threads() if threads is None else threads
@@ -97,7 +97,7 @@ def measure_cpu(seconds: float = 1.2, threads: int | None = None, rows: tuple[in
         libraries=libraries,
         about=f"Measured on {_cpu_name()} with {threads} of {cores()} cores for torch; torch {torch.__version__}.",
     )
-    return _with_runs(machine, tuple(probe_runs(machine, rows)), measured_copies(COPIES_S), load)
+    return _with_runs(machine, probe_runs(machine, rows), measured_copies(COPIES_S), load)
 
 
 def _with_runs(machine: Machine, runs: Sequence[ProbeRuns], copies: CopySamples, load: float) -> Machine:
@@ -119,10 +119,10 @@ def _with_runs(machine: Machine, runs: Sequence[ProbeRuns], copies: CopySamples,
     usual = host_links(copy_bytes_per_s, copy_bytes_per_s, _rounded(copies.least_s + handover_s))
     gathers_s = [max(0.0, seconds - usual[0].seconds(nbytes)) for run in runs for nbytes, seconds in run.gathers]
     times = CopyTimes(usual, _rounded(median(gathers_s or [0.0])), _rounded(max(1.0, copies.together)))
-    layouts_by_rows = {run.rows: layout_factors(machine.libraries, run.rows) for run in runs}
+    strided_by_rows = {rows: strided_factor(machine.libraries, rows) for rows in {run.rows for run in runs}}
     return replace(
         best,
-        kernel_times=fitted(runs, times, wakeup_s, layouts_by_rows, unpack_seconds(machine.libraries)),
+        kernel_times=fitted(runs, times, wakeup_s, strided_by_rows, unpack_seconds(machine.libraries)),
         measured=Measurement(spread(runs), round(load, 2), cores()),
     )
 

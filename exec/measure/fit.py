@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import log
 from statistics import median
 
 import numpy as np
@@ -19,25 +20,39 @@ from einpage.memplan.machine.work import KernelKind, Work
 
 LEAST_SHARE = 0.05
 """Of a sample, what is left to arithmetic whatever launches seem to take."""
+FAST = 1e15
+"""FLOP/s of arithmetic that no sample shows."""
 
 
 def fitted(
-    runs: Sequence[ProbeRuns], copies: CopyTimes, wakeup_s: float, layouts_by_rows: Mapping[int, tuple[float, float]], unpack_s: float = 0.0
+    runs: Sequence[ProbeRuns], copies: CopyTimes, wakeup_s: float, strided_by_rows: Mapping[int, float], unpack_s: float = 0.0
 ) -> KernelTimes:
-    """What explains the samples best. `layouts_by_rows`: how many times longer products take of operands that are parts of wider rows, and
-    of such that lie column by column; `unpack_s`: a number of a stored weight."""
+    """What explains the samples best. `strided_by_rows`: how many times longer products take of operands that are parts of wider rows;
+    `unpack_s`: a number of a stored weight."""
     samples = [sample for run in runs for sample in run.kernels]
     alone_s = CopyingThread.BLOCK / copies.links[0].bytes_per_s
-    slows = {run.rows: _factor([run.block_s / alone_s]) for run in runs}
+    rows = sorted({run.rows for run in runs})
+    slows = {r: _factor([median(run.block_s for run in runs if run.rows == r) / alone_s]) for r in rows}
     maps = _maps(_alike(samples, KernelKind.MAP))
-    products = _products(_alike(samples, KernelKind.PRODUCT), sorted(run.rows for run in runs), layouts_by_rows)
+    products = _products(_alike(samples, KernelKind.PRODUCT), rows, strided_by_rows)
     attention = _attention(_alike(samples, KernelKind.ATTENTION), products.launch_s)
-    start_s = median(run.start_s for run in runs)
-    products, attention = (
-        replace(times, at_rows=tuple(replace(at, slows_copies=slows[at.rows]) for at in times.at_rows)) for times in (products, attention)
+    few_queries = _few_queries(_alike(samples, KernelKind.FEW_QUERIES)) or attention
+    attention = attention or few_queries
+    assert attention is not None and few_queries is not None, "probes have attention"
+    products, attention, few_queries = (_slowing(times, slows) for times in (products, attention, few_queries))
+    return KernelTimes(
+        _rounded(median(run.start_s for run in runs)),
+        _rounded(wakeup_s),
+        replace(products, unpack_s=_rounded(unpack_s)),
+        attention,
+        few_queries,
+        replace(maps, slows_copies=_factor([*slows.values()])),
+        copies,
     )
-    maps = replace(maps, slows_copies=_factor([*slows.values()]))
-    return KernelTimes(_rounded(start_s), _rounded(wakeup_s), replace(products, unpack_s=_rounded(unpack_s)), attention, maps, copies)
+
+
+def _slowing(times: ProductTimes, slows: Mapping[int, float]) -> ProductTimes:
+    return replace(times, at_rows=tuple(replace(at, slows_copies=slows[at.rows]) for at in times.at_rows))
 
 
 def spread(runs: Sequence[ProbeRuns]) -> float:
@@ -65,41 +80,64 @@ def _maps(found: list[tuple[Work, float, float]]) -> MapTimes:
     )
 
 
-def _products(found: list[tuple[Work, float, float]], rows: list[int], layouts_by_rows: Mapping[int, tuple[float, float]]) -> ProductTimes:
-    used = [
-        (work, seconds, beside)
-        for work, seconds, beside in found
-        if work.rows in rows and not (work.strided or work.by_columns or work.functions)
-    ]
-    terms = np.array([(1.0, work.elements, *(work.flops * (work.rows == r) for r in rows)) for work, *_ in used])
-    launch_s, epilogue_s, *flop_s = non_negative(terms, np.array([seconds for _, seconds, _ in used]))
+def _products(found: list[tuple[Work, float, float]], rows: list[int], strided_by_rows: Mapping[int, float]) -> ProductTimes:
+    """A rate for each number of rows, and one where the matrix lies column by column; what has other rows is between its neighbours."""
+    used = [entry for entry in found if not entry[0].strided]
+    layouts = (False, True)
+    shares = [[(w.by_columns == layout) * share for layout in layouts for share in _shares(w.rows, rows)] for w, *_ in used]
+    terms = np.array([(1.0, w.elements, w.functions, *(w.flops * share for share in of)) for (w, *_), of in zip(used, shares, strict=True)])
+    launch_s, epilogue_s, function_s, *flop_s = non_negative(terms, np.array([seconds for _, seconds, _ in used]))
+    by_rows_s, by_columns_s = flop_s[: len(rows)], flop_s[len(rows) :]
     entries = tuple(
         AtRows(
             r,
             _rounded(1 / each_s),
             _factor([beside for work, _, beside in used if work.rows == r]),
-            *(_factor([factor]) for factor in layouts_by_rows.get(r, ())),
+            _factor([strided_by_rows.get(r, 1.0)]),
+            _rounded(column_s / each_s) if column_s > 0 else 1.0,
         )
-        for r, each_s in zip(rows, flop_s, strict=True)
+        for r, each_s, column_s in zip(rows, by_rows_s, by_columns_s, strict=True)
         if each_s > 0
+    )
+    return ProductTimes(
+        _rounded(launch_s), entries, epilogue_s=_rounded(epilogue_s), function_s=_rounded(max(function_s, epilogue_s))
     )  # fmt: skip
-    return ProductTimes(_rounded(launch_s), entries, epilogue_s=_rounded(epilogue_s))
 
 
-def _attention(found: list[tuple[Work, float, float]], launch_s: float) -> ProductTimes:
-    """The launch of other products; what the shortest rows take beyond it is by heads, the rest by arithmetic."""
-    found = sorted(found, key=lambda entry: entry[0].rows)
-    shortest, seconds, _ = found[0]
-    head_s = max(0.0, seconds * (1 - LEAST_SHARE) - launch_s) / shortest.heads
-    entries = [
-        AtRows(
-            work.rows,
-            _rounded(work.flops / max(seconds - launch_s - work.heads * head_s, LEAST_SHARE * seconds)),
-            _factor([beside]),
-        )
-        for work, seconds, beside in found
-    ]  # fmt: skip
-    return ProductTimes(launch_s, tuple(entries), _rounded(head_s))
+def _shares(rows: int, known: list[int]) -> list[float]:
+    """How much each of the ascending `known` has of `rows`, over their logarithms: all of it the nearest beyond either end."""
+    low = max((k for k in known if k <= rows), default=known[0])
+    high = min((k for k in known if k >= rows), default=known[-1])
+    share = 0.0 if high <= low else log(rows / low) / log(high / low)
+    return [(1 - share) * (k == low) + share * (k == high and high != low) for k in known]
+
+
+def _attention(found: list[tuple[Work, float, float]], launch_s: float) -> ProductTimes | None:
+    """The launch of other products; what is beyond it is by heads and by arithmetic, at a rate for each number of rows."""
+    if not found:
+        return None
+    rows = sorted({work.rows for work, *_ in found})
+    left = np.array([max(seconds - launch_s, LEAST_SHARE * seconds) for _, seconds, _ in found])
+    head_s, *flop_s = non_negative(np.array([(work.heads, *(work.flops * (work.rows == r) for r in rows)) for work, *_ in found]), left)
+    entries = tuple(
+        AtRows(r, _rounded(1 / each_s) if each_s > 0 else FAST, _factor([beside for work, _, beside in found if work.rows == r]))
+        for r, each_s in zip(rows, flop_s, strict=True)
+    )
+    return ProductTimes(launch_s, entries, _rounded(head_s))
+
+
+def _few_queries(found: list[tuple[Work, float, float]]) -> ProductTimes | None:
+    """A launch, heads and one rate."""
+    if not found:
+        return None
+    terms = np.array([(1.0, work.heads, work.flops) for work, *_ in found])
+    launch_s, head_s, flop_s = non_negative(terms, np.array([seconds for _, seconds, _ in found]))
+    rate = _rounded(1 / flop_s) if flop_s > 0 else FAST
+    entries = (
+        AtRows(rows, rate, _factor([beside for work, _, beside in found if work.rows == rows]))
+        for rows in sorted({work.rows for work, *_ in found})
+    )
+    return ProductTimes(_rounded(launch_s), tuple(entries), _rounded(head_s))
 
 
 def non_negative(terms: Floats, seconds: Floats) -> list[float]:

@@ -1,15 +1,15 @@
-"""Runs of a small model, in which every node is timed: what kernels take among others, as in any run, alone and beside copies.
+"""Runs of small models, in which every node is timed: what kernels take among others, as in any run, alone and beside copies.
 
-In: a Machine of which the best rates are known. Out: samples, one a node, of a model with as many tokens as there are rows to know. All its
-weights are on the device, so that nothing is copied but by a thread that this file starts. Its sizes are those of no model; its weights are
-more than caches hold, as weights are.
+In: a Machine of which the best rates are known. Out: samples, of models with as many tokens as there are rows to know. All their
+weights are on the device, so that nothing is copied but by a thread that this file starts. Their sizes are those of no model; their weights
+are more than caches hold, as weights are. Runs take turns, in rounds: a machine's memory drifts within seconds.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from time import perf_counter
@@ -32,20 +32,33 @@ from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.profile import PROFILES
 from einpage.memplan.machine.work import Work, work_of
 
-SPEC = PROFILES.parent / "llama.yaml"
-SIZES = {"batch": 1, "model": 640, "heads": 10, "kv_heads": 5, "ffn": 1792, "vocab": 8192, "layers": 2}
-"""Two layers and the vocabulary are 60 MB."""
-PROBE_ROWS = (1, 4, 8, 16, 64, 256, 1024)
+
+@dataclass(frozen=True, slots=True)
+class ProbeModel:
+    spec: str
+    sizes: Mapping[str, int]
+
+
+PROBE_MODELS = (
+    ProbeModel("llama.yaml", {"model": 640, "heads": 10, "kv_heads": 5, "ffn": 1792, "vocab": 8192}),
+    ProbeModel("gpt2.yaml", {"model": 640, "heads": 10, "ffn": 2304, "vocab": 8192, "context": 2048}),
+)
+"""The matrices of one lie row by row, those of the other column by column. Their layers are 19 MB each, and the vocabulary 21 MB."""
+LAYERS_BELOW = ((64, 4), (256, 2))
+"""By how many rows: with few of them weights are to be more than caches hold; from 256 on one layer lasts long enough."""
+PROBE_ROWS = (1, 8, 16, 64, 256, 1024)
 """One for each shape class of products, at least."""
 BUDGET = 256 << 20
-ALONE, BESIDE = 7, 5
-"""Runs, the first of which does not count."""
-ALONE_S, BESIDE_S = 0.5, 0.3
-"""How long they last together: once these have passed, none begins but the least that it takes, two alone and one beside copies."""
-USUAL = 0.25
-"""The quantile that is usual."""
+ROUNDS = 3
+"""In each, every model runs with every number of rows: what a machine does differently a second later is in the samples."""
+ALONE_S, BESIDE_S = 0.04, 0.02
+"""How long the runs of a round last together, alone and beside copies: once these have passed, none begins but the first."""
+MOST_RUNS = 6
+"""In a round, of each."""
+USUAL, LOW = 0.5, 0.25
+"""The quantiles that are usual, and of what nothing held up."""
 LONG_RUN = 256
-"""From so many rows on half as many do."""
+"""From so many rows on the first run of a round counts."""
 NODES_FREED = 8
 """For which a dispatcher works after each copy."""
 CONSTANT = 0.01
@@ -54,8 +67,7 @@ CONSTANT = 0.01
 
 @dataclass(frozen=True, slots=True)
 class KernelSample:
-    """All nodes that do the same, in all runs. The first of a run are slow, and so are those that something else held up: what is usual
-    is the lower quartile."""
+    """All nodes that do the same, in all runs of a model. What is usual is the median: a run is predicted as the sum of them."""
 
     work: Work
     nbytes: int
@@ -67,7 +79,7 @@ class KernelSample:
     beside_s: float
     """As `seconds`, beside copies."""
     spread: float
-    """From the lower quartile to the median, as a share of it."""
+    """From the lower quartile to the median, as a share of the former."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,43 +98,63 @@ class ProbeRuns:
     """Of each block that the thread copies meanwhile; 0 where it had no time for one."""
 
 
-def probe_runs(machine: Machine, rows_wanted: tuple[int, ...] = PROBE_ROWS) -> Iterator[ProbeRuns]:
-    """Runs with each number of tokens, on a device of `machine`. A second or two."""
-    with copying_thread() as copies:
-        for rows in rows_wanted:
-            yield _probe(machine, rows, copies)
+def probe_runs(machine: Machine, rows_wanted: tuple[int, ...] = PROBE_ROWS) -> list[ProbeRuns]:
+    """Runs of each model with each number of tokens, on a device of `machine`. Some seconds."""
+    plans = [(rows, _planned(machine, model, rows)) for rows in rows_wanted for model in PROBE_MODELS]
+    host = HostArena(Nbytes(max(planned.memgraph.host_bytes for _, planned in plans)))
+    memory = CpuMemory(host, BUDGET)
+    with copying_thread() as copies, ExitStack() as stack:
+        probes = [_Probe(machine, rows, planned, memory, stack) for rows, planned in plans]
+        for _ in range(ROUNDS):
+            for probe in probes:
+                probe.run(copies)
+    return [probe.samples() for probe in probes]
 
 
-def _probe(machine: Machine, rows: int, copies: CopyingThread) -> ProbeRuns:
-    model = open_model(SPEC, {**SIZES, "seq": rows})
-    planned = plan_program(model.program, machine, PlanRequest(BUDGET, warm=True))
-    host = HostArena(planned.memgraph.host_bytes)
-    slots = host_copies(planned.memgraph, host)
-    for tensor in planned.graph.tensors:
-        if tensor.id in slots:
-            slots[tensor.id].fill_(1 if tensor.kind is Kind.INPUT else CONSTANT)
-    memory = CpuMemory(host, planned.memgraph.budget_bytes)
-    device = CpuDevice(planned.memgraph, memory, threads=machine.threads, libraries=machine.libraries)
+def _planned(machine: Machine, model: ProbeModel, rows: int) -> Planned:
+    layers = next((layers for below, layers in LAYERS_BELOW if rows < below), 1)
+    opened = open_model(PROFILES.parent / model.spec, {"batch": 1, "layers": layers, "seq": rows, **model.sizes})
+    return plan_program(opened.program, machine, PlanRequest(BUDGET, passes=ROUNDS))
 
-    fewer = 2 if rows >= LONG_RUN else 1
-    with closing(DynamicDispatcher(planned.memgraph)) as dispatcher:
 
-        def run(copying: bool) -> Measured:
-            device.preload()
-            with copies.going() if copying else nullcontext():
-                return dispatcher.run(device)
+class _Probe:
+    """A model with so many tokens, ready to run whenever it is asked to. All probes share one memory: what a run needs is written anew
+    before the first of a round."""
 
-        alone = _within(ALONE_S, 2, ALONE // fewer, lambda: run(False))[1:]
+    def __init__(self, machine: Machine, rows: int, planned: Planned, memory: CpuMemory, stack: ExitStack) -> None:
+        self._rows, self._planned, self._host = rows, planned, memory.host
+        self._device = CpuDevice(planned.memgraph, memory, threads=machine.threads, libraries=machine.libraries)
+        self._dispatcher = stack.enter_context(closing(DynamicDispatcher(planned.memgraph)))
+        self._alone, self._beside, self._blocks_s = list[Measured](), list[Measured](), list[float]()
+
+    def run(self, copies: CopyingThread) -> None:
+        """A round."""
+        slots = host_copies(self._planned.memgraph, self._host)
+        for tensor in self._planned.graph.tensors:
+            if tensor.id in slots:
+                slots[tensor.id].fill_(1 if tensor.kind is Kind.INPUT else CONSTANT)
+        self._device.preload()
+        if self._rows < LONG_RUN:
+            self._run()
+        self._alone += _within(ALONE_S, MOST_RUNS, self._run)
         before = len(copies.seconds)
-        beside = _within(BESIDE_S, 1, BESIDE // fewer, lambda: run(True))
-    block_s = float(np.quantile(copies.seconds[before:] or [0.0], USUAL))
-    return _samples(rows, planned, alone, beside, block_s)
+        with copies.going():
+            self._beside += _within(BESIDE_S, MOST_RUNS, self._run)
+        self._blocks_s += copies.seconds[before:]
+
+    def _run(self) -> Measured:
+        return self._dispatcher.run(self._device)
+
+    def samples(self) -> ProbeRuns:
+        """Of all rounds."""
+        block_s = float(np.quantile(self._blocks_s or [0.0], USUAL))
+        return _samples(self._rows, self._planned, self._alone, self._beside, block_s)
 
 
-def _within(seconds: float, least: int, most: int, run: Callable[[], Measured]) -> list[Measured]:
-    """`most` runs, or as many as begin within so many seconds, but the `least`."""
-    began, found = perf_counter(), list[Measured]()
-    while len(found) < most and (len(found) < least or perf_counter() - began < seconds):
+def _within(seconds: float, most: int, run: Callable[[], Measured]) -> list[Measured]:
+    """`most` runs, or as many as begin within so many seconds, but the first."""
+    began, found = perf_counter(), [run()]
+    while len(found) < most and perf_counter() - began < seconds:
         found.append(run())
     return found
 
@@ -139,10 +171,10 @@ def _samples(rows: int, planned: Planned, alone: list[Measured], beside: list[Me
     samples: list[KernelSample] = []
     for work, alike in at_by_work.items():
         kernels = computes[alike]
-        usual, middle = np.quantile(took[:, kernels] + handovers[:, alike], (USUAL, 0.5)).tolist()
+        usual, low = np.quantile(took[:, kernels] + handovers[:, alike], (USUAL, LOW)).tolist()
         beside_s = float(np.quantile(took_beside[:, kernels] + handovers_beside[:, alike], USUAL))
         nbytes = max(tasks[t].bytes_touched for t in nodes.subject[kernels].tolist())
-        samples.append(KernelSample(work, nbytes, usual, float(took[:, kernels].min()), beside_s, middle / usual - 1))
+        samples.append(KernelSample(work, nbytes, usual, float(took[:, kernels].min()), beside_s, usual / low - 1))
     gathers = [
         (int(tensors[tasks[nodes.subject[n]].result].nbytes), float(np.median(took[:, n]))) for n in np.flatnonzero(nodes.kind == GATHER)
     ]

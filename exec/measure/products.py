@@ -19,10 +19,13 @@ import torch
 from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Letter, Load
 from einpage.einsum_front.base.dtype import BlockFormat, DType, Stored
 from einpage.einsum_front.base.libraries import ALWAYS, MOST_UNPACKED_ROWS, ONLY_TORCH, FasterFrom, Libraries
+from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.job import Box, Contraction, ContractJob, MapJob, Part, Range, View
+from einpage.exec.device.arena import MappedArena
 from einpage.kernels.instructions.torch_kernel import TorchKernel
 from einpage.kernels.multiply.products import Products, compiles, linear
 from einpage.kernels.prepare import prepare
+from einpage.memplan.graph.memgraph import Extent, Offset
 
 ROWS = {"one_row": 1, "few_rows": 5, "more_rows": 12, "many_rows": 64, "most_rows": 256}
 """What each shape class is measured with."""
@@ -44,7 +47,7 @@ BY_ONEDNN, BY_COMPILED = Libraries(ALWAYS), Libraries(compiled=ALWAYS, by_column
 
 def measured_libraries() -> Libraries:
     """The shape classes and sizes at which another library than torch is faster."""
-    memory = torch.ones(WEIGHT_BYTES // 4)
+    memory = _all_weights()
     onednn, compiled, by_columns = dict[str, int | None](), dict[str, int | None](), dict[str, int | None]()
     for name, rows in ROWS.items():
         by_onednn = _saved(BY_ONEDNN, rows, memory) if linear() is not None else NOTHING
@@ -56,18 +59,19 @@ def measured_libraries() -> Libraries:
     return Libraries(FasterFrom(**onednn), FasterFrom(**compiled), FasterFrom(**by_columns))
 
 
-def layout_factors(libraries: Libraries, rows: int) -> tuple[float, float]:
-    """How many times longer a product of so many rows takes whose operands what is faster does not read: oneDNN where one is a part of
-    wider rows, our own kernels where one lies column by column (AtRows.strided, by_columns)."""
-    memory, elements = torch.ones(WEIGHT_BYTES // 4), INNER * COLUMNS[-1]
-    if libraries.compiled.is_faster(rows, elements):
-        others = replace(ONLY_TORCH, by_columns=libraries.by_columns)
-        by_columns = _TimedProduct(product_job(rows, INNER, COLUMNS[-1], DType.FP32, by_columns=True), others)
-        by_rows = _TimedProduct(product_job(rows, INNER, COLUMNS[-1], DType.FP32), BY_COMPILED)
-        return 1.0, 1 / _share(by_rows, by_columns, memory)
-    if libraries.onednn.is_faster(rows, elements):
-        return 1 / _by_library(BY_ONEDNN, rows, COLUMNS[-1], memory), 1.0
-    return 1.0, 1.0
+def strided_factor(libraries: Libraries, rows: int) -> float:
+    """How many times longer a product of so many rows takes where an operand is a part of wider rows, which oneDNN does not read
+    (AtRows.strided)."""
+    elements = INNER * COLUMNS[-1]
+    if libraries.compiled.is_faster(rows, elements) or not libraries.onednn.is_faster(rows, elements):
+        return 1.0
+    return 1 / _by_library(BY_ONEDNN, rows, COLUMNS[-1], _all_weights())
+
+
+def _all_weights() -> torch.Tensor:
+    """Flat, on the pages that a device's arena has."""
+    memory = MappedArena(WEIGHT_BYTES, touch=True).view(Extent(Offset(0), Nbytes(WEIGHT_BYTES)), (WEIGHT_BYTES // 4,), DType.FP32)
+    return memory.fill_(1.0)
 
 
 def unpack_seconds(libraries: Libraries) -> float:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from einpage.einsum_front.algebra.expr import Acc, Letter, Region
 from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.libraries import MOST_QUERIES
 from einpage.einsum_front.graph.job import AttentionJob
 from einpage.kernels.instructions.bind import bind
 from einpage.kernels.instructions.torch_kernel import TorchKernel
@@ -28,8 +29,6 @@ from einpage.kernels.on_llvm.compile import why_not_llvm
 from einpage.kernels.on_llvm.loop_nests import Applied, Array, Constant, Element, Loaded, LoopNests, Nest, Spacing, loop_nests
 from einpage.kernels.on_torch.attention import BLOCK_BYTES, AttentionLowering
 
-MOST_QUERIES = 16
-"""Rows of queries that read the same keys."""
 SHORT_PRODUCTS = 1 << 17
 """So many products are over in some microseconds: the interpreter's lock is held for them."""
 

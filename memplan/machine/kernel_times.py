@@ -31,7 +31,7 @@ class AtRows:
     strided: float = 1.0
     """How many times longer where an operand is a part of wider rows (Work.strided); at least 1."""
     by_columns: float = 1.0
-    """How many times longer where an operand lies column by column (Work.by_columns); at least 1."""
+    """How many times as long where an operand lies column by column (Work.by_columns)."""
     slows_copies: float = 1.0
     """How many times longer copies take meanwhile; at least 1."""
 
@@ -50,6 +50,8 @@ class ProductTimes:
     """For each number of a stored weight that is unpacked before it is multiplied."""
     epilogue_s: float = 0.0
     """For each element that an operation of the epilogue computes."""
+    function_s: float = 0.0
+    """For each element that a function of the epilogue computes."""
 
     def interpolated(self, rows: int) -> AtRows:
         """Rates and factors at so many rows."""
@@ -111,6 +113,8 @@ class KernelTimes:
     """Until an engine that has waited for another goes on."""
     products: ProductTimes
     attention: ProductTimes
+    few_queries: ProductTimes
+    """Attention that is loops of our own (Work.kind)."""
     maps: MapTimes
     copies: CopyTimes
 
@@ -120,14 +124,15 @@ class KernelTimes:
         match work.kind:
             case KernelKind.PRODUCT:
                 at = self.products.interpolated(work.rows)
-                epilogue_s = work.elements * self.products.epilogue_s + work.functions * self.maps.function_s
-                layout = max(at.strided if work.strided else 1.0, at.by_columns if work.by_columns else 1.0)
-                times_longer = fp32_ratio * layout
+                epilogue_s = work.elements * self.products.epilogue_s + work.functions * self.products.function_s
+                layout = at.by_columns if work.by_columns else 1.0
+                times_longer = fp32_ratio * (max(at.strided, layout) if work.strided else layout)
                 unpack_s = work.unpacked * self.products.unpack_s
                 return self.products.launch_s + times_longer * work.flops / at.flops_per_s + unpack_s + epilogue_s
-            case KernelKind.ATTENTION:
-                rate = self.attention.interpolated(work.rows).flops_per_s
-                return self.attention.launch_s + work.heads * self.attention.head_s + fp32_ratio * work.flops / rate
+            case KernelKind.ATTENTION | KernelKind.FEW_QUERIES:
+                times = self.attention if work.kind is KernelKind.ATTENTION else self.few_queries
+                rate = times.interpolated(work.rows).flops_per_s
+                return times.launch_s + work.heads * times.head_s + fp32_ratio * work.flops / rate
             case KernelKind.MAP:
                 return self.maps.launch_s + self.maps.pointwise(work)
         assert_never(work.kind)
@@ -135,8 +140,9 @@ class KernelTimes:
     def sharing(self, work: Work) -> tuple[float, float]:
         """How many times longer that kernel takes while copies are in flight, and copies while it runs."""
         match work.kind:
-            case KernelKind.PRODUCT | KernelKind.ATTENTION:
-                at = (self.products if work.kind is KernelKind.PRODUCT else self.attention).interpolated(work.rows)
+            case KernelKind.PRODUCT | KernelKind.ATTENTION | KernelKind.FEW_QUERIES:
+                of_kind = {KernelKind.PRODUCT: self.products, KernelKind.ATTENTION: self.attention}.get(work.kind, self.few_queries)
+                at = of_kind.interpolated(work.rows)
                 return at.beside_copies, at.slows_copies
             case KernelKind.MAP:
                 return self.maps.beside_copies, self.maps.slows_copies

@@ -81,6 +81,13 @@ class Machine:
         """Whether it is a CPU, whose kernels are torch's and our own, and not Triton's."""
         return self.threads is not None or self.name == "cpu"
 
+    def by_torch_alone(self) -> str | None:
+        """That it does not say how products are computed, for a person; None where it does, was measured, or is no CPU's."""
+        if not self.is_cpu or self.measured is not None or self.libraries != ONLY_TORCH:
+            return None
+        faster = "a measured profile may have them twice as fast (`einpage machine --measure`; it is used where no machine is named)"
+        return f"the profile {self.name} names no libraries, so all products are torch.mm's: {faster}"
+
     def flops_of(self, dtype: DType) -> float:
         """FLOP/s for a run of `dtype`."""
         return dict(self.flops_per_s)[dtype]

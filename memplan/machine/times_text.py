@@ -25,9 +25,8 @@ ROWS_EXAMPLE = "{rows: 64, flops_per_s: 8e10, beside_copies: 1.1, strided: 1.0, 
 
 def kernel_times_of(field: ProfileField) -> KernelTimes:
     """What the field says. Raises UsageError."""
-    at = _mapping(field, ("start_s", "wakeup_s", "products", "attention", "maps", "copies"))
-    products = _mapping(at["products"], ("launch_s", "epilogue_s", "unpack_s", "at_rows"))
-    attention = _mapping(at["attention"], ("launch_s", "head_s", "at_rows"))
+    at = _mapping(field, ("start_s", "wakeup_s", "products", "attention", "few_queries", "maps", "copies"))
+    products = _mapping(at["products"], ("launch_s", "epilogue_s", "function_s", "unpack_s", "at_rows"))
     maps = _mapping(at["maps"], ("launch_s", "operation_s", "element_s", "function_s", "look_up_s", "beside_copies", "slows_copies"))
     copies = _mapping(at["copies"], ("h2d_bytes_per_s", "d2h_bytes_per_s", "latency_s", "gather_s", "together"))
     latency_s = _seconds(copies["latency_s"])
@@ -37,11 +36,11 @@ def kernel_times_of(field: ProfileField) -> KernelTimes:
         wakeup_s=_seconds(at["wakeup_s"]),
         products=ProductTimes(
             _seconds(products["launch_s"]), tuple(_at_rows(products["at_rows"])),
-            epilogue_s=_seconds(products["epilogue_s"]), unpack_s=_seconds(products["unpack_s"]),
+            epilogue_s=_seconds(products["epilogue_s"]), function_s=_seconds(products["function_s"]),
+            unpack_s=_seconds(products["unpack_s"]),
         ),
-        attention=ProductTimes(
-            _seconds(attention["launch_s"]), tuple(_at_rows(attention["at_rows"])), _seconds(attention["head_s"])
-        ),
+        attention=_attention(at["attention"]),
+        few_queries=_attention(at["few_queries"]),
         maps=MapTimes(
             launch_s=_seconds(maps["launch_s"]),
             operation_s=_seconds(maps["operation_s"]),
@@ -69,14 +68,12 @@ def kernel_times_values(times: KernelTimes) -> dict[str, Any]:
         "products": {
             "launch_s": times.products.launch_s,
             "epilogue_s": times.products.epilogue_s,
+            "function_s": times.products.function_s,
             "unpack_s": times.products.unpack_s,
             "at_rows": _rows_out(times.products),
         },
-        "attention": {
-            "launch_s": times.attention.launch_s,
-            "head_s": times.attention.head_s,
-            "at_rows": _rows_out(times.attention),
-        },
+        "attention": _attention_out(times.attention),
+        "few_queries": _attention_out(times.few_queries),
         "maps": {
             "launch_s": maps.launch_s,
             "operation_s": maps.operation_s,
@@ -95,6 +92,15 @@ def kernel_times_values(times: KernelTimes) -> dict[str, Any]:
     }
 
 
+def _attention(field: ProfileField) -> ProductTimes:
+    at = _mapping(field, ("launch_s", "head_s", "at_rows"))
+    return ProductTimes(_seconds(at["launch_s"]), tuple(_at_rows(at["at_rows"])), _seconds(at["head_s"]))
+
+
+def _attention_out(times: ProductTimes) -> dict[str, Any]:
+    return {"launch_s": times.launch_s, "head_s": times.head_s, "at_rows": _rows_out(times)}
+
+
 def _rows_out(times: ProductTimes) -> list[dict[str, Any]]:
     return [asdict(at) for at in times.at_rows]
 
@@ -108,8 +114,9 @@ def _at_rows(field: ProfileField) -> Iterator[AtRows]:
     for entry in entries:
         at = _mapping(entry, ("rows", "flops_per_s", "beside_copies", "strided", "by_columns", "slows_copies"))
         before = at["rows"].whole(before + 1, MOST_ROWS)
-        factors = (_factor(at[key]) for key in ("beside_copies", "strided", "by_columns", "slows_copies"))
-        yield AtRows(before, at["flops_per_s"].number(LEAST_RATE), *factors)
+        beside, strided, slows = (_factor(at[key]) for key in ("beside_copies", "strided", "slows_copies"))
+        by_columns = at["by_columns"].number(1 / MOST_FACTOR, MOST_FACTOR)
+        yield AtRows(before, at["flops_per_s"].number(LEAST_RATE), beside, strided, by_columns, slows)
 
 
 def _mapping(field: ProfileField, keys: tuple[str, ...]) -> dict[str, ProfileField]:

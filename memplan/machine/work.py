@@ -17,7 +17,7 @@ from typing import assert_never
 from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Call, Expr, Letter, Load, Reduce, Unary, free_letters, loads, walk
 from einpage.einsum_front.algebra.functions import FUNCTIONS
 from einpage.einsum_front.base.dtype import Stored
-from einpage.einsum_front.base.libraries import MOST_UNPACKED_ROWS
+from einpage.einsum_front.base.libraries import MOST_QUERIES, MOST_UNPACKED_ROWS
 from einpage.einsum_front.graph.job import (
     AttentionJob,
     Contraction,
@@ -38,6 +38,7 @@ class KernelKind(Enum):
 
     PRODUCT = "product"
     ATTENTION = "attention"
+    FEW_QUERIES = "attention of few queries"
     MAP = "map"
 
 
@@ -106,7 +107,9 @@ def _work(of: _Same) -> Work | None:
             return Work(KernelKind.PRODUCT, rows, flops, 0, *pointwise, unpacked=unpacked, strided=strided, by_columns=by_columns)
         case AttentionJob():
             shared = (free_letters(job.q) & free_letters(job.k)).difference(job.score_letters)
-            return Work(KernelKind.ATTENTION, extents[job.row], of.flops, prod(extents[x] for x in shared))
+            queries = prod(extents[x] for x in free_letters(job.q) - free_letters(job.k))
+            kind = KernelKind.FEW_QUERIES if queries <= MOST_QUERIES else KernelKind.ATTENTION
+            return Work(kind, extents[job.row], of.flops, prod(extents[x] for x in shared))
         case PairsJob(products=()):  # rows are added to a result of zeros
             return Work(KernelKind.MAP, operations=2, elements=prod(extents[x] for x in job.target) + of.flops, looks_up=True)
         case PairsJob():
