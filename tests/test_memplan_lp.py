@@ -19,7 +19,7 @@ from einpage.einsum_front.graph.trace_file import read_trace
 from einpage.memplan.bounds.compulsory import compulsory_load_bytes, compulsory_store_bytes
 from einpage.memplan.bounds.interval_lp import all_resident, bytes_bound
 from einpage.memplan.bounds.slot_lp import time_bound
-from einpage.memplan.graph.memgraph import MemGraph
+from einpage.memplan.graph.memgraph import Compute, MemGraph
 from einpage.memplan.graph.simulate import moved_bytes, simulate
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import Link, Queue, host_links
@@ -85,6 +85,8 @@ def test_time_of_the_drawing_by_hand() -> None:
     assert slow.stall_s.sum() == pytest.approx(1.05) and slow.written[1] == pytest.approx(0.25)
     whole = time_bound(drawing(), 14, host_links(10.0, 0.5))
     assert (whole.seconds, whole.written[1]) == pytest.approx((10, 1)), "all of h is written: 5 bytes with the output"
+    later = time_bound(drawing(), 14, host_links(10.0, 0.5), stretch=(0, 5), cut=True)
+    assert later.seconds == pytest.approx(5 + 0.05), "what comes before slot 0, and the tail, are outside"
     late = time_bound(drawing(), 100, host_links(10.0, 4.0, 2.0))
     assert late.seconds == pytest.approx(2 + 1 + 6 + 1 / 4)
 
@@ -163,7 +165,13 @@ def check_plan(plan: MemGraph, machine: Machine) -> None:
     if a.slots:
         seconds = time_bound(a, plan.budget_bytes, links_of(machine)).seconds
         assert a.seconds.sum() <= seconds * NEAR
-        assert seconds <= simulate(plan, machine).makespan_s * NEAR
+        line = simulate(plan, machine)
+        assert seconds <= line.makespan_s * NEAR
+        ends = [line.finish_s[n] for n, node in enumerate(plan.nodes) if isinstance(node, Compute)]
+        for i, j in ((0, a.slots - 1), (a.slots // 3, a.slots // 2)):
+            between = time_bound(a, plan.budget_bytes, links_of(machine), stretch=(i, j)).seconds
+            assert a.seconds[i + 1 : j + 1].sum() <= between * NEAR + 1e-9
+            assert between <= (ends[j] - ends[i]) * NEAR + 1e-9
 
 
 @settings(max_examples=60, deadline=None)

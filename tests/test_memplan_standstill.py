@@ -13,16 +13,18 @@ from random import Random
 import numpy as np
 import pytest
 
+from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.memgraph import Free, HostGather, MemGraph, Move, NodeId
 from einpage.memplan.graph.simulate import simulate
 from einpage.memplan.horizons.horizons import HorizonOptions, plan_by_horizons
+from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import DEVICE, HOST, SECTOR, Queue
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.problem.problem import problem_of
 from einpage.memplan.residency.resident_sets import Start
-from einpage.memplan.tiers.plan_tiers import _tier_machine
+from einpage.memplan.tiers.plan_tiers import AS_FAST, PlanDevice, _tier_machine, plan_tiers
 from einpage.memplan.tiers.trace import TierTrace, events_of, tier_trace
 from queues_with_delays import ended, queues_of_plan
 from strategies import a_machine, random_graph
@@ -37,16 +39,29 @@ def tight(nbytes: int, unit: int) -> int:
     return -(-int(ABOVE * nbytes) // unit) * unit
 
 
+def planned_once(graph: TaskGraph, budget: int, start: Start) -> PlanDevice:
+    """Plans of the device, for the host that is too small and for the one that is not."""
+    of_device: dict[bool, MemGraph] = {}
+
+    def plan_device(machine: Machine, even: bool) -> MemGraph:
+        if even not in of_device:
+            of_device[even] = plan(graph, machine, budget, PlanOptions(start=start, even=even, as_fast=AS_FAST))
+        return of_device[even]
+
+    return plan_device
+
+
 def random_plans(seeds: range) -> Iterator[MemGraph]:
     """Cold plans and loops of random graphs, on device and host hardly larger than they have to be."""
     for seed in seeds:
-        graph = random_graph(seed, most_ops=6)
+        graph = random_graph(seed, most_ops=5)
         budget, start = tight(largest_footprint(graph)[1], 256), Start.LOOP if seed % 2 else Start.COLD
+        plan_device = planned_once(graph, budget, start)
         try:
-            yield plan(graph, MACHINE, budget, PlanOptions(start=start, host_bytes=1))
+            yield plan_tiers(graph, MACHINE, 1, plan_device)
         except DoesNotFit as error:
             host = tight(error.misfit.smallest_budget or 0, SECTOR)
-        yield plan(graph, MACHINE, budget, PlanOptions(start=start, host_bytes=host))
+        yield plan_tiers(graph, MACHINE, host, plan_device)
 
 
 def stands_still(made: MemGraph, seed: int) -> bool:

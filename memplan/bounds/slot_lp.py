@@ -52,22 +52,24 @@ class TimeBound:
 
 
 def time_bound(
-    a: Accesses, capacity: int, links: Sequence[Link], time_limit_s: float | None = None, byte_weight: float = 0.0, cut: bool = False
+    a: Accesses, capacity: int, links: Sequence[Link], time_limit_s: float | None = None, byte_weight: float = 0.0,
+    stretch: tuple[int, int] | None = None, cut: bool = False,
 ) -> TimeBound:  # fmt: skip
     """Solve the slot LP. `capacity` is at least every footprint; `links` begins with those of loads and stores, whose latency each copy of
     a whole tensor has. Raises lp.Unsolved; ImportError without scipy.
 
     Many solutions take the same time. With `byte_weight` a byte that moves also costs this share of its time on the link, so that those
-    that move less come first; `seconds` is then no bound. With `cut`, for tensors that may be cut at every byte.
+    that move less come first; `seconds` is then no bound. With `stretch` it is one on the time from the end of a slot to that of a later
+    one, as from step to step of a run: stalls elsewhere, and the tail, cost nothing. With `cut`, for tensors that may be cut at every byte.
     """
     assert a.slots > 0, "an order without tasks takes no time"
     assert capacity >= int(a.footprint.max()), f"{capacity} bytes are less than the largest footprint"
-    p = _SlotProgram(a, capacity, links, byte_weight, None if cut else fits(a, capacity))
+    p = _SlotProgram(a, capacity, links, byte_weight, None if cut else fits(a, capacity), stretch)
     found = p.lp.solve(time_limit_s)
     written = np.zeros(len(a.nbytes))
     written[p.spillable] = np.clip(found.values[p.w], 0, 1)
     return TimeBound(
-        seconds=float(a.seconds.sum()) + found.bound * p.second,
+        seconds=float(a.seconds[p.counted].sum()) + found.bound * p.second,
         resident=np.clip(found.values[p.x], 0, 1),
         written=written,
         ahead=np.maximum(found.values[p.ahead], 0) * p.unit,
@@ -95,8 +97,12 @@ def whole_intervals(
 class _SlotProgram:
     """The columns and rows. Bytes in `unit` bytes; time in `second` seconds, in which one unit is loaded: so B_in is 1, B_out is `out`."""
 
-    def __init__(self, a: Accesses, capacity: int, links: Sequence[Link], byte_weight: float, whole: Fits | None) -> None:
+    def __init__(
+        self, a: Accesses, capacity: int, links: Sequence[Link], byte_weight: float, whole: Fits | None,
+        stretch: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
         self.a, self.lp, self.whole = a, Lp(), whole
+        self.counted = slice(0, a.slots) if stretch is None else slice(stretch[0] + 1, stretch[1] + 1)
         self.unit = capacity / UNITS
         load, store = links[:2]
         self.second = self.unit / load.bytes_per_s
@@ -109,8 +115,10 @@ class _SlotProgram:
         self.slots = np.arange(a.slots)
         self.x = add_residents(self.lp, a, whole, -byte_weight * self.size)
         self.spillable, self.w = add_written(self.lp, a, self.x, byte_weight * self.nbytes)
-        self.stall = self.lp.add(np.full(a.slots, self._one_by_one()), cost=1.0)
-        self.tail = self.lp.add(self._one_by_one(), cost=1.0)
+        counts = np.zeros(a.slots)
+        counts[self.counted] = 1.0
+        self.stall = self.lp.add(np.full(a.slots, self._one_by_one()), cost=counts)
+        self.tail = self.lp.add(self._one_by_one(), cost=float(stretch is None))
         self.ahead = self._loads()
         self._loads_ahead()
         resident = add_resident_bytes(self.lp, a, self.x, self.size, self.headroom)

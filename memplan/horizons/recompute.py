@@ -68,11 +68,13 @@ class Recomputed:
 
 def plan_with_second_runs(graph: TaskGraph, machine: Machine, planner: PlanOnce, policy: Recompute, pace: Pace | None) -> MemGraph:
     """The plan of `graph` under `policy`. With a pace, the plan without second runs is searched for at it, and for as long again those with
-    the best sets. Raises DoesNotFit, as `planner` does without second runs, where there is no plan with them either."""
-    search = _DroppedSets(graph, machine, planner)
+    the best sets; while these are chosen its clock stands still. Raises DoesNotFit, as `planner` does without second runs, where there is
+    no plan with them either."""
+    search, chosen_s = _DroppedSets(graph, machine, planner), perf_counter()
     found = search.plans(policy)
     if pace is None:
         return found[0].memgraph
+    pace.paused(perf_counter() - chosen_s)
     plans, began_s = [found[0]], perf_counter()
     if policy is Recompute.FASTEST and (alone := search.made(frozenset(), pace)) is not None:
         plans.append(alone)

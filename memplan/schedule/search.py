@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import TypeAlias
 
 from einpage.memplan.graph.memgraph import MemGraph
@@ -31,7 +31,7 @@ from einpage.memplan.residency.policies import ResidentIntervals
 from einpage.memplan.residency.ruin_recreate import ruin_and_recreate
 from einpage.memplan.schedule.allocate import LESS_EFFORT, LIMITS, Decision, SearchResult, at_full_ranges, at_limited_ranges, reissued
 from einpage.memplan.schedule.live_ranges import LiveRanges, RangeLimits, limited, live_ranges
-from einpage.memplan.schedule.static_plans import STATIC, static_attempts
+from einpage.memplan.schedule.static_plans import RESIDENT_BY_POLICY, STATIC, StaticRules
 from einpage.memplan.schedule.timetable import Timetable, timetable
 
 MOST_SLOTS = 20_000
@@ -222,7 +222,8 @@ class _Search:
                 yield
 
     def _static(self) -> Iterator[None]:
-        for _, static in static_attempts(self.slots, STATIC, lambda: self.front.most_s, self.pace):
+        rules = StaticRules(self.slots, lambda: self.front.most_s, self.pace)
+        for static in chain.from_iterable(rules.attempts(RESIDENT_BY_POLICY[policy]) for policy in STATIC):
             if static is not None:
                 decision = Decision(static.resident, static.prefetch_headroom, all_moved_bytes(static.memgraph))
                 added = self.front.add(SearchResult(static.memgraph, decision))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -47,7 +47,9 @@ class Policy(Enum):
 
 STATIC = (Policy.STREAM_ALL, Policy.PIN_FIRST, Policy.PIN_EVENLY)
 """Those that fix before anything runs, tensor by tensor, what is resident."""
-RESIDENT_BY_POLICY: dict[Policy, Callable[[Accesses, Headroom], ResidentIntervals]] = {
+Rule: TypeAlias = Callable[[Accesses, Headroom], ResidentIntervals]
+"""Which intervals are resident; they fit the headroom."""
+RESIDENT_BY_POLICY: dict[Policy, Rule] = {
     Policy.STREAM_ALL: stream_all,
     Policy.PIN_FIRST: pin_first,
     Policy.PIN_EVENLY: pin_evenly,
@@ -79,40 +81,50 @@ class _Attempt(NamedTuple):
 
 def static_plans(slots: Slots, policies: Sequence[Policy]) -> dict[Policy, StaticPlan]:
     """The plans of those `policies` for which all that is resident has an offset."""
-    return {policy: found for policy, found in static_attempts(slots, policies, lambda: inf) if found is not None}
+    rules = StaticRules(slots)
+    found = ((policy, rules.plan(RESIDENT_BY_POLICY[policy])) for policy in policies)
+    return {policy: static for policy, static in found if static is not None}
 
 
-def static_attempts(
-    slots: Slots, policies: Sequence[Policy], within_s: Callable[[], float], pace: Pace | None = None
-) -> Iterator[tuple[Policy, StaticPlan | None]]:
-    """Each attempt to find offsets for all that is resident by one of `policies`, with more left free each time, until one succeeds. What
-    would take longer than `within_s` says at the time is left out.
+class StaticRules:
+    """Static plans by rules, of one problem: what rules have in common is made once."""
 
-    Raises SearchOver where `pace` ends it.
-    """
-    a, capacity = slots.accesses, slots.problem.capacity
-    table_by_key: dict[tuple[bytes, int], Timetable] = {}
-    plan_by_key: dict[tuple[bytes, int], MemGraph | None] = {}
-    for policy in policies:
+    def __init__(self, slots: Slots, within_s: Callable[[], float] = lambda: inf, pace: Pace | None = None) -> None:
+        """What would take longer than `within_s` says at the time is left out."""
+        self._slots, self._within_s, self._pace = slots, within_s, pace
+        self._table_by_key: dict[tuple[bytes, int], Timetable] = {}
+        self._plan_by_key: dict[tuple[bytes, int], MemGraph | None] = {}
+
+    def plan(self, rule: Rule) -> StaticPlan | None:
+        """The plan of `rule`; None where what is resident has no offsets."""
+        return next((static for static in self.attempts(rule) if static is not None), None)
+
+    def attempts(self, rule: Rule) -> Iterator[StaticPlan | None]:
+        """Each attempt to find offsets for all that is resident by `rule`, with more left free each time, until one succeeds.
+
+        Raises SearchOver where the pace ends it.
+        """
+        a, capacity = self._slots.accesses, self._slots.problem.capacity
         attempts = []
         for reserve, headroom in ((int(r * capacity), int(h * capacity)) for r, h in RESERVES):
-            resident = RESIDENT_BY_POLICY[policy](a, np.maximum(capacity - a.footprint - reserve, 0))
+            resident = rule(a, np.maximum(capacity - a.footprint - reserve, 0))
             key = resident.tobytes(), headroom
-            if key not in table_by_key:
-                table_by_key[key] = timetable(slots, resident, headroom)
-            attempts.append(_Attempt(table_by_key[key].seconds, reserve, headroom, resident, table_by_key[key]))
+            if key not in self._table_by_key:
+                self._table_by_key[key] = timetable(self._slots, resident, headroom)
+            attempts.append(_Attempt(self._table_by_key[key].seconds, reserve, headroom, resident, self._table_by_key[key]))
         for it in sorted(attempts, key=lambda t: t[:2]):
             key = it.resident.tobytes(), it.prefetch_headroom
-            if key not in plan_by_key:
-                if it.seconds > within_s():
+            if key not in self._plan_by_key:
+                if it.seconds > self._within_s():
                     continue
-                plan_by_key[key] = next(allocated(slots, it.resident, it.table, it.prefetch_headroom, (), pace), None)
-            memgraph = plan_by_key[key]
+                plans = allocated(self._slots, it.resident, it.table, it.prefetch_headroom, (), self._pace)
+                self._plan_by_key[key] = next(plans, None)
+            memgraph = self._plan_by_key[key]
             if memgraph is None:
-                yield policy, None
-                continue
-            yield policy, StaticPlan(memgraph, it.reserve_bytes, it.prefetch_headroom, it.resident)
-            break
+                yield None
+            else:
+                yield StaticPlan(memgraph, it.reserve_bytes, it.prefetch_headroom, it.resident)
+                return
 
 
 def most_bytes(policy: Policy, a: Accesses, headroom: Headroom) -> int:
