@@ -303,7 +303,7 @@ def test_a_full_host_is_said_with_what_was_wanted(
     import torch
 
     from einpage.exec.cli import main
-    from einpage.exec.command import pack
+    from einpage.exec.command import judged_files
     from einpage.exec.device.arena import MappedArena
 
     with pytest.raises(MemoryError, match="an arena of 1048576TiB is wanted"):
@@ -313,7 +313,7 @@ def test_a_full_host_is_said_with_what_was_wanted(
         torch.empty(1 << 58, dtype=torch.uint8)
 
     for command, wanted in ((no_memory, "an arena of 3GiB is wanted"), (torch_has_none, "262144TiB more is wanted")):
-        monkeypatch.setattr(pack, "read_buffers", command)
+        monkeypatch.setattr(judged_files, "read_buffers", command)
         assert main(["pack", "x", "--capacity", "1"]) == 3
         told = capsys.readouterr().err
         assert told == f"einpage: the host's memory is full: {wanted}; free some, or make the problem smaller\n"

@@ -17,8 +17,12 @@ from einpage.exec.picture.timeline import ArenaRect, NodeClock, Picture, picture
 from einpage.exec.picture.timeline_html import figure, render_html
 from einpage.exec.picture.timeline_svg import render_svg
 from einpage.memplan.graph.memgraph import Extent, Free, MemGraph, Nbytes, Offset
+from einpage.memplan.graph.simulate import simulate
 from einpage.memplan.machine.places import PlaceKind, Queue
+from einpage.memplan.plan import plan as make_plan
 from hand_plan import hand_plan
+from strategies import a_machine
+from test_memplan_several_results import two_results
 
 NASTY = "</script><img src=x onerror=alert(1)> \"q\" 'a' & {{data}} <!-- \u2028 é"
 
@@ -97,6 +101,16 @@ def test_page_holds_every_residency_of_the_device() -> None:
     for residency, offset, nbytes in zip(columns["residency"], columns["offset"], columns["nbytes"], strict=True):
         if residency is not None:
             assert on_device[residency].extents == (Extent(Offset(offset), Nbytes(nbytes)),)
+
+
+def test_each_result_of_a_task_begins_with_it_and_ends_what_it_is_written_over() -> None:
+    plan = make_plan(two_results(), a_machine(), 8192)
+    seen = picture(plan, simulate(plan, a_machine()))
+    bytes_by_name = {r.name: (r.start, r.end, r.offset) for r in seen.rects}
+    for result, over in (("m2", "m"), ("w2", "w")):
+        assert bytes_by_name[over][1:] == (bytes_by_name["m2"][0], bytes_by_name[result][2])
+        assert bytes_by_name[result][0] == bytes_by_name["m2"][0]
+    assert overlap(seen, seen.clocks[0]) is None
 
 
 def test_page_holds_every_node_of_an_engine_under_both_clocks() -> None:

@@ -11,11 +11,14 @@ import pytest
 import torch
 
 from einpage.einsum_front.algebra.expr import Axis, Binary, Expr, Letter, Load, Num, Reduce, Reduction, loads
-from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.dtype import RUN_DTYPES, Checked, DType
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.choose.joined_tasks import joined_tasks
+from einpage.einsum_front.differentiate.training import for_training, training_step
+from einpage.einsum_front.elaborate.elaborate import elaborate
 from einpage.einsum_front.graph.job import Box, MapJob, Part, Range, View, results_of
 from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
+from einpage.einsum_front.spec.reader import read_document
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import build_graph
 from einpage.kernels.instructions import bind
@@ -83,6 +86,53 @@ def test_joined_updates_run_in_little_memory_and_take_less_time() -> None:
     assert all(torch.equal(found[name], x) for name, x in expected.items())
     assert sum(task_seconds(machine, one, t) for t in one.tasks) < sum(task_seconds(machine, graph, t) for t in graph.tasks)
     assert sum(op.bytes_touched for op in one.ops) <= sum(task.bytes_touched for task in one.tasks)
+
+
+ELEMENTWISE = """\
+einpage: 1
+name: elementwise
+sizes: {batch: 3, inner: 4}
+axes: {b: batch, i: inner}
+inputs: {x: {axes: b i}}
+weights: {a: {axes: b i, from: a}, c: {axes: b i, from: c}}
+body: ["u[b,i] = x[b,i] * c[b,i]", "y[b,i] = tanh(u[b,i] * a[b,i])"]
+outputs: {y: {axes: b i}}
+train:
+  body: ["loss = mean[b,i](y[b,i] ** 2)"]
+  loss: loss
+  numbers: {rate: 0.01}
+  state: [m]
+  update: ["m = 0.9 * m + g", "w = w - rate * m"]
+  scale: SCALE
+"""
+"""Gradients of its weights are pointwise, and read what others make of the same elements. Updates are sums and products, which compiled
+loops and torch round alike."""
+
+
+def elementwise_graph(dtype: DType, scale: str) -> TaskGraph:
+    document = read_document(ELEMENTWISE.replace("SCALE", scale), "elementwise.yaml")
+    whole = training_step(elaborate(for_training(document)), document, dtype).program.with_states_as_outputs()
+    return build_graph(whole, PlanRequest(1 << 20, dtype, outputs=tuple(output.name for output in whole.outputs))).graph
+
+
+@pytest.mark.parametrize("dtype", RUN_DTYPES, ids=lambda d: d.value)
+def test_what_is_rounded_is_read_rounded(dtype: DType) -> None:
+    """The bits are those of tasks apart, in every dtype: budgets in which updates do not fit as one task give the same."""
+    graph, rng = elementwise_graph(dtype, "none"), np.random.default_rng(0)
+    one = joined_tasks(graph)
+    assert len(one.tasks) < len(graph.tasks)
+    values = {v.name: rng.uniform(0.5, 1, v.shape) for v in graph.values if v.kind in (Kind.WEIGHT, Kind.INPUT)}
+    expected, found = direct(graph, values), direct(one, values)
+    assert [name for name, x in expected.items() if not torch.equal(found[name], x)] == []
+
+
+@pytest.mark.parametrize("dtype", RUN_DTYPES, ids=lambda d: d.value)
+def test_a_tile_with_a_flag_has_a_task_of_its_own(dtype: DType) -> None:
+    graph = joined_tasks(elementwise_graph(dtype, "{start: 8}"))
+    graph.verify()
+    makers = [task for task in graph.tasks if any(isinstance(graph.tensors[t].element_type, Checked) for t in task.results)]
+    assert len(makers) == 2 and not any(task.others for task in makers)
+    assert any(task.others for task in graph.tasks)
 
 
 def view(name: str, extent: int = 5) -> View:

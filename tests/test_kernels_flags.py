@@ -14,7 +14,7 @@ from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Call, Letter, L
 from einpage.einsum_front.algebra.rewrite import one_hot_of
 from einpage.einsum_front.base.dtype import RUN_DTYPES, Checked, DType, element_type
 from einpage.einsum_front.graph.job import Box, Contraction, ContractJob, Job, MapJob, OverflowJob, PairsJob, Part, Range, View
-from einpage.kernels.layout.flags import finite_test, flag_of, with_flag
+from einpage.kernels.layout.flags import finite_test, flag_of
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.kernels.prepare import Backend, prepare
 
@@ -44,6 +44,14 @@ def product_job(dtype: DType, rows: int, columns: int, epilogue: Binary | Acc) -
     reads = (view("x", dtype, 3, rows), view("y", dtype, 3, columns))
     result = view("d_w", dtype, rows, columns, checked=True)
     return ContractJob(ranges(b=3, m=rows, n=columns), reads, result, (Contraction(x, y, (B,)),), (M, N), epilogue, None, True)
+
+
+def with_flag(tile: Tensor) -> Tensor:
+    """A copy of `tile` with a flag behind it, whose value is not set."""
+    type = Checked(next(dtype for dtype in RUN_DTYPES if TORCH_DTYPE[dtype] is tile.dtype))
+    whole = torch.empty(type.bytes_of(tile.numel()) // tile.element_size(), dtype=tile.dtype)
+    strides = torch.empty(tile.shape, device="meta").stride()
+    return whole.as_strided(tile.shape, strides).copy_(tile)
 
 
 def ran(job: Job, operands: tuple[Tensor, ...], backend: Backend = Backend.TORCH) -> tuple[Tensor, float]:

@@ -301,7 +301,8 @@ def accesses(plan: MemGraph) -> list[tuple[int, bool, int, int, bool]]:
             case Compute() | HostGather():
                 for r in {r for operand in node.operands for r in operand}:
                     add(n, r, False)
-                add(n, node.creates, True)
+                for made in (node.creates, *(node.others if isinstance(node, Compute) else ())):
+                    add(n, made, True)
                 if isinstance(node, Compute) and node.workspace:
                     out.append((n, True, int(node.workspace.offset), node.workspace.end, True))
             case Move():

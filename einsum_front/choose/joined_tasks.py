@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from einpage.einsum_front.algebra.expr import Axis, Expr, Load, Reduce, loads, substitute, walk
+from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.fuse.inline import MOST_NODES
 from einpage.einsum_front.graph.job import MapJob, Part, View, results_of
+from einpage.einsum_front.graph.program import unused_name
 from einpage.einsum_front.graph.taskgraph import Op, OpId, Task, TaskGraph, TaskId, TensorId, Written
 
 
@@ -87,9 +89,12 @@ class _JoinedTasks:
 
 
 def _is_pointwise(task: Task) -> bool:
-    """Whether each result is one statement over its whole tile, at the same letters, without reductions and more than a copy."""
+    """Whether each result is one statement over its whole tile, at the same letters, without reductions and more than a copy; and is kept
+    as a register has it, neither rounded nor with a flag behind it: what reads it from there has the same bits as from memory."""
     job = task.job
     if not isinstance(job, MapJob) or task.seconds is not None or len(job.parts) != len(results_of(job)):
+        return False
+    if any(view.element_type is not DType.FP32 for view in results_of(job)):
         return False
     target = job.parts[0].target
     if not target or not all(isinstance(i, Axis) for i in target) or len(set(target)) < len(target):
@@ -158,9 +163,7 @@ def _at(target: tuple[Expr, ...], view: View, parts: Sequence[Part]) -> bool:
 
 def _fresh(word: str, used: set[str]) -> str:
     """`word`, or one like it that is not in `used`, to which it is added."""
-    found, n = word, 2
-    while found in used:
-        found, n = f"{word}_{n}", n + 1
+    found = unused_name(word, used)
     used.add(found)
     return found
 

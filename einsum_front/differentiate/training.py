@@ -41,7 +41,7 @@ from einpage.einsum_front.fuse.show import statement_layers
 from einpage.einsum_front.fuse.tied_weights import with_shared_weights
 from einpage.einsum_front.graph.describe import statements
 from einpage.einsum_front.graph.job import Part
-from einpage.einsum_front.graph.program import Definition, Input, Output, Program, State, Weight
+from einpage.einsum_front.graph.program import Definition, Input, Output, Program, State, Weight, unused_name
 from einpage.einsum_front.spec.document import Document, TrainEntry
 from einpage.einsum_front.spec.parse import Statement
 from einpage.einsum_front.spec.source import Snippet, SourceFile
@@ -98,7 +98,7 @@ def _in_fp32(program: Program, train: TrainEntry) -> Program:
 def _scaled(program: Program, loss: str, scale: LossScale, train: TrainEntry) -> Program:
     """`program` with the scaled loss, a second output."""
     names = {d.name for d in program.definitions} | {i.name for i in program.inputs} | {w.name for w in program.weights}
-    word = _fresh(f"scaled_{train.loss.word}", names)
+    word = unused_name(f"scaled_{train.loss.word}", names)
     product = Part((), Binary("*", Load(loss, ()), Load(LOSS_SCALE, ())))
     scaled = Definition(word, word, (), (product,), (), train.span, dtype=DType.FP32)
     start = [(LOSS_SCALE, scale.start), (GOOD_STEPS, 0.0)]
@@ -108,14 +108,6 @@ def _scaled(program: Program, loss: str, scale: LossScale, train: TrainEntry) ->
         definitions=(*program.definitions, scaled),
         outputs=(*program.outputs, Output(word, word, (), ())),
     )
-
-
-def _fresh(word: str, names: Collection[str]) -> str:
-    """`word`, or one like it that is none of `names`."""
-    found, again = word, 2
-    while found in names:
-        found, again = f"{word}_{again}", again + 1
-    return found
 
 
 def _loss(program: Program, train: TrainEntry, source: SourceFile) -> str:
@@ -194,7 +186,7 @@ def _with_updates(
         inputs.append(Input(RATE, (), (), DType.FP32, float(optimiser.rate), train.span))
         scalars[RATE] = RATE
     states = [State(STEP, STEP, (), (), None, scalars[STEP], 0)]
-    fp32_copies = {w.name: _fresh(f"{FP32_COPY}{w.name}", names) for w in trained} if kept_in is not None else {}
+    fp32_copies = {w.name: unused_name(f"{FP32_COPY}{w.name}", names) for w in trained} if kept_in is not None else {}
     after: dict[str, list[Definition]] = {}
     for weight in trained:
         output = gradient[f"d_{weight.name}"]

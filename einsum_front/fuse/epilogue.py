@@ -11,23 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import inf
 
-from einpage.einsum_front.algebra.expr import (
-    Acc,
-    Axis,
-    Binary,
-    Call,
-    Expr,
-    Letter,
-    Load,
-    Num,
-    Reduce,
-    Reduction,
-    Unary,
-    substitute,
-)  # fmt: skip
-from einpage.einsum_front.algebra.rewrite import axes_only, rename_load
+from einpage.einsum_front.algebra.expr import Acc, Axis, Call, Expr, Letter, Load, Num, Reduce, Reduction, loads, substitute
+from einpage.einsum_front.algebra.rewrite import any_not_finite, axes_only, rename_load
 from einpage.einsum_front.graph.job import Contraction
 from einpage.einsum_front.graph.opgraph import ContractOp, FusedOp, MapOp, OverflowOp, PairsOp, is_bare_contraction, op_loads
 from einpage.einsum_front.graph.program import Program
@@ -100,14 +86,12 @@ def match_overflow(op: FusedOp, by_value: Mapping[str, FusedOp]) -> OverflowOp |
     if not isinstance(op, MapOp) or op.shape or len(op.parts) != 1:
         return None
     match op.parts[0].expr:
-        case Call("max", (before, Reduce(Reduction.MAX, letters, Unary("not", Binary("<", Call("abs", (Load() as checked,)), Num(most)))))):
-            known = (isinstance(before, Load) and not before.indices) or before == Num(0)
-            whole = axes_only(checked)
-            if not known or most != inf or whole is None or set(whole) != set(letters):
+        case Call("max", (Load() | Num(0) as before, Reduce(Reduction.MAX, letters, found))):
+            checked = next(iter(loads(found)), None)
+            if checked is None or op.parts[0].expr != any_not_finite(checked.name, letters, before):
                 return None
-            if not isinstance(by_value.get(checked.name), MapOp | ContractOp | PairsOp):
+            if (isinstance(before, Load) and before.indices) or not isinstance(by_value.get(checked.name), MapOp | ContractOp | PairsOp):
                 return None
-            assert isinstance(before, Load | Num)
             return OverflowOp(op.value, op.base, (), op.loop, checked, before if isinstance(before, Load) else None)
     return None
 

@@ -260,5 +260,6 @@ class TaskGraph:
                 assert self.tensors[t].element_type == view.element_type, f"task {task.name}: {view.name} has another dtype"
         views = results_of(job)
         assert len(views) == len(task.results), f"task {task.name}: results differ in number"
+        assert len(views) == 1 or not any(view.is_checked for view in views), f"task {task.name}: a flag beside another result"
         for view, result in zip(views, map(self.tensors.__getitem__, task.results), strict=True):
             assert view.boxes == (result.box,) and view.element_type == result.element_type, f"task {task.name}: result box"

@@ -3,8 +3,8 @@
 In: JSON, gzipped or not: `tensors`, rows [bytes, host copy at the start, must end on the host, kind], and `ops`, rows [name, input ids,
 output ids, microseconds] in a valid order. Out: a TaskGraph whose tensors are opaque bytes and whose tasks have no job.
 
-A task writes one tensor. Of an op with several outputs, those that are never used again are workspace; where several are used, the op is
-a sequence of tasks, the first of which takes the op's whole time. Each reads what the op reads and what those before it wrote, and has
+A task of a trace writes one tensor. Of an op with several outputs, those that are never used again are workspace; where several are used,
+the op is a sequence of tasks, the first of which takes its whole time. Each reads what the op reads and what those before it wrote, and has
 the rest as workspace, so that each needs exactly the op's bytes:
 
     op  [x] -> [a, b, c], 5 us, c never used       task 0  x    -> a, workspace b + c, 5 us

@@ -212,10 +212,11 @@ def _live_ranges(memgraph: MemGraph) -> tuple[dict[ResidencyId, int], dict[Resid
                     start[target] = n
                     reads.setdefault(source, []).append(n)
             case Compute(_, operands, creates) | HostGather(_, operands, creates):
-                start[creates] = n
+                made = (creates, *node.others) if isinstance(node, Compute) else (creates,)
+                start.update(dict.fromkeys(made, n))
                 for r in dict.fromkeys(r for operand in operands for r in operand):
                     reads.setdefault(r, []).append(n)
-                    if isinstance(node, Compute) and _shares_bytes(memgraph, r, creates):
+                    if isinstance(node, Compute) and any(_shares_bytes(memgraph, r, result) for result in made):
                         end[r] = n
     return start, end, reads
 

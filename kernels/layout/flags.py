@@ -35,14 +35,6 @@ def flag_of(tile: Tensor) -> Tensor:
     return bytes_of.view(TORCH_DTYPE[FLAG])
 
 
-def with_flag(tile: Tensor) -> Tensor:
-    """A copy of `tile` with a flag behind it, whose value is not set."""
-    type = Checked(_DTYPE[tile.dtype])
-    whole = torch.empty(type.bytes_of(tile.numel()) // tile.element_size(), dtype=tile.dtype)
-    strides = torch.empty(tile.shape, device="meta").stride()
-    return whole.as_strided(tile.shape, strides).copy_(tile)
-
-
 @lru_cache(maxsize=4096)
 def clear_flag(operand: int) -> BoundStep:
     """Before the first block of a result, which is that operand: its flag is 0."""

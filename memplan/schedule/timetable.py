@@ -164,13 +164,13 @@ class _ListScheduler:
         issue = k
         while issue > first and finish[issue - 1] > link_free and free[issue - 1] >= wanted:
             issue -= 1
-        may_begin = finish[issue - 1] if issue else 0.0
-        there = max(link_free, may_begin) + self.slots.load_s[t]
+        may_start = finish[issue - 1] if issue else 0.0
+        there = max(link_free, may_start) + self.slots.load_s[t]
         if self.gaps and k and there > finish[k - 1] and (gap := self._gap_for(t, k)) is not None:
             issue, there = gap
         else:
-            if may_begin > self.link_in:
-                self.gaps.append((self.link_in, may_begin))
+            if may_start > self.link_in:
+                self.gaps.append((self.link_in, may_start))
             self.link_in = there
         for slot in range(issue, k):
             free[slot] -= size
@@ -183,13 +183,13 @@ class _ListScheduler:
         what is left of that are gaps."""
         seconds, wanted, finish = self.slots.load_s[t], self.size[t] + self.prefetch_headroom, self.finish
         for g in range(len(self.gaps) - 1, -1, -1):
-            begin, end = self.gaps[g]
+            free_at, end = self.gaps[g]
             issue = bisect_right(finish, end - seconds)
             if issue < self.freed_before[t]:
                 return None
-            start = max(begin, self.on_host_at[t], finish[issue - 1] if issue else 0.0)
+            start = max(free_at, self.on_host_at[t], finish[issue - 1] if issue else 0.0)
             if issue < k and start + seconds <= end and min(self.free[issue:k]) >= wanted:
-                self.gaps[g : g + 1] = [(low, high) for low, high in ((begin, start), (start + seconds, end)) if high > low]
+                self.gaps[g : g + 1] = [(low, high) for low, high in ((free_at, start), (start + seconds, end)) if high > low]
                 return issue, start + seconds
         return None
 
