@@ -1,7 +1,7 @@
 """What copies take: alone, and together with those of the other link; the smallest, and the fastest.
 
 In: seconds to spend on each. Out: CopySamples. Blocks are as large as tiles usually are, and their sources more than caches hold. What is
-usual is the lower quartile, as for kernels.
+usual is the median, as for kernels.
 """
 
 from __future__ import annotations
