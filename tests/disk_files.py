@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +73,9 @@ class FailingEngine:
             self.in_flight -= len(found)
         return found
 
+    def wake(self) -> None:
+        self.inner.wake()
+
     def close(self) -> None:
         self.inner.close()
 
@@ -98,6 +102,43 @@ class LastFirstEngine:
     def ended(self) -> list[tuple[int, TransferError | None]]:
         self.inner.begin(*self.in_flight.pop())
         return self.inner.ended()
+
+    def wake(self) -> None:
+        """It does not sleep."""
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class LateEngine:
+    """An engine whose transfers end late, unless it is woken: then it has not looked yet."""
+
+    name = "late"
+
+    def __init__(self, inner: Engine, late_s: float) -> None:
+        self.inner, self.late_s, self.in_flight, self.bell = inner, late_s, 0, Event()
+        self.woken = False
+        self.begun_when_woken = 0
+        """Transfers that were begun beside others because it was woken."""
+
+    @property
+    def depth(self) -> int:
+        return self.inner.depth
+
+    def begin(self, number: int, transfer: Transfer) -> None:
+        self.begun_when_woken += self.woken and self.in_flight > 0
+        self.in_flight += 1
+        self.inner.begin(number, transfer)
+
+    def ended(self) -> list[tuple[int, TransferError | None]]:
+        self.woken = self.bell.wait(self.late_s)
+        self.bell.clear()
+        found = [] if self.woken else self.inner.ended()
+        self.in_flight -= len(found)
+        return found
+
+    def wake(self) -> None:
+        self.bell.set()
 
     def close(self) -> None:
         self.inner.close()

@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -49,6 +50,34 @@ def test_every_piece_is_what_the_file_has(name: str, data: st.DataObject, tmp_pa
         for i, start, piece in pieces:
             assert np.array_equal(wanted(piece), contents[i][start : start + piece.nbytes])
         assert store.read_bytes == sum(len(piece.memory) for *_, piece in pieces)
+
+
+@EACH_ENGINE
+def test_a_wait_ends_where_there_is_more_to_begin(name: str, tmp_path: Path) -> None:
+    """Of each thread that waits, one after the other: what one has asked the system for ends with it."""
+    random_file(tmp_path / "f", SECTOR)
+    engine, file, memory, answers = engine_of(name, 2), open_direct(tmp_path / "f"), memory_for(SECTOR), list[object]()
+
+    def wait(transfer: Transfer | None) -> Thread:
+        def body() -> None:
+            if transfer is not None:
+                engine.begin(1, transfer)
+            answers.append(engine.ended())
+
+        thread = Thread(target=body, daemon=True)
+        thread.start()
+        return thread
+
+    wait(Transfer(file.fd, 0, memory.ctypes.data, SECTOR, SECTOR)).join(30)
+    for _ in range(2):
+        waiting = wait(None)
+        waiting.join(0.05)
+        assert waiting.is_alive(), "nothing has ended"
+        engine.wake()
+        waiting.join(30)
+    assert answers == [[(1, None)], [], []]
+    engine.close()
+    file.close()
 
 
 @EACH_ENGINE

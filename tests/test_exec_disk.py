@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disk_files import FailingEngine, LastFirstEngine, read_bytes_counted
+from disk_files import FailingEngine, LastFirstEngine, LateEngine, read_bytes_counted
 from disk_runs import disk_for, run_with_disk
 from einpage.checkpoints.disk.block_store import DiskRead
 from einpage.checkpoints.disk.direct_file import DiskError
@@ -120,6 +120,20 @@ def test_reads_overlap_and_end_in_any_order(dispatch: Dispatch, case: tuple[Task
     found, _ = run_with_disk(made, values, disk, dispatch)
     assert differences(found, direct(graph, values)) == []
     assert reads.most > 1
+    disk.store.close()
+
+
+@pytest.mark.parametrize("dispatch", [run_dynamic, run_static])
+def test_a_read_that_becomes_ready_begins_beside_those_under_way(
+    dispatch: Dispatch, case: tuple[TaskGraph, MemGraph], tmp_path: Path
+) -> None:  # fmt: skip
+    graph, made = case
+    values = data(graph)
+    reads = LateEngine(make_engine(TransferOptions()), 0.1)
+    disk = disk_for(made, values, tmp_path, reads=reads)
+    found, _ = run_with_disk(made, values, disk, dispatch)
+    assert differences(found, direct(graph, values)) == []
+    assert reads.begun_when_woken > 0
     disk.store.close()
 
 

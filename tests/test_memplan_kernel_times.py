@@ -14,6 +14,7 @@ from einpage.einsum_front.base.errors import UsageError
 from einpage.exec.planning.model import open_model
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import build_graph
+from einpage.memplan.machine.disk_reads import DiskReads
 from einpage.memplan.machine.kernel_times import AtRows, ProductTimes
 from einpage.memplan.machine.machine import Machine, Measurement, task_seconds
 from einpage.memplan.machine.places import Link, Queue
@@ -124,6 +125,14 @@ def test_a_rate_that_is_given_is_not_outdone_by_one_that_was_measured() -> None:
     machine = replace(machine, kernel_times=replace(machine.kernel_times, copies=slow))  # type: ignore[type-var]
     assert machine.usual_link(Queue.H2D).bytes_per_s == 1e3 < machine.link(Queue.H2D).bytes_per_s
     assert machine.with_rate(Queue.H2D, 5e6).usual_link(Queue.H2D).bytes_per_s == 5e6
+
+
+def test_a_disk_is_as_fast_as_it_was_measured_though_a_run_was_faster_once() -> None:
+    best = Link(Queue.READ, 5e9, 1e-4, 3e-5)
+    machine = replace(a_machine(kernel_times=nothing_usual()), disk=(DiskReads("io_uring", 8, 1 << 20, 2e9),)).with_links(best)
+    assert machine.link(Queue.READ) == best and machine.usual_link(Queue.READ) == replace(best, bytes_per_s=2e9)
+    assert machine.at_best().usual_link(Queue.READ) == best
+    assert machine.with_rate(Queue.READ, 9e9).usual_link(Queue.READ).bytes_per_s == 9e9
 
 
 def test_products_of_another_dtype_take_longer_as_its_best_rate_is_lower() -> None:

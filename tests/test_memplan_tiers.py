@@ -16,11 +16,12 @@ from einpage.memplan.bounds import bounds as limits
 from einpage.memplan.bounds.compulsory import disk_bound
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.memgraph import Compute, HostGather, Move, NodeId
-from einpage.memplan.graph.simulate import sector_bytes, simulate
+from einpage.memplan.graph.simulate import read_cost_s, sector_bytes, simulate
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.machine.places import DEVICE, DISK, HOST, SECTOR, Link, Queue
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.residency.resident_sets import Start
+from einpage.memplan.tiers.plan_tiers import _cheapest_reads
 from einpage.memplan.tiers.prologue import prologue
 from hand_plan import hand_graph
 from numpy_jobs import evaluate
@@ -118,6 +119,19 @@ def test_a_pass_reads_what_fits_neither_and_the_prologue_the_rest() -> None:
     assert read + sector_bytes(prologue(made), Queue.READ) == total
     line = simulate(made, MACHINE)
     assert line.makespan_s <= 1.05 * max(seconds for _, seconds in line.busy_s)
+
+
+def test_of_plans_as_fast_the_one_whose_reads_cost_least_is_taken() -> None:
+    """Twice as many tensors of half as many bytes: the same sectors, twice as many reads."""
+    few, many = (
+        plan(weights_in_a_row(count, nbytes), MACHINE, 4096, PlanOptions(host_bytes=64 * SECTOR))
+        for count, nbytes in ((8, 2048), (16, 1024))
+    )
+    link = Link(Queue.READ, 1e6, 1e-4, 1e-3)
+    assert sector_bytes(few, Queue.READ) == sector_bytes(many, Queue.READ) == 16384
+    assert [read_cost_s(it, link) for it in (few, many)] == pytest.approx([0.016384 + 0.008, 0.016384 + 0.016])
+    tried = [(1.0, read_cost_s(many, link), many), (1.005, read_cost_s(few, link), few), (2.0, 0.0, many)]
+    assert _cheapest_reads(tried) is few
 
 
 def test_a_disk_that_writes_while_it_reads_is_no_faster_than_its_bound() -> None:

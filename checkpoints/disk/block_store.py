@@ -115,9 +115,13 @@ class BlockStore:
         self._fill()
 
     def ended(self) -> list[DiskRead]:
-        """Those that have ended since they were asked for last, each whole or with its error; waits for one where some are under way."""
+        """Those that have ended since they were asked for last, each whole or with its error; waits for one where some are under way, or
+        until it is woken."""
         while not self._done and self._in_flight:
-            for number, error in self._reads.ended():
+            answers = self._reads.ended()
+            if not answers:
+                break
+            for number, error in answers:
                 read = self._in_flight.pop(number)
                 read.left -= 1
                 if error is not None:
@@ -128,6 +132,10 @@ class BlockStore:
             self._fill()
         done, self._done = self._done, []
         return done
+
+    def wake(self) -> None:
+        """End the wait of `ended`: there is more to begin. From any thread."""
+        self._reads.wake()
 
     def drain(self) -> None:
         """Wait for what is in flight, begin nothing more, and forget it: nobody writes to memory afterwards."""

@@ -7,10 +7,13 @@ two- and threefold within minutes: only what was measured side by side is compar
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import median
+from threading import Event, Thread
 from time import perf_counter
 
 import numpy as np
@@ -35,6 +38,8 @@ _SMALL_READS = 32
 """One after the other, for the latency."""
 _LONE_BYTES = 256 << 10
 """Of each of these: as large as tiles usually are."""
+_KERNEL_NUMBERS = 1 << 18
+"""Of a kernel beside: it takes some 100 us, and stays in a cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ class DiskRates:
     """Of a read with nothing else in flight, beyond its bytes' time, with all that a store does for it."""
     read_each_s: float
     """Of single sectors, as many in flight as are by the best way: from the end of one to the end of the next, with all that a store does
-    for each."""
+    for each while another thread computes, which wants the interpreter too."""
     write_bytes_per_s: float
     """By the fastest way to read."""
     write_latency_s: float
@@ -102,7 +107,8 @@ def _measured(file: DirectFile, file_bytes: int, rounds: int) -> DiskRates:
         engine = make_engine(best)
         write_s = median(_timed(engine, file, address, file_bytes, part, best, writes=True) for _ in range(rounds))
         latency_s = median(_read_latency(engine, file, file_bytes, best, rates[0][1]) for _ in range(rounds))
-        each_s = median(_each_seconds(engine, file, file_bytes, best) for _ in range(rounds))
+        with _computing_beside():
+            each_s = median(_each_seconds(engine, file, file_bytes, best) for _ in range(rounds))
         write_latency_s = _write_latency(engine, file, address, file_bytes)
         engine.close()
     return DiskRates(tuple(rates), latency_s, each_s, file_bytes / write_s, write_latency_s)
@@ -121,6 +127,25 @@ def _timed(
     began = perf_counter()
     run_all(engine, transfers)
     return perf_counter() - began
+
+
+@contextmanager
+def _computing_beside() -> Iterator[None]:
+    """While kernels run on another thread, as they do in a run: short ones, between which it wants the interpreter."""
+    is_over = Event()
+
+    def compute() -> None:
+        data = np.ones(_KERNEL_NUMBERS, np.float32)
+        while not is_over.is_set():
+            np.multiply(data, 1.0, out=data)
+
+    thread = Thread(target=compute, name="einpage-beside")
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def _store_reads(

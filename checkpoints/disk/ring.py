@@ -27,6 +27,8 @@ _SINGLE_MMAP = 1
 _REQUESTS_AT, _ANSWERS_AT, _ENTRIES_AT = 0, 0x8000000, 0x10000000
 """Where in the ring's file what is mapped."""
 _READ, _WRITE = 22, 23
+_BELL = 2**64 - 1
+"""The number of the request that reads what `wake` writes; and, as an offset, a file's that has none."""
 _PARAMETERS = np.dtype(
     {
         "names": ["features", "requests", "answers"],
@@ -52,13 +54,16 @@ class RingEngine:
             raise OSError(errno.ENOSYS, "io_uring is used on x86-64 Linux alone")
         self._system = ctypes.CDLL(None, use_errno=True)
         parameters = np.zeros(1, _PARAMETERS)
-        self._fd = self._call(_SETUP, ctypes.c_uint(depth), ctypes.c_void_p(parameters.ctypes.data))
+        self._fd = self._call(_SETUP, ctypes.c_uint(depth + 1), ctypes.c_void_p(parameters.ctypes.data))
         try:
             self._map(parameters[0])
+            self._bell = os.eventfd(0, os.EFD_CLOEXEC)
         except BaseException:
             os.close(self._fd)
             raise
-        self.depth = min(depth, self._mask + 1)
+        self.depth = min(depth, self._mask)
+        self._rung = np.zeros(1, np.uint64)
+        self._is_listening = False
         self._in_flight: dict[int, Transfer] = {}
         self._given = 0
         """Requests that the kernel has not taken yet."""
@@ -67,25 +72,33 @@ class RingEngine:
         """Let what the system holds for it go."""
         if self._fd >= 0:
             os.close(self._fd)
+            os.close(self._bell)
             self._fd = -1
 
     def begin(self, number: int, transfer: Transfer) -> None:
         """As Engine.begin: it waits in the ring for the next call."""
-        tail = int(self._tail[0])
-        slot = tail & self._mask
-        opcode, t = _WRITE if transfer.writes else _READ, transfer
-        _ENTRY.pack_into(self._entries, slot * _ENTRY.size, opcode, t.fd, t.offset, t.address, t.nbytes, number)
-        self._order[slot] = slot
-        self._tail[0] = (tail + 1) & 0xFFFFFFFF
-        self._in_flight[number] = transfer
-        self._given += 1
+        t = transfer
+        self._give(_WRITE if t.writes else _READ, t.fd, t.offset, t.address, t.nbytes, number)
+        self._in_flight[number] = t
+
+    def wake(self) -> None:
+        """As Engine.wake."""
+        os.eventfd_write(self._bell, 1)
 
     def ended(self) -> list[tuple[int, TransferError | None]]:
         """As Engine.ended."""
         found: list[tuple[int, TransferError | None]] = []
-        while not found:
+        is_woken = False
+        while not found and not is_woken:
+            if not self._is_listening:
+                self._give(_READ, self._bell, _BELL, self._rung.ctypes.data, self._rung.nbytes, _BELL)
+                self._is_listening = True
             self._given -= self._enter(self._given)
             for number, result in self._answers():
+                if number == _BELL:
+                    is_woken = result > 0
+                    self._is_listening = not is_woken and result != -errno.ECANCELED  # the thread that asked is gone; else it cannot be
+                    continue
                 transfer = self._in_flight.pop(number)
                 try:
                     rest = after(transfer, result)
@@ -97,6 +110,15 @@ class RingEngine:
                     else:
                         self.begin(number, rest)
         return found
+
+    def _give(self, opcode: int, fd: int, offset: int, address: int, nbytes: int, number: int) -> None:
+        """Put a request into the ring."""
+        tail = int(self._tail[0])
+        slot = tail & self._mask
+        _ENTRY.pack_into(self._entries, slot * _ENTRY.size, opcode, fd, offset, address, nbytes, number)
+        self._order[slot] = slot
+        self._tail[0] = (tail + 1) & 0xFFFFFFFF
+        self._given += 1
 
     def _enter(self, given: int) -> int:
         """Hand `given` requests over, and wait for an answer; how many the kernel took."""

@@ -22,7 +22,7 @@ class ThreadEngine:
     def __init__(self, depth: int) -> None:
         self.depth = depth
         self._pool = ThreadPoolExecutor(depth, "einpage-disk")
-        self._ended = SimpleQueue[tuple[int, BaseException | None]]()
+        self._ended = SimpleQueue["tuple[int, BaseException | None] | None"]()
 
     def close(self) -> None:
         """Let what the system holds for it go."""
@@ -32,6 +32,10 @@ class ThreadEngine:
         """As Engine.begin."""
         self._pool.submit(self._work, number, transfer)
 
+    def wake(self) -> None:
+        """As Engine.wake."""
+        self._ended.put(None)
+
     def ended(self) -> list[tuple[int, TransferError | None]]:
         """As Engine.ended."""
         answers = [self._ended.get()]
@@ -39,7 +43,7 @@ class ThreadEngine:
             while True:
                 answers.append(self._ended.get_nowait())
         found: list[tuple[int, TransferError | None]] = []
-        for number, error in answers:
+        for number, error in filter(None, answers):
             if error is not None and not isinstance(error, TransferError):
                 raise error
             found.append((number, error))

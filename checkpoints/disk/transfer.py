@@ -62,7 +62,11 @@ class Engine(Protocol):
         `ended`."""
 
     def ended(self) -> list[tuple[int, TransferError | None]]:
-        """The numbers of those that have ended, each whole or with an error; waits for one. One at least has to be in flight."""
+        """The numbers of those that have ended, each whole or with an error; waits for one, or until it is woken. One at least has to be
+        in flight."""
+
+    def wake(self) -> None:
+        """End the wait of `ended`, or the next: from any thread."""
 
     def close(self) -> None:
         """Let go what the system holds for it."""

@@ -194,6 +194,10 @@ class CpuDevice:
             self._counted.add(node, self._memgraph.moved_bytes(node))
         return found
 
+    def wake(self) -> None:
+        if self._disk is not None:
+            self._disk.store.wake()
+
     def drain(self) -> None:
         if self._disk is not None:
             self._disk.store.drain()

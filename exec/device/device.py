@@ -80,7 +80,10 @@ class OverlapsReads(Protocol):
         """Begin a node of the engine that reads; False where it is of a kind that has to be run instead."""
 
     def ended(self) -> Sequence[tuple[NodeId, Exception | None]]:
-        """The nodes under way that have ended, each whole or with its error; waits for one where none has."""
+        """The nodes under way that have ended, each whole or with its error; waits for one where none has, or until it is woken."""
+
+    def wake(self) -> None:
+        """End the wait of `ended`, from any thread: another node may begin."""
 
     def drain(self) -> None:
         """End what is under way, which nobody asks for any more."""

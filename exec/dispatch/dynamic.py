@@ -41,6 +41,8 @@ class _DynamicRun:
         self._unfinished, self._remaining = plan.predecessor_counts[:], plan.counts[:]
         self._ready: list[list[NodeId]] = [[] for _ in plan.engines]
         self._pushed = [run.condition() for _ in plan.engines]
+        self._wants_more = [False] * len(plan.engines)
+        """[engine] whether it would begin more nodes beside those under way, and waits for these."""
         with run.lock:
             frees = (self._push(NodeId(i)) for i, count in enumerate(self._unfinished) if count == 0)
             self._initial_frees = [free for pushed in frees for free in pushed]
@@ -73,6 +75,7 @@ class _DynamicRun:
                 if node is None:
                     break
                 found.append(node)
+            self._wants_more[queue] = len(found) < most
         return found
 
     def _ended(self, nodes: Sequence[NodeId]) -> None:
@@ -106,6 +109,9 @@ class _DynamicRun:
             return [node]
         heappush(self._ready[queue], node)
         self._pushed[queue].notify()
+        if self._wants_more[queue] and self._run.reads is not None:
+            self._wants_more[queue] = False
+            self._run.reads.wake()
         return []
 
     def _finish(self, frees: list[NodeId]) -> None:

@@ -121,7 +121,8 @@ class Run:
 
     def execute_overlapping(self, take: Callable[[int, bool], Sequence[NodeId]], finish: Callable[[Sequence[NodeId]], None]) -> None:
         """The body of an engine whose nodes overlap. `take(most, waits)` gives the next nodes, up to so many, that may begin; with `waits`
-        it waits for one, and gives none where there is no other. `finish` is told which have ended. Raises NodeError, Stopped."""
+        it waits for one, and gives none where there is no other. Where it gives fewer, who makes the next ready wakes the device. `finish`
+        is told which have ended. Raises NodeError, Stopped."""
         assert self.reads is not None, "the device reads no disk"
         under_way = 0
         try:
@@ -153,7 +154,7 @@ class Run:
             raise self._named(node, error) from error
 
     def _ended(self) -> list[NodeId]:
-        """Nodes that were begun and have ended, one at least."""
+        """Nodes that were begun and have ended; none where more may begin."""
         assert self.reads is not None
         found, now = self.reads.ended(), perf_counter() - self.origin
         for node, error in found:

@@ -127,6 +127,8 @@ class _StaticRun:
         self._done = [0] * len(plan.engines)
         self._advanced = [run.condition() for _ in plan.engines]
         self._missing = list(plan.arrivals)
+        self._awaited: Sequence[tuple[int, int]] = ()
+        """What the next item of an engine waits for that would begin it beside those under way."""
 
     def engine(self, engine: int) -> None:
         """The body of one engine thread."""
@@ -150,14 +152,24 @@ class _StaticRun:
         with self._advanced[engine]:
             self._done[engine] += 1
             self._advanced[engine].notify_all()
+            if self._awaited and self.may_begin(self._awaited):
+                self._awaited = ()
+                if self._run.reads is not None:
+                    self._run.reads.wake()
 
     def items(self, engine: int) -> tuple[QueueItem, ...]:
         """The list of an engine."""
         return self._plan.engines[engine]
 
-    def is_done(self, engine: int, count: int) -> bool:
-        """Whether so many items of an engine are done."""
-        return self._done[engine] >= count
+    def may_begin(self, waits: Sequence[tuple[int, int]]) -> bool:
+        """Whether so many items of these engines are done."""
+        return all(self._done[engine] >= count for engine, count in waits)
+
+    def begins_or_wakes(self, waits: Sequence[tuple[int, int]]) -> bool:
+        """Whether so many items of these engines are done; where not, the device is woken when they are."""
+        with self._run.lock:
+            self._awaited = () if self.may_begin(waits) else waits
+            return not self._awaited
 
     def run_initial_frees(self) -> None:
         """Frees that no node precedes."""
@@ -194,7 +206,7 @@ class _OverlappingItems:
             for other, count in item.waits:
                 if waits and not found:
                     self._run.wait(other, count)
-            if (found or not waits) and not all(self._run.is_done(other, count) for other, count in item.waits):
+            if (found or not waits) and not self._run.begins_or_wakes(item.waits):
                 break
             found.append(item.node)
             self._begun += 1

@@ -30,7 +30,7 @@ def bettered(machine: Machine, memgraph: MemGraph, passes: Sequence[Measured]) -
     flops_per_s = _fastest([task.flops for task in tasks], took[computes])
     bytes_per_s = _fastest([task.bytes_touched for task in tasks], took[computes])
     rates = {dtype: _better(rate, flops_per_s) if dtype is graph.dtype else rate for dtype, rate in machine.flops_per_s}
-    best = replace(
+    better = replace(
         machine,
         flops_per_s=tuple(rates.items()),
         device_bytes_per_s=_better(machine.device_bytes_per_s, bytes_per_s),
@@ -41,11 +41,11 @@ def bettered(machine: Machine, memgraph: MemGraph, passes: Sequence[Measured]) -
     for link in machine.links:
         if link.queue in queues:
             copies = np.flatnonzero((nodes.kind == MOVE) & (numbers == queues.index(link.queue)) & (took > 0))
-            nbytes = copied_bytes(memgraph)[copies].tolist()
+            best = _better(link.bytes_per_s, _fastest(copied_bytes(memgraph)[copies].tolist(), took[copies]))
             least_s = min(link.latency_s, float(took[copies].min(initial=np.inf)))
-            links.append(replace(link, bytes_per_s=_better(link.bytes_per_s, _fastest(nbytes, took[copies])), latency_s=least_s))
+            links.append(replace(link, bytes_per_s=best, latency_s=link.latency_s if link.overlaps else least_s))
     by_queue = {link.queue: link for link in links}
-    return replace(best, links=tuple(by_queue.get(link.queue, link) for link in machine.links))
+    return replace(better, links=tuple(by_queue.get(link.queue, link) for link in machine.links))
 
 
 def faster(before: Machine, after: Machine) -> list[tuple[str, float, float]]:

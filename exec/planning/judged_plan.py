@@ -28,7 +28,7 @@ from einpage.memplan.bounds.compulsory import disk_bound
 from einpage.memplan.bounds.steady import steady_bounds
 from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.graph.memgraph import MemGraph
-from einpage.memplan.graph.simulate import Timeline, moved_bytes, moves_several, simulate
+from einpage.memplan.graph.simulate import Timeline, moved_bytes, moves_several, read_cost_s, simulate
 from einpage.memplan.judge.reason import Violation
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.machine.machine import Machine
@@ -206,7 +206,7 @@ def _in_tiers(
     program: Program, working_sets: WorkingSets, coarsest: TaskGraph, machine: Machine, request: PlanRequest, since: float,
     pace: Pace | None,
 ) -> Planned:  # fmt: skip
-    """Plan with a disk behind the host: of a loop the split that reads fewest bytes among those as fast as the fastest, else the first with
+    """Plan with a disk behind the host: of a loop the split whose reads cost least among those as fast as the fastest, else the first with
     which every copy fits the host."""
     budget_bytes, tried, refused = request.budget_bytes, list[Planned](), None
     pacings: Sequence[Pacing] = tuple(Pacing)
@@ -228,7 +228,7 @@ def _in_tiers(
     if not tried:
         assert refused is not None, "the first split fits the device"
         raise refused
-    return _fewest_read(tried)
+    return _cheapest_reads(tried)
 
 
 def _best_paced(
@@ -249,14 +249,19 @@ def _best_paced(
             break
     if not tried:
         raise min(refused, key=lambda error: error.misfit.smallest_budget or 0)
-    best = _fewest_read(tuple(tried.values()))
+    best = _cheapest_reads(tuple(tried.values()))
     return best, next(pacing for pacing, found in tried.items() if found is best)
 
 
-def _fewest_read(tried: Sequence[Planned]) -> Planned:
-    """Of those as fast as the fastest the one that reads fewest bytes."""
+def _cheapest_reads(tried: Sequence[Planned]) -> Planned:
+    """Of those as fast as the fastest the one whose reads cost least."""
     enough = AS_FAST * min(found.timeline.makespan_s for found in tried)
-    return min((found for found in tried if found.timeline.makespan_s <= enough), key=lambda found: found.report.disk_read_bytes)
+    return min((found for found in tried if found.timeline.makespan_s <= enough), key=_reads_s)
+
+
+def _reads_s(found: Planned) -> float:
+    """What its reads cost."""
+    return read_cost_s(found.memgraph, found.machine.usual_link(Queue.READ))
 
 
 def _is_good_enough(found: Planned) -> bool:
@@ -269,10 +274,10 @@ def _is_good_enough(found: Planned) -> bool:
 
 
 def _is_better(found: Planned, others: Sequence[Planned]) -> bool:
-    """Than each of the others: it is faster, or as fast and reads less."""
-    seconds, nbytes = found.timeline.makespan_s, found.report.disk_read_bytes
+    """Than each of the others: it is faster, or as fast and its reads cost less."""
+    seconds, cost_s = found.timeline.makespan_s, _reads_s(found)
     return all(
-        seconds < other.timeline.makespan_s or (seconds <= AS_FAST * other.timeline.makespan_s and nbytes < other.report.disk_read_bytes)
+        seconds < other.timeline.makespan_s or (seconds <= AS_FAST * other.timeline.makespan_s and cost_s < _reads_s(other))
         for other in others
     )
 

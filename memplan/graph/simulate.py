@@ -23,7 +23,7 @@ from einpage.memplan.graph.packed import COMPUTE, FREE, GATHER, MOVE, Nodes, Res
 from einpage.memplan.graph.shared_clock import NO_QUEUE, Sharing, shared_clock
 from einpage.memplan.machine.kernel_times import KernelTimes
 from einpage.memplan.machine.machine import Machine, all_task_seconds, task_sharing
-from einpage.memplan.machine.places import DEVICE, DISK, ENGINES, HOST, SECTOR, Queue
+from einpage.memplan.machine.places import DEVICE, DISK, ENGINES, HOST, SECTOR, Link, Queue
 
 __all__ = ["NO_QUEUE"]
 
@@ -95,7 +95,7 @@ def durations(memgraph: MemGraph, machine: Machine) -> Floats:
         found = np.flatnonzero(moves & (queues == number))
         if len(found):
             link = machine.usual_link(queue)
-            of = link.overlapped_seconds if DISK in (queue.source, queue.target) else link.seconds
+            of = link.overlapped_seconds if link.overlaps else link.seconds
             seconds[found] = [of(n) for n in nbytes[found].tolist()]
     rows = np.flatnonzero(_from_disk(nodes, Residencies.of(memgraph.residencies)))
     if len(rows):
@@ -206,6 +206,15 @@ def sector_bytes(memgraph: MemGraph, queue: Queue) -> int:
     moved = copies.target[queue_numbers(memgraph)[copies.node] == queues.index(queue)]
     first, last = residencies.offset[moved] // SECTOR, -(-(residencies.offset + residencies.nbytes)[moved] // SECTOR)
     return SECTOR * int((last - first).sum())
+
+
+def read_cost_s(memgraph: MemGraph, link: Link, queue: Queue = Queue.READ) -> float:
+    """Seconds of the moves of a queue that a disk with this `link` makes: those of their sectors, and `each_s` of every one. What a machine
+    does for a read costs as much whatever its bytes, and is not free where the disk has something else to do meanwhile."""
+    if queue not in (queues := queues_of(memgraph)):
+        return 0.0
+    moves = (Nodes.of(memgraph.nodes).kind == MOVE) & (queue_numbers(memgraph) == queues.index(queue))
+    return sector_bytes(memgraph, queue) / link.bytes_per_s + int(moves.sum()) * link.each_s
 
 
 def all_moved_bytes(memgraph: MemGraph) -> int:

@@ -106,7 +106,11 @@ class Machine:
     def usual_link(self, queue: Queue) -> Link:
         """The link as copies usually find it, never faster than `link`. Raises UsageError where this machine has none."""
         best = self.link(queue)
-        usual = None if self.kernel_times is None else self.kernel_times.copies.link(queue)
+        if self.kernel_times is None:
+            return best
+        if queue == Queue.READ and self.disk:
+            return replace(best, bytes_per_s=min(best.bytes_per_s, self.disk[0].bytes_per_s))
+        usual = self.kernel_times.copies.link(queue)
         if usual is None:
             return best
         return Link(queue, min(best.bytes_per_s, usual.bytes_per_s), max(best.latency_s, usual.latency_s))
@@ -120,14 +124,15 @@ class Machine:
         return self.at_best().with_links(*(replace(link, latency_s=0.0) for link in self.links))
 
     def with_links(self, *links: Link) -> Machine:
-        """This machine with those links, in place of its own on the same queues."""
+        """This machine with those links, in place of its own on the same queues; how another disk is read, nobody knows."""
         by_queue = {link.queue: link for link in (*self.links, *links)}
         times = self.kernel_times
         if times is not None:
             changed = {link.queue for link in links}
             usual = tuple(link for link in times.copies.links if link.queue not in changed)
             times = replace(times, copies=replace(times.copies, links=usual))
-        return replace(self, links=tuple(by_queue.values()), kernel_times=times)
+        is_other_disk = any(link.queue == Queue.READ and by_queue[link.queue] != link for link in self.links)
+        return replace(self, links=tuple(by_queue.values()), kernel_times=times, disk=() if is_other_disk else self.disk)
 
     def with_rate(self, queue: Queue, bytes_per_s: float) -> Machine:
         """This machine with another rate on one link."""

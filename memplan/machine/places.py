@@ -86,6 +86,11 @@ class Link:
     each_s: float = 0.0
     """Of copies that overlap: at least so long after the end of one ends the next, however small they are."""
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether its copies do: those from and to a disk."""
+        return DISK in (self.queue.source, self.queue.target)
+
     def seconds(self, nbytes: int) -> float:
         """Time of one copy."""
         return self.latency_s + self.overlapped_seconds(nbytes)

@@ -26,7 +26,7 @@ from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, TensorId
 from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.graph.memgraph import MemGraph
-from einpage.memplan.graph.simulate import Timeline, moved_bytes, sector_bytes, simulate
+from einpage.memplan.graph.simulate import Timeline, read_cost_s, simulate
 from einpage.memplan.horizons.horizons import HorizonOptions, plan_by_horizons
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import SECTOR, Link, Queue
@@ -38,7 +38,7 @@ from einpage.memplan.tiers.join import joined, pinned_bytes
 from einpage.memplan.tiers.trace import TierTrace, events_of, sector_bytes_of, tier_trace
 
 AS_FAST = 1.01
-"""Of plans that take no longer than this multiple of the fastest, the one that reads the fewest bytes is taken."""
+"""Of plans that take no longer than this multiple of the fastest, the one whose reads cost least is taken."""
 BUSY = 0.95
 """A disk that reads for this share of a pass is what limits it: a plan for faster links would read more."""
 _DISK_BYTES = 2**60
@@ -69,7 +69,8 @@ def plan_tiers(
     """
     _refuse_no_disk(machine)
     skews = [0 if skew is None else skew.get(t.name, 0) % SECTOR for t in graph.tensors]
-    tried: list[tuple[float, int, MemGraph]] = []
+    read = machine.usual_link(Queue.READ)
+    tried: list[tuple[float, float, MemGraph]] = []
     refused: list[DoesNotFit] = []
     for pacing, of_device in _device_machines(machine, paced_by):
         device = plan_device(of_device, pacing is Pacing.OWN)
@@ -79,12 +80,12 @@ def plan_tiers(
             refused.append(error)
             continue
         line = simulate(found, machine)
-        tried.append((line.makespan_s, sector_bytes(found, Queue.READ), found))
+        tried.append((line.makespan_s, read_cost_s(found, read), found))
         if dict(line.busy_s).get(Queue.READ, 0.0) >= BUSY * line.makespan_s:
             break
     if not tried:
         raise min(refused, key=lambda error: error.misfit.smallest_budget or 0)
-    return _fewest_bytes(tried)
+    return _cheapest_reads(tried)
 
 
 def _behind(device: MemGraph, machine: Machine, host_bytes: int, skews: Sequence[int], resident: Sequence[str]) -> MemGraph:
@@ -99,8 +100,8 @@ def _behind(device: MemGraph, machine: Machine, host_bytes: int, skews: Sequence
     return _loop(problem, machine, device, trace, host_bytes, resident)
 
 
-def _fewest_bytes(tried: Sequence[tuple[float, int, MemGraph]]) -> MemGraph:
-    """Of plans, with their seconds and the bytes that they read, the one that reads fewest among those as fast as the fastest."""
+def _cheapest_reads(tried: Sequence[tuple[float, float, MemGraph]]) -> MemGraph:
+    """Of plans, with their seconds and what their reads cost, the one whose reads cost least among those as fast as the fastest."""
     enough = AS_FAST * min(seconds for seconds, _, _ in tried)
     return min((it for it in tried if it[0] <= enough), key=lambda it: it[1])[2]
 
@@ -108,10 +109,11 @@ def _fewest_bytes(tried: Sequence[tuple[float, int, MemGraph]]) -> MemGraph:
 def _loop(
     problem: Problem, machine: Machine, device: MemGraph, trace: TierTrace, host_bytes: int, resident: Sequence[str]
 ) -> MemGraph:  # fmt: skip
-    """Of loops with different residents of the host, the one that reads least among those as fast as the fastest. Which are, the clock of
-    the trace says, whose tasks take as long as the device takes to ask for the next copy; those that read least are joined first, until one
-    is as fast as that."""
-    tried: list[tuple[float, int, MemGraph]] = []
+    """Of loops with different residents of the host, the one whose reads cost least among those as fast as the fastest. Which are, the
+    clock of the trace says, whose tasks take as long as the device takes to ask for the next copy; those with the cheapest reads are joined
+    first, until one is as fast as that."""
+    read = machine.usual_link(Queue.READ)
+    tried: list[tuple[float, float, MemGraph]] = []
     named = _named(problem, resident)
     rest = without(problem, Residents(named, True))
 
@@ -119,7 +121,7 @@ def _loop(
         residents = Residents((*named, *others.tensors), True)
         tier = with_residents(plan_by_horizons(without(problem, residents), HorizonOptions()), problem, residents)
         seconds = simulate(tier, problem.machine).makespan_s
-        tried.append((seconds, moved_bytes(tier, Queue.H2D), tier))
+        tried.append((seconds, read_cost_s(tier, read, Queue.H2D), tier))
         return seconds
 
     search = LoopSets(rest, even=True).search()
@@ -128,13 +130,13 @@ def _loop(
         while True:
             seconds = seconds_with(search.send(seconds))
     enough = AS_FAST * min(seconds for seconds, _, _ in tried)
-    both: list[tuple[float, int, MemGraph]] = []
-    for _, nbytes, tier in sorted((it for it in tried if it[0] <= enough), key=lambda it: it[1]):
+    both: list[tuple[float, float, MemGraph]] = []
+    for _, cost_s, tier in sorted((it for it in tried if it[0] <= enough), key=lambda it: it[1]):
         found = joined(device, trace, tier, host_bytes)
-        both.append((simulate(found, machine).makespan_s, nbytes, found))
+        both.append((simulate(found, machine).makespan_s, cost_s, found))
         if both[-1][0] <= enough:
             break
-    return _fewest_bytes(both)
+    return _cheapest_reads(both)
 
 
 def _named(problem: Problem, names: Sequence[str]) -> tuple[TensorId, ...]:
