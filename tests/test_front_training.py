@@ -162,6 +162,15 @@ def test_weights_that_read_one_tensor_stay_one() -> None:
     assert "head" not in step.weights and "embed" in step.weights
 
 
+def test_statements_under_train_are_fp32_in_every_run() -> None:
+    """Those of a repeat there too; the model's are in the run's dtype."""
+    document = read((("    - nll[b,s] =", "    - repeat: 2\n      body: ['top[b,s] += 0 * top[b,s]']\n    - nll[b,s] ="),))
+    step = training_step(with_tied_weights(elaborate(for_training(document)), TIED), document, DType.FP16)
+    model = [d for d in step.program.definitions if d.name not in step.made]
+    assert [d.base for d in model if d.dtype is DType.FP32] == ["top", "top", "top", "nll", "loss"]
+    assert all(d.dtype in (DType.FP32, None) for d in model)
+
+
 REFUSED = {
     "no optimiser": ("  optimiser: adamw\n", "", "`train` lacks `optimiser`"),
     "another optimiser": ("optimiser: adamw", "optimiser: adam", "unknown optimiser `adam`"),

@@ -42,8 +42,7 @@ from einpage.einsum_front.fuse.tied_weights import with_shared_weights
 from einpage.einsum_front.graph.describe import statements
 from einpage.einsum_front.graph.job import Part
 from einpage.einsum_front.graph.program import Definition, Input, Output, Program, State, Weight, unused_name
-from einpage.einsum_front.spec.document import Document, TrainEntry
-from einpage.einsum_front.spec.parse import Statement
+from einpage.einsum_front.spec.document import Document, TrainEntry, statements_of
 from einpage.einsum_front.spec.source import Snippet, SourceFile
 
 
@@ -91,7 +90,7 @@ def training_step(program: Program, document: Document, dtype: DType = DType.FP3
 
 def _in_fp32(program: Program, train: TrainEntry) -> Program:
     """`program` whose statements under `train:` are computed and kept in fp32, as the loss of thousands of tokens wants."""
-    spans = {item.span for item in train.body if isinstance(item, Statement)}
+    spans = {statement.span for statement in statements_of(train.body)}
     return replace(program, definitions=tuple(replace(d, dtype=DType.FP32) if d.span in spans else d for d in program.definitions))
 
 
@@ -266,7 +265,7 @@ def training_facts(step: TrainingStep) -> dict[str, object]:
 def training_text(step: TrainingStep, document: Document) -> str:
     """What `einpage show --train` prints: the statements of the loss, then those that were made, layers that are alike once."""
     assert document.train is not None
-    own = {statement.name for statement in document.train.body if isinstance(statement, Statement)}
+    own = {statement.name for statement in statements_of(document.train.body)}
     weights = [w for w in step.program.weights if w.name in step.weights]
     kept = [s for s in step.program.states if s.name not in step.weights and s.name not in (STEP, LOSS_SCALE, GOOD_STEPS)]
     loss = [d for d in step.program.definitions if d.name not in step.made and d.base in own | {step.program.outputs[0].name}]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -182,6 +182,15 @@ def _states_below(item: BodyItem) -> Iterator[StateEntry]:
         yield from item.states
         for below in item.body:
             yield from _states_below(below)
+
+
+def statements_of(body: Sequence[BodyItem]) -> Iterator[Statement]:
+    """Every statement of `body`, repeats included."""
+    for item in body:
+        if isinstance(item, Repeat):
+            yield from statements_of(item.body)
+        else:
+            yield item
 
 
 def _has_weights(item: BodyItem) -> bool:
