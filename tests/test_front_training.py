@@ -162,6 +162,29 @@ def test_weights_that_read_one_tensor_stay_one() -> None:
     assert "head" not in step.weights and "embed" in step.weights
 
 
+SHIFT = """\
+einpage: 1
+name: shift
+sizes: {batch: 4}
+axes: {b: batch}
+inputs: {x: {axes: b}}
+weights: {c: {axes: "", from: c}}
+body: ["y[b] = x[b]"]
+outputs: {y: {axes: b}}
+train: {body: ["loss = mean[b](y[b]) + c"], loss: loss, optimiser: sgd, numbers: {rate: 0.25}, scale: {start: 8}}
+"""
+
+
+@pytest.mark.parametrize(("scale", "moved"), [(8.0, 0.25), (float("inf"), 0.0)])
+def test_a_gradient_that_is_the_scale_itself(scale: float, moved: float) -> None:
+    """A bias that is added to the loss: no statement makes its gradient."""
+    document = read_document(SHIFT, "shift.yaml")
+    step = training_step(elaborate(for_training(document)), document)
+    data = {"x": torch.ones(4), "loss_scale": torch.tensor(scale)}
+    found = evaluate(step.program.with_states_as_outputs(), data, {"c": torch.tensor(2.0)}, torch.float64)
+    assert float(found["c"]) == 2 - moved and float(found["overflow"]) == (moved == 0)
+
+
 def test_statements_under_train_are_fp32_in_every_run() -> None:
     """Those of a repeat there too; the model's are in the run's dtype."""
     document = read((("    - nll[b,s] =", "    - repeat: 2\n      body: ['top[b,s] += 0 * top[b,s]']\n    - nll[b,s] ="),))

@@ -236,16 +236,18 @@ def _with_updates(
 
 
 def _flags(program: Program, gradients: list[Output]) -> dict[str, list[Definition]]:
-    """By the value of a gradient, the definition that says whether it or one before it is not finite, in the order of `program`."""
+    """By definition, in the order of `program`, those to put behind it: whether the gradient that it makes, or one before, is not finite.
+    A gradient that none makes, which is the scale itself, is looked at last."""
     letters_by_value = {o.value: o.letters for o in gradients}
+    maker_by_value = {d.name: d for d in program.definitions if d.name in letters_by_value}
+    maker_by_value |= {value: program.definitions[-1] for value in letters_by_value if value not in maker_by_value}
     found: dict[str, list[Definition]] = {}
     before: Expr = Num(0)
-    for d in program.definitions:
-        if d.name in letters_by_value:
-            name = f"{OVERFLOW}.{len(found)}" if found else OVERFLOW
-            part = Part((), any_not_finite(d.name, letters_by_value[d.name], before))
-            found[d.name] = [replace(d, name=name, base=OVERFLOW, shape=(), parts=(part,), dtype=DType.FP32)]
-            before = Load(name, ())
+    for n, (value, d) in enumerate(maker_by_value.items()):
+        name = f"{OVERFLOW}.{n}" if n else OVERFLOW
+        part = Part((), any_not_finite(value, letters_by_value[value], before))
+        found.setdefault(d.name, []).append(replace(d, name=name, base=OVERFLOW, shape=(), parts=(part,), dtype=DType.FP32))
+        before = Load(name, ())
     return found
 
 
