@@ -211,6 +211,10 @@ REFUSED = {
     "an index in an update": ("optimiser: adamw", "update: ['w = w - g[0]']", "it has neither indices nor reductions"),
     "a gradient that is set": ("optimiser: adamw", "update: [g = 1, w = w - g]", "an update cannot set `g`"),
     "an unknown name": ("optimiser: adamw", "update: [w = w - lr * g]", "unknown name `lr` in an update"),
+    "a number of the scale there is not": ("optimiser: adamw", "optimiser: adamw\n  scale: {begin: 8}", "has no number `begin`"),
+    "a scale that shrinks": ("optimiser: adamw", "optimiser: adamw\n  scale: {growth: 1 / 2}", "`growth` is 0.5"),
+    "half a step": ("optimiser: adamw", "optimiser: adamw\n  scale: {interval: 2.5}", "`interval` is 2.5"),
+    "a scale that is a word": ("optimiser: adamw", "optimiser: adamw\n  scale: dynamic", "`dynamic`"),
     "a name of training": ("- top[b,s] =", "- step[b,s] = 1\n    - top[b,s] =", "`step` names something in this spec"),
 }
 
