@@ -198,6 +198,24 @@ def test_results_may_be_written_over_operands_that_others_read() -> None:
         assert torch.equal(where["g"], torch.arange(5.0) + 10) and torch.equal(where["x"], torch.full((5,), -10.0)), backend
 
 
+def test_no_result_is_written_over_a_tile_that_is_read_elsewhere_too() -> None:
+    """x in two tiles: p, of the first five elements, is made of both, and q of p and the first, which q alone may be written over."""
+    graph = row(("p", PLUS), ("q", Binary("*", load("p"), load("x"))), outputs=("p", "q"))
+    first, last = graph.tasks
+    assert isinstance(first.job, MapJob)
+    x = next(t for t in graph.tensors if t.name == "x")
+    second = replace(x, id=TensorId(len(graph.tensors)), name="x[5:10]", box=Box((5,), (10,)))
+    mirrored = Binary("+", load("g"), Load("x", (Binary("-", Num(9), Axis(N)),)))
+    reads = view("g"), View("x", DType.FP32, (x.box, second.box))
+    operands, job = (first.operands[1], (x.id, second.id)), replace(first.job, reads=reads, parts=(Part((Axis(N),), mirrored),))
+    tasks = replace(first, operands=operands, inplace=first.operands[1], job=job), replace(last, inplace=(x.id,))
+    values = tuple(replace(v, shape=(10,)) if v.name == "x" else v for v in graph.values)
+    graph = replace(graph, values=values, tensors=(*graph.tensors, second), tasks=tasks)
+    graph.verify()
+    (task,) = joined_tasks(graph).tasks
+    assert [one.inplace for one in task.written] == [(), first.operands[1]]
+
+
 def test_without_compiled_loops_too() -> None:
     """Two statements that share nothing but their operands, each written over one of them."""
     views = View("x", DType.FP32, (Box((0,), (5,)),)), View("g", DType.FP32, (Box((0,), (5,)),))

@@ -136,8 +136,11 @@ def _as_one(producer: Task, task: Task) -> Task | None:
     names: set[str] = set()
     views = [replace(view, name=_fresh(view.name, names)) for view in (*results_of(then), *results_of(first))]
     reads, operands = (tuple(column) for column in zip(*kept, strict=True))
-    alone = {operand[0] for view, operand in kept if len(operand) == 1 and view.boxes == then.result.boxes and _at(target, view, parts)}
-    result, *others = (Written(one.tensor, tuple(t for t in one.inplace if t in alone)) for one in (*task.written, *producer.written))
+    alone, elsewhere = set[TensorId](), set[TensorId]()
+    for view, operand in kept:
+        (alone if view.boxes == then.result.boxes and _at(target, view, parts) else elsewhere).update(operand)
+    over = alone - elsewhere
+    result, *others = (Written(one.tensor, tuple(t for t in one.inplace if t in over)) for one in (*task.written, *producer.written))
     return replace(
         task,
         operands=operands,
