@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from einpage.einsum_front.algebra.expr import Acc, Expr
-from einpage.einsum_front.base.dtype import DType
+from einpage.einsum_front.base.dtype import Checked, DType
 from einpage.einsum_front.graph.job import AttentionJob, Box, Contraction, ContractJob, View
 from kernels_build import fill, fn, ld, letters, op, view
 from kernels_cases import causal, contract, flash_job
@@ -23,7 +23,7 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.interpreter
 
 from einpage.kernels.launch.candidates import candidates  # noqa: E402
-from einpage.kernels.launch.kernel import launches_of, triton_kernel  # noqa: E402
+from einpage.kernels.launch.kernel import TritonKernel, launches_of, triton_kernel  # noqa: E402
 from einpage.kernels.prepare import Backend, prepare  # noqa: E402
 from einpage.kernels.tiles.attention_tiles import AttentionShape, attention_variants  # noqa: E402
 from einpage.kernels.tiles.fp32_products import Fp32Products  # noqa: E402
@@ -202,6 +202,17 @@ def test_parts_of_a_split_sum_are_not_persistent() -> None:
     part = replace(case.job, result=View("part", F, (Box((0, *box.start), (1, *box.end)),)), last=False)
     launch = assert_like_twin(Case(part, case.values), Target(90, PERSISTENT))
     assert not launch.tiles.persistent
+
+
+def test_a_flag_is_written_by_programs_that_store_themselves() -> None:
+    """The launch that lowers it before is none of the ways in which products are written."""
+    job, target = twin(HF).job, Target(90, PERSISTENT)
+    assert isinstance(job, ContractJob)
+    checked = replace(job, result=replace(job.result, element_type=Checked(HF)))
+    kernel, (lowers, launch) = triton_kernel(checked, target), launches_of(checked, target)
+    assert launch.tiles.descriptors and not launch.tiles.persistent
+    assert "tl.store" in launch.text and ", 0.0)" in lowers.text
+    assert isinstance(kernel, TritonKernel) and kernel.ways == (f"product by {launch.way}",)
 
 
 # attention

@@ -131,7 +131,7 @@ def triton_kernel(job: Job, target: Target | None = None) -> TritonKernel | Gath
         job.result,
         tuple((build(launch.text), launch) for launch in launches),
         index_checks(job, _expressions(job)),
-        tuple(f"{word} by {launch.way}" for launch in launches if word is not None),
+        () if word is None else (f"{word} by {launches[-1].way}",),  # before it, its flag may be lowered
         others=results_of(job)[1:],
     )
 

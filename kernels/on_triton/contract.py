@@ -90,7 +90,7 @@ class _ContractGenerator:
             return True
         if (tiles.specialised or tiles.persistent) and (self.job.carry is not None or not self.job.last):
             return False
-        if tiles.persistent and self.job.result.is_checked:  # the copy engine writes what is beyond the end of rows too
+        if tiles.persistent and self.job.result.is_checked:  # the copy engine writes no flag
             return False
         if tiles.persistent and (
             len(self.loops) != 1 or prod(self.loops[0].extents) <= tiles.inner or self._result_descriptor(STORES * 16, STORES * 16) is None
