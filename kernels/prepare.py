@@ -15,7 +15,7 @@ from typing import Protocol, assert_never
 import torch
 from torch import Tensor
 
-from einpage.einsum_front.base.dtype import Stored, as_run
+from einpage.einsum_front.base.dtype import Stored
 from einpage.einsum_front.graph.job import AttentionJob, ContractJob, GatherJob, Job, MapJob, OverflowJob, PairsJob
 from einpage.kernels.errors import Unsupported
 from einpage.kernels.instructions.torch_kernel import Operands, TorchKernel
@@ -158,7 +158,7 @@ def why_not_triton() -> str | None:
 def _torch(job: Job, products: Products) -> TorchKernel | GatherKernel:
     match job:
         case MapJob():
-            return (None if job.result.is_checked else prepare_written_rows(job)) or prepare_map(job)
+            return prepare_written_rows(job) or prepare_map(job)
         case ContractJob():
             return prepare_contract(job, products=products)
         case AttentionJob():
@@ -176,8 +176,7 @@ def _without_flags_read(job: Job) -> Job:
     """`job`, which reads numbers: flags behind tiles are for an OverflowJob alone."""
     if isinstance(job, OverflowJob) or not any(view.is_checked for view in job.reads):
         return job
-    numbers = (replace(v, element_type=as_run(v.element_type)) if v.is_checked else v for v in job.reads)
-    return replace(job, reads=tuple(numbers))
+    return replace(job, reads=tuple(replace(v, element_type=v.dtype) if v.is_checked else v for v in job.reads))
 
 
 def scratch_bytes(job: Job) -> int:

@@ -8,7 +8,9 @@ largest of the positive numbers, read as signed integers, and of the negative on
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -16,13 +18,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from einpage.einsum_front.base.dtype import FLAG, Checked, DType
+from einpage.einsum_front.algebra.expr import Letter
+from einpage.einsum_front.base.dtype import FLAG, RUN_DTYPES, Checked, DType
+from einpage.kernels.layout.blocks import fit
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
 from einpage.kernels.layout.window import BoundCall, BoundStep, JobBuffers, Window
 
 BLOCK_BYTES = 1 << 20
-"""Of a block whose numbers are looked at once it is written: it is in a core's cache then."""
-_DTYPE = {TORCH_DTYPE[dtype]: dtype for dtype in (DType.FP32, DType.BF16, DType.FP16)}
+"""Of a block whose numbers are looked at once it is written."""
+_DTYPE = {TORCH_DTYPE[dtype]: dtype for dtype in RUN_DTYPES}
 _INTEGERS = {2: (torch.int16, np.uint16), 4: (torch.int32, np.uint32)}
 _INFINITY = {DType.FP32: 0x7F800000, DType.BF16: 0x7F80, DType.FP16: 0x7C00}
 """Its bits."""
@@ -33,6 +37,15 @@ def flag_of(tile: Tensor) -> Tensor:
     at = Checked(_DTYPE[tile.dtype]).flag_at(tile.numel()) // tile.element_size()
     bytes_of = tile.as_strided((FLAG.nbytes // tile.element_size(),), (1,), tile.storage_offset() + at)
     return bytes_of.view(TORCH_DTYPE[FLAG])
+
+
+def fit_cache(extent: Mapping[Letter, int], letters: Iterable[Letter], target: Collection[Letter], dtype: DType) -> dict[Letter, int]:
+    """Extents of blocks of a result over `target` of which each is in a core's cache once it is written. `letters` are split, the outermost
+    first: a block is rows that lie one after the other."""
+    size = dict(extent)
+    for letter in letters:
+        size = fit(size, [letter], lambda e: dtype.bytes_of(prod(e[x] for x in target)), BLOCK_BYTES)
+    return size
 
 
 @lru_cache(maxsize=4096)

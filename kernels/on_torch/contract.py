@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from math import prod
 
 from einpage.einsum_front.algebra.expr import Acc, Axis, Binary, Letter, Load, Num, Region, loads
 from einpage.einsum_front.base.dtype import DType, Stored
@@ -20,7 +19,7 @@ from einpage.kernels.instructions.instruction_list import InstructionList
 from einpage.kernels.instructions.torch_kernel import TorchKernel
 from einpage.kernels.layout.affine import Affine
 from einpage.kernels.layout.blocks import SCRATCH_BYTES, extents, fit, regions, whole
-from einpage.kernels.layout.flags import BLOCK_BYTES, clear_flag, raise_where_not_finite
+from einpage.kernels.layout.flags import clear_flag, fit_cache, raise_where_not_finite
 from einpage.kernels.layout.window import BoundStep, StridedTile, Window, in_several_tiles, strided_tile, tile_borders
 from einpage.kernels.multiply.gemm import Scratch, multiply
 from einpage.kernels.multiply.matrix import (
@@ -61,11 +60,10 @@ def prepare_contract(job: ContractJob, limit: int = SCRATCH_BYTES, products: Pro
     if first_block(size)[0].unpacks:
         size = lowering.panels(size)
     size = fit(size, list(lowering.region), cost, limit)
-    if lowering.is_checked:
-        for letter in (x for x in job.target if x in order):  # a block is rows that lie one after the other
-            size = fit(size, [letter], lambda e: job.result.dtype.bytes_of(prod(e[x] for x in job.target if x in e)), BLOCK_BYTES)
+    if job.result.is_checked:
+        size = fit_cache(size, [x for x in job.target if x in order], job.target, job.result.dtype)
     scratch = Scratch(len(job.reads) + 1, products)
-    steps: list[BoundStep] = [clear_flag(len(job.reads))] if lowering.is_checked else []
+    steps: list[BoundStep] = [clear_flag(len(job.reads))] if job.result.is_checked else []
     temporary_bytes = 0
     for block in blocks(size):
         more, has_epilogue = lowering.block(block, size, scratch)
@@ -96,8 +94,6 @@ class _ContractLowering:
         self.into_result = into_result and self._result_is_a_matrix()
         """Whether the product is the result: no accumulator, no epilogue."""
         self.epilogue = self._epilogue()
-        self.is_checked = job.last and job.result.is_checked
-        """Whether the result has a flag."""
 
     @staticmethod
     def _used(job: ContractJob) -> set[Letter]:
@@ -183,7 +179,7 @@ class _ContractLowering:
         has_epilogue = self.epilogue is not None and not into_result
         if self.epilogue is not None and has_epilogue:
             steps.append(bind(self.epilogue, region, job.reads, accs, [written]))
-        if self.is_checked:
+        if job.result.is_checked:
             steps.append(raise_where_not_finite(written))
         return steps, has_epilogue
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from functools import lru_cache
-from math import prod
 
 from einpage.einsum_front.algebra.expr import Axis, Expr, Letter, Num, Reduce, loads, walk
 from einpage.einsum_front.base.dtype import DType
@@ -21,7 +20,7 @@ from einpage.kernels.instructions.torch_kernel import TorchKernel
 from einpage.kernels.layout.affine import Affine, affine
 from einpage.kernels.layout.blocks import SCRATCH_BYTES, extents, fit, regions, whole
 from einpage.kernels.layout.clamps import clamp_borders, decided
-from einpage.kernels.layout.flags import BLOCK_BYTES, clear_flag, raise_where_not_finite
+from einpage.kernels.layout.flags import clear_flag, fit_cache, raise_where_not_finite
 from einpage.kernels.layout.window import BoundStep, StridedTile, in_several_tiles, strided_tile, tile_borders
 
 
@@ -64,8 +63,7 @@ def _group(job: MapJob, parts: list[Part], limit: int) -> tuple[list[BoundStep],
     several = in_several_tiles(job.reads)
     size = fit({x: extent[x] for x in order}, free, lambda e: listed.peak_bytes(e, several), limit)
     if job.result.is_checked:
-        for letter in free:  # a block is rows that lie one after the other
-            size = fit(size, [letter], lambda e: job.result.dtype.bytes_of(prod(e[x] for x in free)), BLOCK_BYTES)
+        size = fit_cache(size, free, target, job.result.dtype)
     borders = tile_borders(job.reads, (load for e in expressions for load in loads(e)))
     clamped = clamp_borders(expressions, free, region)
     for letter, places in clamped.items():
