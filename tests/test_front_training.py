@@ -162,6 +162,13 @@ def test_weights_that_read_one_tensor_stay_one() -> None:
     assert "head" not in step.weights and "embed" in step.weights
 
 
+def test_what_is_kept_for_a_weight_is_no_other_weight() -> None:
+    """The moment of `lora_b` beside a weight that has its name."""
+    steps = [step_of(read_document(text, "words.yaml")) for text in (SPEC, SPEC.replace("lora_a", "m_lora_b"))]
+    one, other = (evaluate(step.program.with_states_as_outputs(), batch(0), given(step), torch.float64) for step in steps)
+    assert len(other) == len(one) and all(torch.equal(x, y) for x, y in zip(one.values(), other.values(), strict=True))
+
+
 SHIFT = """\
 einpage: 1
 name: shift

@@ -16,7 +16,7 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.fuse.inline import MOST_NODES
 from einpage.einsum_front.graph.job import MapJob, Part, View, results_of
-from einpage.einsum_front.graph.program import unused_name
+from einpage.einsum_front.graph.program import fresh_name
 from einpage.einsum_front.graph.taskgraph import Op, OpId, Task, TaskGraph, TaskId, TensorId, Written
 
 
@@ -123,7 +123,7 @@ def _as_one(producer: Task, task: Task) -> Task | None:
     word_by_name: dict[str, str] = {}
     for view, operand in _operands(producer):
         if operand not in word_by_operand:
-            word_by_operand[operand] = _fresh(view.name, words)
+            word_by_operand[operand] = fresh_name(view.name, words)
             kept.append((replace(view, name=word_by_operand[operand]), operand))
         word_by_name[view.name] = word_by_operand[operand]
     made = [replace(part, expr=_renamed(part.expr, word_by_name)) for part in first.parts]
@@ -134,7 +134,7 @@ def _as_one(producer: Task, task: Task) -> Task | None:
     if sum(1 for part in parts for _ in walk(part.expr)) > MOST_NODES:
         return None
     names: set[str] = set()
-    views = [replace(view, name=_fresh(view.name, names)) for view in (*results_of(then), *results_of(first))]
+    views = [replace(view, name=fresh_name(view.name, names)) for view in (*results_of(then), *results_of(first))]
     reads, operands = (tuple(column) for column in zip(*kept, strict=True))
     alone, elsewhere = set[TensorId](), set[TensorId]()
     for view, operand in kept:
@@ -162,13 +162,6 @@ def _operands(task: Task) -> Sequence[tuple[View, tuple[TensorId, ...]]]:
 def _at(target: tuple[Expr, ...], view: View, parts: Sequence[Part]) -> bool:
     """Whether each element of an operand is read for that of the results alone."""
     return all(load.indices == target for part in parts for load in loads(part.expr) if load.name == view.name)
-
-
-def _fresh(word: str, used: set[str]) -> str:
-    """`word`, or one like it that is not in `used`, to which it is added."""
-    found = unused_name(word, used)
-    used.add(found)
-    return found
 
 
 def _renamed(e: Expr, word_by_name: Mapping[str, str]) -> Expr:

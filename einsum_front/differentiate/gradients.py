@@ -20,7 +20,7 @@ from einpage.einsum_front.differentiate.intermediate import with_copies, with_in
 from einpage.einsum_front.differentiate.rules import Rules, value_loads
 from einpage.einsum_front.differentiate.scatter import Contribution, Scatter
 from einpage.einsum_front.graph.job import Part
-from einpage.einsum_front.graph.program import Definition, Output, Program, needed, unused_name
+from einpage.einsum_front.graph.program import Definition, Output, Program, fresh_name, needed
 
 
 def with_gradients(program: Program, loss: str, names: Sequence[str]) -> Program:
@@ -191,8 +191,7 @@ class _ReverseMode:
 
     def define(self, name: str, base: str, shape: tuple[int, ...], parts: tuple[Part, ...], of: str | None = None) -> str:
         """A new value, in the dtype of the value `of` (None: of the definition at hand); its unique name."""
-        unique = unused_name(name, self.used)
-        self.used.add(unique)
+        unique = fresh_name(name, self.used)
         d = self.definition
         dtype = d.dtype if of is None else self.dtypes.get(of)
         self.made.append(Definition(unique, base, shape, parts, d.loop, d.span, dtype=dtype))

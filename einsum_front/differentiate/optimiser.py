@@ -17,7 +17,7 @@ from einpage.einsum_front.algebra.expr import Axis, Binary, Call, Expr, Letter, 
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import SpecError, did_you_mean, listing
 from einpage.einsum_front.graph.job import Part
-from einpage.einsum_front.graph.program import Definition, unused_name
+from einpage.einsum_front.graph.program import Definition, fresh_name
 from einpage.einsum_front.spec.document import TrainEntry
 from einpage.einsum_front.spec.parse import Statement, parse_statement
 from einpage.einsum_front.spec.sizes import Evaluator, usable_name
@@ -236,6 +236,4 @@ class Updates:
         return self._optimiser.source.error(e.span, f"unknown name `{e.word}` in an update", exists=listing(words), cure=cure)
 
     def _fresh(self, name: str) -> str:
-        unique = unused_name(name.replace("@", "."), self._used)
-        self._used.add(unique)
-        return unique
+        return fresh_name(name.replace("@", "."), self._used)

@@ -41,7 +41,7 @@ from einpage.einsum_front.fuse.show import statement_layers
 from einpage.einsum_front.fuse.tied_weights import with_shared_weights
 from einpage.einsum_front.graph.describe import statements
 from einpage.einsum_front.graph.job import Part
-from einpage.einsum_front.graph.program import Definition, Input, Output, Program, State, Weight, unused_name
+from einpage.einsum_front.graph.program import Definition, Input, Output, Program, State, Weight, fresh_name
 from einpage.einsum_front.spec.document import Document, TrainEntry, statements_of
 from einpage.einsum_front.spec.source import Snippet, SourceFile
 
@@ -97,7 +97,7 @@ def _in_fp32(program: Program, train: TrainEntry) -> Program:
 def _scaled(program: Program, loss: str, scale: LossScale, train: TrainEntry) -> Program:
     """`program` with the scaled loss, a second output."""
     names = {d.name for d in program.definitions} | {i.name for i in program.inputs} | {w.name for w in program.weights}
-    word = unused_name(f"scaled_{train.loss.word}", names)
+    word = fresh_name(f"scaled_{train.loss.word}", names)
     product = Part((), Binary("*", Load(loss, ()), Load(LOSS_SCALE, ())))
     scaled = Definition(word, word, (), (product,), (), train.span, dtype=DType.FP32)
     start = [(LOSS_SCALE, scale.start), (GOOD_STEPS, 0.0)]
@@ -185,12 +185,12 @@ def _with_updates(
         inputs.append(Input(RATE, (), (), DType.FP32, float(optimiser.rate), train.span))
         scalars[RATE] = RATE
     states = [State(STEP, STEP, (), (), None, scalars[STEP], 0)]
-    fp32_copies = {w.name: unused_name(f"{FP32_COPY}{w.name}", names) for w in trained} if kept_in is not None else {}
+    fp32_copies = {w.name: fresh_name(f"{FP32_COPY}{w.name}", names) for w in trained} if kept_in is not None else {}
     after: dict[str, list[Definition]] = {}
     for weight in trained:
         output = gradient[f"d_{weight.name}"]
         made_by = next((d for d in program.definitions if d.name == output.value), program.definitions[-1])
-        kept = {state: f"{state}_{weight.name}" for state in optimiser.states}
+        kept = {state: fresh_name(f"{state}_{weight.name}", names) for state in optimiser.states}
         inputs += [Input(name, output.letters, weight.shape, kept_in, 0.0, weight.span) for name in kept.values()]
         copy = fp32_copies.get(weight.name, weight.name)
         start = {WEIGHT: copy, GRADIENT: output.value, **kept}

@@ -6,7 +6,7 @@ left in any expression. Definitions are in a topological order.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -193,9 +193,10 @@ def needed(program: Program, values: Iterable[str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def unused_name(word: str, used: Collection[str]) -> str:
-    """`word`, or else the first of `word_2`, `word_3`, … that is not in `used`."""
+def fresh_name(word: str, used: set[str]) -> str:
+    """`word`, or else the first of `word_2`, `word_3`, … that is not in `used`, to which it is added."""
     found, again = word, 2
     while found in used:
         found, again = f"{word}_{again}", again + 1
+    used.add(found)
     return found
