@@ -51,7 +51,7 @@ class FailingEngine:
 
     def __init__(self, inner: Engine, at: int, number: int = errno.EIO) -> None:
         self.inner, self.at, self.number, self.seen, self.in_flight = inner, at, number, 0, 0
-        self.failed: list[tuple[int, TransferError]] = []
+        self.failed: list[tuple[int, Exception | None]] = []
 
     @property
     def depth(self) -> int:
@@ -65,8 +65,8 @@ class FailingEngine:
             self.inner.begin(number, transfer)
         self.seen += 1
 
-    def ended(self) -> list[tuple[int, TransferError | None]]:
-        found: list[tuple[int, TransferError | None]] = [*self.failed]
+    def ended(self) -> list[tuple[int, Exception | None]]:
+        found: list[tuple[int, Exception | None]] = [*self.failed]
         self.failed = []
         if self.in_flight and not found:
             found = self.inner.ended()
@@ -99,7 +99,7 @@ class LastFirstEngine:
         self.most = max(self.most, len(self.in_flight))
         assert self.most <= self.depth
 
-    def ended(self) -> list[tuple[int, TransferError | None]]:
+    def ended(self) -> list[tuple[int, Exception | None]]:
         self.inner.begin(*self.in_flight.pop())
         return self.inner.ended()
 
@@ -130,7 +130,7 @@ class LateEngine:
         self.in_flight += 1
         self.inner.begin(number, transfer)
 
-    def ended(self) -> list[tuple[int, TransferError | None]]:
+    def ended(self) -> list[tuple[int, Exception | None]]:
         self.woken = self.bell.wait(self.late_s)
         self.bell.clear()
         found = [] if self.woken else self.inner.ended()

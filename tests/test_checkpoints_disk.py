@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disk_files import FailingEngine, memory_for, opened, piece_of, random_file, read_bytes_counted, wanted
+from einpage.checkpoints.disk import threads
 from einpage.checkpoints.disk.block_store import DiskExtent
 from einpage.checkpoints.disk.digests import checksum, file_digest
 from einpage.checkpoints.disk.direct_file import SECTOR, DiskError, open_direct, open_scratch, sector_span
@@ -182,6 +183,24 @@ def test_an_error_names_file_and_place(number: int, said: str, tmp_path: Path) -
         store.read([again])
         assert np.array_equal(again.memory, data)
     assert (tmp_path / "f").read_bytes() == data.tobytes(), "the source is untouched"
+
+
+def test_what_raises_in_a_thread_is_the_reads_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug of ours too: the transfer has ended, nobody waits for it, and there is room for another."""
+    data, do = random_file(tmp_path / "f", 4096), threads._do
+
+    def fails_once(transfer: Transfer) -> None:
+        monkeypatch.setattr(threads, "_do", do)
+        raise MemoryError
+
+    monkeypatch.setattr(threads, "_do", fails_once)
+    with opened([tmp_path / "f"], TransferOptions("preadv threads", 1, SECTOR)) as (store, _):
+        with pytest.raises(MemoryError):
+            store.read([piece_of(0, 2000)])
+        again = piece_of(0, 4096)
+        store.read([again])
+        assert np.array_equal(again.memory, data)
+        store.drain()
 
 
 def truncated(path: Path) -> None:

@@ -44,7 +44,8 @@ class DiskRead:
     """Whether they have to be what they were when they were read before."""
     left: int = 0
     """Transfers that have not ended."""
-    error: DiskError | None = None
+    error: Exception | None = None
+    """A DiskError, but for bugs of ours."""
 
     @property
     def nbytes(self) -> int:
@@ -223,8 +224,10 @@ class BlockStore:
         self.read_bytes += read.nbytes
         self._done.append(read)
 
-    def _told(self, error: TransferError) -> DiskError:
-        """As a person is told of it."""
+    def _told(self, error: Exception) -> Exception:
+        """As a person is told of it: a DiskError, but for bugs of ours."""
+        if not isinstance(error, TransferError):
+            return error
         file = next(file for file in self._files if file.fd == error.transfer.fd)
         try:
             if not error.number:

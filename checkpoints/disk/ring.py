@@ -85,9 +85,9 @@ class RingEngine:
         """As Engine.wake."""
         os.eventfd_write(self._bell, 1)
 
-    def ended(self) -> list[tuple[int, TransferError | None]]:
+    def ended(self) -> list[tuple[int, Exception | None]]:
         """As Engine.ended."""
-        found: list[tuple[int, TransferError | None]] = []
+        found: list[tuple[int, Exception | None]] = []
         is_woken = False
         while not found and not is_woken:
             if not self._is_listening:

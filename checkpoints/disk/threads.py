@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
-from einpage.checkpoints.disk.transfer import Transfer, TransferError, after
+from einpage.checkpoints.disk.transfer import Transfer, after
 
 
 class ThreadEngine:
@@ -22,7 +22,7 @@ class ThreadEngine:
     def __init__(self, depth: int) -> None:
         self.depth = depth
         self._pool = ThreadPoolExecutor(depth, "einpage-disk")
-        self._ended = SimpleQueue["tuple[int, BaseException | None] | None"]()
+        self._ended = SimpleQueue["tuple[int, Exception | None] | None"]()
 
     def close(self) -> None:
         """Let what the system holds for it go."""
@@ -36,24 +36,19 @@ class ThreadEngine:
         """As Engine.wake."""
         self._ended.put(None)
 
-    def ended(self) -> list[tuple[int, TransferError | None]]:
+    def ended(self) -> list[tuple[int, Exception | None]]:
         """As Engine.ended."""
         answers = [self._ended.get()]
         with suppress(Empty):
             while True:
                 answers.append(self._ended.get_nowait())
-        found: list[tuple[int, TransferError | None]] = []
-        for number, error in filter(None, answers):
-            if error is not None and not isinstance(error, TransferError):
-                raise error
-            found.append((number, error))
-        return found
+        return [*filter(None, answers)]
 
     def _work(self, number: int, transfer: Transfer) -> None:
-        failed: BaseException | None = None
+        failed: Exception | None = None
         try:
             _do(transfer)
-        except BaseException as error:
+        except Exception as error:
             failed = error
         self._ended.put((number, failed))
 

@@ -61,9 +61,9 @@ class Engine(Protocol):
         """Begin one more where fewer than `depth` are in flight, of which none has this number; it may be handed over as late as in
         `ended`."""
 
-    def ended(self) -> list[tuple[int, TransferError | None]]:
-        """The numbers of those that have ended, each whole or with an error; waits for one, or until it is woken. One at least has to be
-        in flight."""
+    def ended(self) -> list[tuple[int, Exception | None]]:
+        """The numbers of those that have ended, each whole or with its error, a TransferError but for bugs of ours; waits for one, or until
+        it is woken. One at least has to be in flight."""
 
     def wake(self) -> None:
         """End the wait of `ended`, or the next: from any thread."""
@@ -73,9 +73,9 @@ class Engine(Protocol):
 
 
 def run_all(engine: Engine, transfers: Iterable[Transfer]) -> None:
-    """Do all, where none is in flight. Raises TransferError, of the first that failed, when none is in flight any more."""
+    """Do all, where none is in flight. Raises what the first that failed did, a TransferError, when none is in flight any more."""
     waiting, in_flight = deque(enumerate(transfers)), 0
-    failed: TransferError | None = None
+    failed: Exception | None = None
     while in_flight or (waiting and failed is None):
         while waiting and failed is None and in_flight < engine.depth:
             engine.begin(*waiting.popleft())
