@@ -29,6 +29,8 @@ _REQUESTS_AT, _ANSWERS_AT, _ENTRIES_AT = 0, 0x8000000, 0x10000000
 _READ, _WRITE = 22, 23
 _BELL = 2**64 - 1
 """The number of the request that reads what `wake` writes; and, as an offset, a file's that has none."""
+_UNASKED = (-errno.ECANCELED, -errno.EINTR)
+"""Results of a request whose thread is gone."""
 _PARAMETERS = np.dtype(
     {
         "names": ["features", "requests", "answers"],
@@ -97,7 +99,7 @@ class RingEngine:
             for number, result in self._answers():
                 if number == _BELL:
                     is_woken = result > 0
-                    self._is_listening = not is_woken and result != -errno.ECANCELED  # the thread that asked is gone; else it cannot be
+                    self._is_listening = not is_woken and result not in _UNASKED  # of another error the next would be the same
                     continue
                 transfer = self._in_flight.pop(number)
                 try:
