@@ -144,6 +144,37 @@ class LateEngine:
         self.inner.close()
 
 
+class HeldEngine:
+    """An engine whose transfers end when `over` is set, and not before; who waits for one by then has to be woken."""
+
+    name = "held"
+
+    def __init__(self, inner: Engine) -> None:
+        self.inner, self.over, self.bell = inner, Event(), Event()
+        self.begun = 0
+
+    @property
+    def depth(self) -> int:
+        return self.inner.depth
+
+    def begin(self, number: int, transfer: Transfer) -> None:
+        self.begun += 1
+        self.inner.begin(number, transfer)
+
+    def ended(self) -> list[tuple[int, Exception | None]]:
+        if self.over.is_set():
+            return self.inner.ended()
+        self.bell.wait(30)
+        self.bell.clear()
+        return []
+
+    def wake(self) -> None:
+        self.bell.set()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
 @contextmanager
 def opened(
     paths: Sequence[Path], choice: TransferOptions, scratch_bytes: int = 0, folder: Path | None = None, reads: Engine | None = None

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disk_files import FailingEngine, LastFirstEngine, LateEngine, read_bytes_counted
+from disk_files import FailingEngine, HeldEngine, LastFirstEngine, LateEngine, read_bytes_counted
 from disk_runs import disk_for, run_with_disk
 from einpage.checkpoints.disk.block_store import DiskRead
 from einpage.checkpoints.disk.direct_file import DiskError
@@ -21,8 +21,10 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import ALIGNMENT
 from einpage.einsum_front.graph.taskgraph import TaskGraph
 from einpage.exec.device.cpu import CpuDevice
-from einpage.exec.device.device import Device
-from einpage.exec.dispatch.engine import Measured
+from einpage.exec.device.device import Device, NullDevice
+from einpage.exec.dispatch.engine import Measured, Run
+from einpage.exec.dispatch.progress import SILENT, Hooks, Progress
+from einpage.exec.dispatch.serial import SerialDispatcher
 from einpage.exec.dispatch.static import schedule
 from einpage.exec.errors import CountMismatch, NodeError
 from einpage.memplan.errors import DoesNotFit
@@ -34,7 +36,7 @@ from einpage.memplan.machine.places import SECTOR, Queue
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.footprint import largest_footprint
 from einpage.memplan.residency.resident_sets import Start
-from hand_plan import edges_of
+from hand_plan import edges_of, hand_plan
 from real_bytes import differences, direct
 from single_runs import run_dynamic, run_serial, run_static
 from strategies import a_machine, budgets, data, random_graph, task_graphs
@@ -165,6 +167,54 @@ def test_an_error_is_said_of_its_node(number: int, dispatch: Dispatch, case: tup
     outcome, _ = run_with_disk(made, values, disk, dispatch)
     assert differences(outcome, direct(graph, values)) == [], "the next run works"
     disk.store.close()
+
+
+@pytest.mark.parametrize("dispatch", [run_dynamic, run_static])
+def test_a_run_that_is_stopped_waits_for_what_is_in_flight_and_begins_no_more(
+    dispatch: Callable[[MemGraph, Device, Hooks], Measured], case: tuple[TaskGraph, MemGraph], tmp_path: Path
+) -> None:  # fmt: skip
+    graph, made = case
+    options = TransferOptions(depth=1, block_bytes=SECTOR)
+    reads = HeldEngine(make_engine(options))
+    disk = disk_for(made, data(graph), tmp_path, reads=reads, options=options)
+
+    def interrupt(progress: Progress) -> None:
+        if reads.begun:
+            reads.over.set()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_with_disk(made, data(graph), disk, lambda of, device: dispatch(of, device, Hooks(progress=interrupt, interval_s=0.01)))
+    assert reads.begun == 1 and not disk.store._in_flight
+    disk.store.close()
+
+
+def test_nothing_wakes_a_device_whose_run_was_stopped() -> None:
+    """It may be closed, and an engine that was in the middle of a node ends it only now."""
+    woken: list[None] = []
+
+    class Overlapping(NullDevice):
+        most_reads = 1
+
+        def begin(self, node: NodeId) -> bool:
+            return False
+
+        def ended(self) -> list[tuple[NodeId, Exception | None]]:
+            return []
+
+        def wake(self) -> None:
+            woken.append(None)
+
+        def drain(self) -> None:
+            pass
+
+    run = Run(SerialDispatcher(hand_plan()), Overlapping(hand_plan()), SILENT)
+    run.wake_reads()
+    run.stop()
+    assert len(woken) == 2
+    run.wake_reads()
+    run.stop(ValueError())
+    assert len(woken) == 2
 
 
 def test_a_write_that_fails_is_said_of_its_node(case: tuple[TaskGraph, MemGraph], tmp_path: Path) -> None:

@@ -109,9 +109,9 @@ class _DynamicRun:
             return [node]
         heappush(self._ready[queue], node)
         self._pushed[queue].notify()
-        if self._wants_more[queue] and self._run.reads is not None:
+        if self._wants_more[queue]:
             self._wants_more[queue] = False
-            self._run.reads.wake()
+            self._run.wake_reads()
         return []
 
     def _finish(self, frees: list[NodeId]) -> None:

@@ -153,10 +153,17 @@ class Run:
         except BaseException as error:
             raise self._named(node, error) from error
 
+    def wake_reads(self) -> None:
+        """More reads may begin: the lock is held. Of a run that was stopped none may, and what its device reads with may be closed."""
+        if self.reads is not None and not self.stopped:
+            self.reads.wake()
+
     def _ended(self) -> list[NodeId]:
-        """Nodes that were begun and have ended; none where more may begin."""
+        """Nodes that were begun and have ended; none where more may begin. Raises NodeError, or Stopped where the run was stopped."""
         assert self.reads is not None
         found, now = self.reads.ended(), perf_counter() - self.origin
+        if self.stopped:
+            raise Stopped
         for node, error in found:
             if error is not None:
                 raise self._named(node, error) from error
@@ -167,12 +174,15 @@ class Run:
         return NodeError(node, describe(self.memgraph, node), self.memgraph.queue(node), error)
 
     def stop(self, error: BaseException | None = None) -> None:
-        """Let every engine end after its current node; the first error given is the one that is reported."""
+        """Let every engine end after its current node, or what is in flight of several; the first error given is the one that is
+        reported."""
         with self.lock:
-            self.stopped = True
+            was_stopped, self.stopped = self.stopped, True
             self.error = self.error or error
             for condition in self._conditions:
                 condition.notify_all()
+            if self.reads is not None and not was_stopped:
+                self.reads.wake()
 
 
 class Neighbours:

@@ -154,8 +154,7 @@ class _StaticRun:
             self._advanced[engine].notify_all()
             if self._awaited and self.may_begin(self._awaited):
                 self._awaited = ()
-                if self._run.reads is not None:
-                    self._run.reads.wake()
+                self._run.wake_reads()
 
     def items(self, engine: int) -> tuple[QueueItem, ...]:
         """The list of an engine."""
