@@ -29,7 +29,7 @@ def clock(queues: list[int], seconds: list[float], edges: list[tuple[int, int]],
     by_target = sorted(edges, key=lambda edge: (edge[1], edge[0]))
     source, target = (np.array([edge[i] for edge in by_target], np.int32) for i in (0, 1))
     found = shared_clock(
-        Edges(source, target, np.zeros(len(edges), np.uint8)), np.array(queues, np.int8), [0.0] * 3, np.array(seconds), sharing
+        Edges(source, target, np.zeros(len(edges), np.uint8)), np.array(queues, np.int8), [None] * 3, np.array(seconds), sharing
     )
     return list(zip(*(column.tolist() for column in found), strict=True))
 
@@ -105,5 +105,16 @@ def test_the_latency_of_a_read_passes_while_others_are_in_flight() -> None:
     read, nowhere = len(ENGINES), np.zeros(1, np.uint8)
     edges = Edges(np.array([2], np.int32), np.array([3], np.int32), nowhere)
     queues, seconds = np.array([read, read, COMPUTE, read], np.int8), np.array([4.0, 4.0, 8.5, 1.0])
-    start, finish = shared_clock(edges, queues, [0.0, 0.0, 0.0, 1.0], seconds, ALONE)
+    start, finish = shared_clock(edges, queues, [None, None, None, 1.0], seconds, ALONE)
     assert finish.tolist() == [5.0, 9.0, 8.5, 10.5] and start.tolist() == [1.0, 5.0, 0.0, 9.5]
+
+
+@pytest.mark.parametrize("latency_s", [0.0, 1e-12])
+def test_a_disk_without_latency_is_one_with_next_to_none(latency_s: float) -> None:
+    """It does without the cores as every disk does: a kernel beside its reads is as fast as alone, and so are they."""
+    read, sharing = len(ENGINES), Sharing(0.0, 0.0, np.full(3, 2.0), np.full(3, 2.0), 2.0)
+    no_edges = Edges(*np.zeros((2, 0), np.int32), np.zeros(0, np.uint8))
+    _, finish = shared_clock(
+        no_edges, np.array([COMPUTE, read, read], np.int8), [None, None, None, latency_s], np.array([3.0, 1.0, 1.0]), sharing
+    )
+    assert finish.tolist() == pytest.approx([3.0, 1.0, 2.0])

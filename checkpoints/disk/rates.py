@@ -171,15 +171,22 @@ def _each_seconds(engine: Engine, file: DirectFile, file_bytes: int, choice: Tra
 
 
 def _read_latency(engine: Engine, file: DirectFile, file_bytes: int, choice: TransferOptions, bytes_per_s: float) -> float:
-    """Seconds that a read with nothing else in flight takes beyond its bytes' time: the disk's latency, and all that a store does."""
+    """Seconds that a read with nothing else in flight takes beyond its bytes' time: the disk's latency, and all that a store does. As much
+    as a sector's takes at least: the rate was measured before, and the disk may have become faster."""
     nbytes = min(_LONE_BYTES, file_bytes)
+    lone_s, sector_s = (_lone_seconds(engine, file, file_bytes, choice, n) for n in (nbytes, SECTOR))
+    return max(sector_s, lone_s - nbytes / bytes_per_s)
+
+
+def _lone_seconds(engine: Engine, file: DirectFile, file_bytes: int, choice: TransferOptions, nbytes: int) -> float:
+    """Seconds of a read of so many bytes with nothing else in flight."""
     store, reads = _store_reads(engine, file, file_bytes, choice, nbytes, _SMALL_READS)
     found = []
     for read in reads:
         began = perf_counter()
         store.run(read)
         found.append(perf_counter() - began)
-    return max(0.0, median(found) - nbytes / bytes_per_s)
+    return median(found)
 
 
 def _write_latency(engine: Engine, file: DirectFile, address: int, file_bytes: int) -> float:

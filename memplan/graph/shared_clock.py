@@ -40,15 +40,17 @@ class Sharing:
 
 
 def shared_clock(
-    edges: Edges, queues: NDArray[np.int8], latencies: Sequence[float], seconds: Floats, sharing: Sharing
+    edges: Edges, queues: NDArray[np.int8], latencies: Sequence[float | None], seconds: Floats, sharing: Sharing
 ) -> tuple[Floats, Floats]:  # fmt: skip
     """[node] start and finish. `queues` [node] are positions among engines, or NO_QUEUE; `latencies` [engine] are those of copies that
-    overlap, 0 of other engines. Node order is a valid execution."""
+    overlap, None of other engines. Node order is a valid execution."""
     return _SharedClock(edges, queues, latencies, seconds, sharing).run()
 
 
 class _SharedClock:
-    def __init__(self, edges: Edges, queues: NDArray[np.int8], latencies: Sequence[float], seconds: Floats, sharing: Sharing) -> None:
+    def __init__(
+        self, edges: Edges, queues: NDArray[np.int8], latencies: Sequence[float | None], seconds: Floats, sharing: Sharing
+    ) -> None:  # fmt: skip
         count, engines = len(seconds), len(latencies)
         self.latencies = latencies
         self.ready_at = [sharing.start_s] * count
@@ -93,12 +95,12 @@ class _SharedClock:
         """By engine in flight, how many times longer its node takes at the moment. A disk writes to memory itself: it does without the
         cores that the factors are of."""
         computing = self.active.get(COMPUTE_QUEUE)
-        copies = sum(engine != COMPUTE_QUEUE and not self.latencies[engine] for engine in self.active)
+        copies = sum(engine != COMPUTE_QUEUE and self.latencies[engine] is None for engine in self.active)
         factors: dict[int, float] = {}
         for engine, node in self.active.items():
             if engine == COMPUTE_QUEUE:
                 factors[engine] = self.beside[node] if copies else 1.0
-            elif self.latencies[engine]:
+            elif self.latencies[engine] is not None:
                 factors[engine] = 1.0
             else:
                 slowed = 1.0 if computing is None else self.slows[computing]
@@ -112,9 +114,9 @@ class _SharedClock:
             if engine in self.active or at == len(nodes) or self.missing[nodes[at]]:
                 continue
             waited = self.sharing.wakeup_s if now > self.free_at[engine] else 0.0
-            if self.latencies[engine]:
+            if (latency_s := self.latencies[engine]) is not None:
                 self.begun_at[engine] = begun_at = max(self.begun_at[engine], self.ready_at[nodes[at]])
-                waited = max(0.0, begun_at + waited + self.latencies[engine] - now)
+                waited = max(0.0, begun_at + waited + latency_s - now)
             self.next[engine] += 1
             self.active[engine], self.start[nodes[at]], self.left[engine] = nodes[at], now + waited, waited + self.seconds[nodes[at]]
 

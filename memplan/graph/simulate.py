@@ -104,11 +104,11 @@ def durations(memgraph: MemGraph, machine: Machine) -> Floats:
     return seconds
 
 
-def overlapping_latencies(memgraph: MemGraph, machine: Machine) -> list[float]:
+def overlapping_latencies(memgraph: MemGraph, machine: Machine) -> list[float | None]:
     """[engine] seconds from where a copy begins to its first byte, in the order of queues_of: of disks, whose copies overlap, so that it
-    passes while others are under way."""
+    passes while others are under way; None of other engines."""
     on_disk = ((DISK in (queue.source, queue.target), queue) for queue in queues_of(memgraph))
-    return [machine.usual_link(queue).latency_s if there else 0.0 for there, queue in on_disk]
+    return [machine.usual_link(queue).latency_s if there else None for there, queue in on_disk]
 
 
 def moves_several(memgraph: MemGraph) -> bool:
@@ -149,7 +149,9 @@ def simulate(memgraph: MemGraph, machine: Machine, noise: Floats | None = None) 
     return Timeline(start, finish, by_queue, float(finish.max(initial=0.0)))
 
 
-def _in_node_order(memgraph: MemGraph, queues: NDArray[np.int8], seconds: Floats, latencies: Sequence[float]) -> tuple[Floats, Floats]:
+def _in_node_order(
+    memgraph: MemGraph, queues: NDArray[np.int8], seconds: Floats, latencies: Sequence[float | None]
+) -> tuple[Floats, Floats]:
     """[node] start and finish where no engine slows another down."""
     row = np.searchsorted(memgraph.edges.target, np.arange(len(seconds) + 1)).tolist()
     sources = memgraph.edges.source.tolist()
@@ -157,13 +159,13 @@ def _in_node_order(memgraph: MemGraph, queues: NDArray[np.int8], seconds: Floats
     begun_at = [0.0] * len(latencies)
     """[engine] where the last of its copies began that overlap; they begin in order."""
     for n, (queue, duration) in enumerate(zip(queues.tolist(), seconds.tolist(), strict=True)):
-        latency_s = 0.0 if queue == NO_QUEUE else latencies[queue]
-        at = 0.0 if queue == NO_QUEUE else begun_at[queue] if latency_s else free_at[queue]
+        latency_s = None if queue == NO_QUEUE else latencies[queue]
+        at = 0.0 if queue == NO_QUEUE else free_at[queue] if latency_s is None else begun_at[queue]
         for before in sources[row[n] : row[n + 1]]:
             if finish[before] > at:
                 at = finish[before]
         start[n] = at
-        if latency_s:
+        if latency_s is not None:
             begun_at[queue] = at
             start[n] = max(at, free_at[queue])
             at = max(at + latency_s, free_at[queue])
