@@ -21,7 +21,7 @@ from einpage.memplan.judge.validate import judge
 from einpage.memplan.machine.places import DEVICE, DISK, HOST, SECTOR, Link, Queue
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.residency.resident_sets import Start
-from einpage.memplan.tiers.plan_tiers import _cheapest_reads
+from einpage.memplan.tiers.plan_tiers import cheapest_reads
 from einpage.memplan.tiers.prologue import prologue
 from hand_plan import hand_graph
 from numpy_jobs import evaluate
@@ -131,7 +131,7 @@ def test_of_plans_as_fast_the_one_whose_reads_cost_least_is_taken() -> None:
     assert sector_bytes(few, Queue.READ) == sector_bytes(many, Queue.READ) == 16384
     assert [read_cost_s(it, link) for it in (few, many)] == pytest.approx([0.016384 + 0.008, 0.016384 + 0.016])
     tried = [(1.0, read_cost_s(many, link), many), (1.005, read_cost_s(few, link), few), (2.0, 0.0, many)]
-    assert _cheapest_reads(tried) is few
+    assert cheapest_reads(tried) is few
 
 
 def test_a_disk_that_writes_while_it_reads_is_no_faster_than_its_bound() -> None:

@@ -37,7 +37,7 @@ from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.pace import Pace
 from einpage.memplan.report import Report, passes_report, report, second_runs, tasks_in_order
 from einpage.memplan.schedule.static_plans import Policy
-from einpage.memplan.tiers.plan_tiers import AS_FAST, BUSY, Pacing
+from einpage.memplan.tiers.plan_tiers import AS_FAST, Pacing, best_paced, cheapest_reads
 
 MachineSource: TypeAlias = "Callable[[], Machine]"
 """Gives a machine that is not at hand yet: to measure it takes seconds."""
@@ -228,35 +228,22 @@ def _in_tiers(
     if not tried:
         assert refused is not None, "the first split fits the device"
         raise refused
-    return _cheapest_reads(tried)
+    return cheapest_reads([(found.timeline.makespan_s, _reads_s(found), found) for found in tried])
 
 
 def _best_paced(
     graph: TaskGraph, machine: Machine, request: PlanRequest, since: float, pace: Pace | None, pacings: Sequence[Pacing]
 ) -> tuple[Planned, Pacing]:
-    """Of plans with each of these pacings, the first of which is enough where it keeps the disk busy, the better. Raises DoesNotFit, of the
-    one that needs least, where none fits."""
-    tried, refused = dict[Pacing, Planned](), list[DoesNotFit]()
-    for pacing in pacings:
+    """The plan with the best of these pacings, and which that is. Raises as best_paced."""
+    planned_by_pacing: dict[Pacing, Planned] = {}
+
+    def plan_paced(pacing: Pacing) -> tuple[MemGraph, Timeline]:
         options = replace(request.planner, paced_by=pacing)
-        try:
-            found = plan_graph(graph, machine, request.budget_bytes, options, since, request.bound_effort, pace)
-        except DoesNotFit as error:
-            refused.append(error)
-            continue
-        tried[pacing] = found
-        if dict(found.timeline.busy_s).get(Queue.READ, 0.0) >= BUSY * found.timeline.makespan_s:
-            break
-    if not tried:
-        raise min(refused, key=lambda error: error.misfit.smallest_budget or 0)
-    best = _cheapest_reads(tuple(tried.values()))
-    return best, next(pacing for pacing, found in tried.items() if found is best)
+        planned_by_pacing[pacing] = found = plan_graph(graph, machine, request.budget_bytes, options, since, request.bound_effort, pace)
+        return found.memgraph, found.timeline
 
-
-def _cheapest_reads(tried: Sequence[Planned]) -> Planned:
-    """Of those as fast as the fastest the one whose reads cost least."""
-    enough = AS_FAST * min(found.timeline.makespan_s for found in tried)
-    return min((found for found in tried if found.timeline.makespan_s <= enough), key=_reads_s)
+    best = best_paced(plan_paced, machine, pacings)
+    return planned_by_pacing[best], best
 
 
 def _reads_s(found: Planned) -> float:

@@ -13,11 +13,12 @@ device makes no copies, so the host does not hold it: tiers are exclusive.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
 from itertools import takewhile
+from typing import TypeVar
 
 import numpy as np
 
@@ -53,6 +54,8 @@ class Pacing(Enum):
     OWN = "own"
 
 
+Plan = TypeVar("Plan")
+
 PlanDevice = Callable[[Machine, bool], MemGraph]
 """plan_device(machine, even): a plan of the device whose host holds everything; of a loop, with residents spread evenly if `even`."""
 
@@ -69,23 +72,33 @@ def plan_tiers(
     """
     _refuse_no_disk(machine)
     skews = [0 if skew is None else skew.get(t.name, 0) % SECTOR for t in graph.tensors]
-    read = machine.usual_link(Queue.READ)
-    tried: list[tuple[float, float, MemGraph]] = []
+    plan_by_pacing: dict[Pacing, MemGraph] = {}
+
+    def plan_paced(pacing: Pacing) -> tuple[MemGraph, Timeline]:
+        device = plan_device(_device_machine(machine, pacing), pacing is Pacing.OWN)
+        plan_by_pacing[pacing] = found = _behind(device, machine, host_bytes, skews, resident)
+        return found, simulate(found, machine)
+
+    return plan_by_pacing[best_paced(plan_paced, machine, Pacing if paced_by is None else (paced_by,))]
+
+
+def best_paced(plan_paced: Callable[[Pacing], tuple[MemGraph, Timeline]], machine: Machine, pacings: Iterable[Pacing]) -> Pacing:
+    """That of these with the better plan; the first is enough where it keeps the disk busy. Raises DoesNotFit, of the plan that needs
+    least, where none fits."""
+    tried: list[tuple[float, float, Pacing]] = []
     refused: list[DoesNotFit] = []
-    for pacing, of_device in _device_machines(machine, paced_by):
-        device = plan_device(of_device, pacing is Pacing.OWN)
+    for pacing in pacings:
         try:
-            found = _behind(device, machine, host_bytes, skews, resident)
+            found, line = plan_paced(pacing)
         except DoesNotFit as error:
             refused.append(error)
             continue
-        line = simulate(found, machine)
-        tried.append((line.makespan_s, read_cost_s(found, read), found))
+        tried.append((line.makespan_s, read_cost_s(found, machine.usual_link(Queue.READ)), pacing))
         if dict(line.busy_s).get(Queue.READ, 0.0) >= BUSY * line.makespan_s:
             break
     if not tried:
         raise min(refused, key=lambda error: error.misfit.smallest_budget or 0)
-    return _cheapest_reads(tried)
+    return cheapest_reads(tried)
 
 
 def _behind(device: MemGraph, machine: Machine, host_bytes: int, skews: Sequence[int], resident: Sequence[str]) -> MemGraph:
@@ -100,7 +113,7 @@ def _behind(device: MemGraph, machine: Machine, host_bytes: int, skews: Sequence
     return _loop(problem, machine, device, trace, host_bytes, resident)
 
 
-def _cheapest_reads(tried: Sequence[tuple[float, float, MemGraph]]) -> MemGraph:
+def cheapest_reads(tried: Sequence[tuple[float, float, Plan]]) -> Plan:
     """Of plans, with their seconds and what their reads cost, the one whose reads cost least among those as fast as the fastest."""
     enough = AS_FAST * min(seconds for seconds, _, _ in tried)
     return min((it for it in tried if it[0] <= enough), key=lambda it: it[1])[2]
@@ -136,7 +149,7 @@ def _loop(
         both.append((simulate(found, machine).makespan_s, cost_s, found))
         if both[-1][0] <= enough:
             break
-    return _cheapest_reads(both)
+    return cheapest_reads(both)
 
 
 def _named(problem: Problem, names: Sequence[str]) -> tuple[TensorId, ...]:
@@ -158,12 +171,12 @@ def _seconds(device: MemGraph, timeline: Timeline) -> Sequence[float]:
     return found
 
 
-def _device_machines(machine: Machine, paced_by: Pacing | None) -> tuple[tuple[Pacing, Machine], ...]:
-    """`machine` with a host that holds everything, by what paces its links."""
-    pairs = (Queue.H2D, Queue.READ), (Queue.D2H, Queue.WRITE)
-    slower = (_slower(machine.usual_link(near), machine.usual_link(far)) for near, far in pairs)
-    by_pacing = {Pacing.DISK: machine.with_links(*slower), Pacing.OWN: machine}
-    return tuple((it, replace(of, host_bytes=_DISK_BYTES)) for it, of in by_pacing.items() if paced_by in (None, it))
+def _device_machine(machine: Machine, pacing: Pacing) -> Machine:
+    """`machine` with a host that holds everything, and links that are paced so."""
+    if pacing is Pacing.DISK:
+        pairs = (Queue.H2D, Queue.READ), (Queue.D2H, Queue.WRITE)
+        machine = machine.with_links(*(_slower(machine.usual_link(near), machine.usual_link(far)) for near, far in pairs))
+    return replace(machine, host_bytes=_DISK_BYTES)
 
 
 def _refuse_no_disk(machine: Machine) -> None:
