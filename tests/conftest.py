@@ -8,6 +8,7 @@ bits off. Both are put right here, in the interpreter only; compiled kernels are
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -17,6 +18,16 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from what the code says now (make golden)")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a run caches goes to no user's folder, unless EINPAGE_CACHE says where; the workers of a session share it."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "EINPAGE_CACHE" not in os.environ:
+            base = tmp_path_factory.getbasetemp()
+            patch.setenv("EINPAGE_CACHE", str((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
