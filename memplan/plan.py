@@ -8,6 +8,9 @@ where some task's footprint exceeds the budget (or the host is full).
         online planner         the two horizons
         offline planner        from the online plan on, while there is time
     the fastest by the simulator, fewest bytes among those hardly slower
+
+With a host budget the device is planned so, and tiers/plan_tiers.py plans the host behind it; with `recompute`, horizons/recompute.py has
+that done for the graph, and for the graph with second runs.
 """
 
 from __future__ import annotations
