@@ -132,18 +132,39 @@ def test_packed_matrices_are_onednns(y: Window, stride: tuple[int, int]) -> None
     assert ONLY_MM.windows(X, y) is None
 
 
+@pytest.mark.parametrize(("of_row", "of_column"), [(9, 1), (1, 6)])
+def test_rows_that_are_not_packed_are_onednns_too(of_row: int, of_column: int) -> None:
+    rows, _ = Products(ONEDNN).windows(Window(0, 0, (1, 6, 8), (0, of_row, of_column), 3), BY_ROWS) or (None, None)
+    assert rows == Window(0, 0, (6, 8), (of_row, of_column), 3)
+
+
+@pytest.mark.parametrize("has_blocks", [True, False])
+def test_a_part_of_wider_rows_is_packed_once_for_all_blocks(has_blocks: bool) -> None:
+    reads = view("x", 30, 40), view("w", 100, 24)
+    case = contract(ld("x", *"rk"), ld("w", *"ck"), "k", "rc", {"r": 30, "k": 24, "c": 100}, reads)
+    call, operands, out = kernel(case), case.operands(), case.poisoned()
+    if has_blocks:
+        call = kernel(case, call.scratch_bytes - 1000)
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        call(operands, out, None)
+    assert_right(case, out)
+    counts = {event.key: event.count for event in found.key_averages()}
+    products = counts["mkldnn::_linear_pointwise"]
+    assert (products > 1) == has_blocks
+    assert counts["aten::copy_"] == products + 1
+    assert "aten::mm" not in counts
+
+
 @pytest.mark.parametrize(
     ("x", "y"),
     [
-        (Window(0, 0, (1, 6, 8), (0, 9, 1), 0), BY_ROWS),
-        (Window(0, 0, (1, 6, 8), (0, 1, 6), 0), BY_ROWS),
         (X, Window(1, 0, (1, 8, 4), (0, 5, 1), 0)),
         (X, Window(1, 0, (1, 8, 4), (0, 1, 9), 0)),
         (Window(0, 0, (2, 6, 8), (48, 8, 1), 0), Window(1, 0, (2, 8, 4), (32, 4, 1), 0)),
     ],
 )
 def test_others_are_not(x: Window, y: Window) -> None:
-    """oneDNN would copy the first, and multiply the second a thousand times slower."""
+    """oneDNN would multiply some of them a thousand times slower."""
     assert Products(ONEDNN).windows(x, y) is None
 
 

@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.base.units import Nbytes
+from einpage.einsum_front.graph.taskgraph import OpId, Task, TaskId, TensorId
+from einpage.exec.measure.products import product_job, whole_view
 from einpage.exec.planning.model import open_model
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import build_graph
@@ -52,6 +55,16 @@ def test_the_work_of_each_kind_of_task() -> None:
     kinds = {work.kind for task in longer.tasks if (work := work_of(task)) is not None and work.heads}
     assert kinds == {KernelKind.ATTENTION}, "18 queries a head"
     assert [task for task in graph.tasks if work_of(task) is None] == [task for task in graph.tasks if task.gathers]
+
+
+@pytest.mark.parametrize(("of_x", "of_w", "strided"), [((6, 8), (9, 8), False), ((6, 20), (9, 8), False), ((6, 8), (9, 20), True)])
+def test_a_product_is_strided_where_its_larger_operand_is_a_part_of_wider_rows(
+    of_x: tuple[int, int], of_w: tuple[int, int], strided: bool
+) -> None:
+    whole = product_job(6, 8, 9, DType.FP32)
+    job = replace(whole, reads=(whole_view("x", of_x, DType.FP32), whole_view("w", of_w, DType.FP32)))
+    found = work_of(Task(TaskId(0), "y", OpId(0), (), TensorId(0), (), 0, Nbytes(0), Nbytes(0), job, gathers=False))
+    assert found is not None and found.strided is strided
 
 
 @settings(max_examples=30, deadline=None)

@@ -27,7 +27,7 @@ FAST = 1e15
 def fitted(
     runs: Sequence[ProbeRuns], copies: CopyTimes, wakeup_s: float, strided_by_rows: Mapping[int, float], unpack_s: float = 0.0
 ) -> KernelTimes:
-    """What explains the samples best. `strided_by_rows`: how many times longer products take of operands that are parts of wider rows;
+    """What explains the samples best. `strided_by_rows`: how many times longer products take of matrices that are parts of wider rows;
     `unpack_s`: a number of a stored weight."""
     samples = [sample for run in runs for sample in run.kernels]
     alone_s = CopyingThread.BLOCK / copies.links[0].bytes_per_s

@@ -60,7 +60,7 @@ def measured_libraries() -> Libraries:
 
 
 def strided_factor(libraries: Libraries, rows: int) -> float:
-    """How many times longer a product of so many rows takes where an operand is a part of wider rows, which oneDNN does not read
+    """How many times longer a product of so many rows takes where the larger operand is a part of wider rows, which oneDNN does not read
     (AtRows.strided)."""
     elements = INNER * COLUMNS[-1]
     if libraries.compiled.is_faster(rows, elements) or not libraries.onednn.is_faster(rows, elements):

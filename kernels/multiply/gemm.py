@@ -21,7 +21,7 @@ from einpage.einsum_front.base.libraries import MOST_UNPACKED_ROWS
 from einpage.kernels.layout.blocks import extents, regions
 from einpage.kernels.layout.window import BoundCall, BoundStep, JobBuffers, StridedTile, Window, scratch_tile
 from einpage.kernels.multiply.matrix import Factor, Letters, Roles, clip, factor_window, matrix_window, stored_window
-from einpage.kernels.multiply.products import ONLY_MM, ByRows, Products, linear
+from einpage.kernels.multiply.products import ONLY_MM, ByRows, Products, is_packed, linear
 from einpage.kernels.multiply.unpack_steps import NUMBERS_OF, unpacked
 from einpage.kernels.on_llvm.column_products import column_products
 from einpage.kernels.on_llvm.matrix_products import matrix_products
@@ -112,7 +112,7 @@ def _product_of_part(
     y_window, y_steps = _matrix(y, part, roles.of_y, f"{scratch.owner}y", scratch)
     yield from x_steps
     yield from y_steps
-    yield _product_step(x_window, y_window, out, init, scratch)
+    yield from _product_steps(x_window, y_window, out, init, scratch)
 
 
 def _matrix(
@@ -156,22 +156,38 @@ def _copy(source: Window, target: Window) -> BoundStep:
     return lambda buffers: partial(target.of(buffers).copy_, source.of(buffers))
 
 
-def _product_step(x: Window, y: Window, out: Window, init: Window | None, scratch: Scratch) -> BoundStep:
+def _product_steps(x: Window, y: Window, out: Window, init: Window | None, scratch: Scratch) -> Iterator[BoundStep]:
     """One product by the library that is faster at it; what that allocates is noted in `scratch`."""
     by_rows = scratch.products.by_rows(x, y)
     if by_rows is not None:
-        return _product_by_rows(by_rows, out.flat(), None if init is None else init.flat())
+        yield _product_by_rows(by_rows, out.flat(), None if init is None else init.flat())
+        return
     by_columns = scratch.products.by_columns(x, y)
     if by_columns is not None:
         side_by_side = out.stride[1 if by_columns.transposed else 2] == 1 and (init is None or init.stride == out.stride)
         if side_by_side or by_columns.matrix.size[1] == 1:
-            return _product_by_columns(by_columns, out.flat(), None if init is None else init.flat())
-    packed = scratch.products.windows(x, y)
-    if packed is None:
-        return _product(x, y, out, init)
-    (rows, inner), (columns, _) = packed[0].size, packed[1].size
-    scratch.product_bytes = max(scratch.product_bytes, scratch.products.temporary_bytes(rows, inner, columns))
-    return _onednn_product(*packed, out.flat(), None if init is None else init.flat())
+            yield _product_by_columns(by_columns, out.flat(), None if init is None else init.flat())
+            return
+    windows = scratch.products.windows(x, y)
+    if windows is None:
+        yield _product(x, y, out, init)
+        return
+    rows, matrix = windows
+    if not is_packed(rows.size, rows.stride):
+        rows, copies = _packed_rows(rows, scratch)
+        yield from copies
+    scratch.product_bytes = max(scratch.product_bytes, scratch.products.temporary_bytes(*rows.size, matrix.size[0]))
+    yield _onednn_product(rows, matrix, out.flat(), None if init is None else init.flat())
+
+
+def _packed_rows(rows: Window, scratch: Scratch) -> tuple[Window, list[BoundStep]]:
+    """A matrix that is a part of wider rows, packed, and the step that packs it: none where the step before has done so."""
+    name = f"{scratch.owner}rows"
+    packed = Window(scratch.operand, scratch.buffer(name, prod(rows.size)), rows.size, (rows.size[1], 1), 0)
+    if scratch.content.get(name) == rows and rows.operand != scratch.operand:  # what is in scratch changes from step to step
+        return packed, []
+    scratch.content[name] = rows
+    return packed, [_copy(rows, packed)]
 
 
 @lru_cache(maxsize=4096)

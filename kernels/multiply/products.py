@@ -72,25 +72,22 @@ class Products:
         return self.libraries.compiled.is_faster(rows, columns * inner) and (rows <= MOST_MANY_ROWS or inner <= MOST_INNER)
 
     def windows(self, x: Window, y: Window) -> tuple[Window, Window] | None:
-        """x [rows, inner] and y transposed, [columns, inner], as oneDNN reads them; None where torch.mm is to multiply them.
+        """x [rows, inner] as it lies, and y transposed, [columns, inner], as oneDNN reads it; None where torch.mm is to multiply them.
 
-        Both are [1, rows, columns] windows, as matrix_window gives them.
+        Both are [1, rows, columns] windows, as matrix_window gives them. An x that is not packed is to be copied first: that takes a small
+        part of what the product takes.
         """
         (batch, rows, inner), columns = x.size, y.size[2]
         if batch != 1 or not self.libraries.onednn.is_faster(rows, inner * columns) or linear() is None:
             return None
-        if not _packed(x.size[1:], x.stride[1:]):
-            return None
-        if _packed(y.size[1:], y.stride[1:]):
+        if is_packed(y.size[1:], y.stride[1:]):
             stride = (1, columns)
-        elif _packed((columns, inner), (y.stride[2], y.stride[1])):
+        elif is_packed((columns, inner), (y.stride[2], y.stride[1])):
             stride = (inner, 1)
         else:
             return None
-        return (
-            Window(x.operand, x.tile, (rows, inner), (inner, 1), x.offset),
-            Window(y.operand, y.tile, (columns, inner), stride, y.offset),
-        )
+        as_rows = Window(x.operand, x.tile, (rows, inner), (inner, 1), x.offset) if is_packed(x.size[1:], x.stride[1:]) else x.flat()
+        return as_rows, Window(y.operand, y.tile, (columns, inner), stride, y.offset)
 
     def temporary_bytes(self, rows: int, inner: int, columns: int) -> int:
         """The most that oneDNN allocates for one product, its result among it."""
@@ -115,7 +112,7 @@ ONLY_MM = Products()
 """Every product is torch.mm's."""
 
 
-def _packed(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+def is_packed(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     """Whether a matrix lies row by row with nothing between; of one row or column no stride matters."""
     (rows, columns), (of_row, of_column) = size, stride
     return (columns == 1 or of_column == 1) and (rows == 1 or of_row == columns)

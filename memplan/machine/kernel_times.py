@@ -29,7 +29,7 @@ class AtRows:
     beside_copies: float = 1.0
     """How many times longer they take while copies are in flight; at least 1."""
     strided: float = 1.0
-    """How many times longer where an operand is a part of wider rows (Work.strided); at least 1."""
+    """How many times longer where the larger operand is a part of wider rows (Work.strided); at least 1."""
     by_columns: float = 1.0
     """How many times as long where an operand lies column by column (Work.by_columns)."""
     slows_copies: float = 1.0

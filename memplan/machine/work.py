@@ -62,7 +62,7 @@ class Work:
     unpacked: int = 0
     """Of a product with more rows than our own kernels have sums of: the numbers of stored weights, which are unpacked first."""
     strided: bool = False
-    """Whether an operand of a product is a part of wider rows."""
+    """Whether the larger operand of a product is a part of wider rows."""
     by_columns: bool = False
     """Whether the innermost letter of an operand of a product is not one that is summed over."""
 
@@ -102,7 +102,7 @@ def _work(of: _Same) -> Work | None:
             flops = sum(2 * prod(extents[x] for x in free_letters(c.x) | free_letters(c.y)) for c in job.contractions)
             pointwise = _pointwise([job.epilogue], extents, job.target) if job.last else (0, 0, 0)
             unpacked = sum(_unpacked(job, c, extents) for c in job.contractions) if rows > MOST_UNPACKED_ROWS else 0
-            strided = any(_strided(job, c) for c in job.contractions)
+            strided = any(_strided(job, c, extents) for c in job.contractions)
             by_columns = any(_by_columns(load, c, extents) for c in job.contractions for load in (c.x, c.y))
             return Work(KernelKind.PRODUCT, rows, flops, 0, *pointwise, unpacked=unpacked, strided=strided, by_columns=by_columns)
         case AttentionJob():
@@ -133,15 +133,12 @@ def _unpacked(job: ContractJob, c: Contraction, extents: Mapping[Letter, int]) -
     return sum(prod(extents[x] for x in free_letters(load)) for load in (c.x, c.y) if load.name in stored)
 
 
-def _strided(job: ContractJob, c: Contraction) -> bool:
-    """Whether a tile of an operand is longer, in a letter that is summed over, than what is summed."""
-    extents = {letter: r.extent for letter, r in range_by_letter(job).items()}
-    for load in (c.x, c.y):
-        boxes = next(view.boxes for view in job.reads if view.name == load.name)
-        for at, index in enumerate(load.indices):
-            if isinstance(index, Axis) and index.letter in c.letters and any(box.shape[at] > extents[index.letter] for box in boxes):
-                return True
-    return False
+def _strided(job: ContractJob, c: Contraction, extents: Mapping[Letter, int]) -> bool:
+    """Whether rows of the larger operand are parts of those of a tile; of the other, they are packed in no time."""
+    load = max((c.x, c.y), key=lambda load: prod(extents[x] for x in free_letters(load)))
+    boxes = next(view.boxes for view in job.reads if view.name == load.name)
+    innermost = [(at, i.letter) for at, i in enumerate(load.indices) if isinstance(i, Axis) and extents[i.letter] > 1][-1:]
+    return any(box.shape[at] > extents[letter] for at, letter in innermost for box in boxes)
 
 
 def _by_columns(load: Load, c: Contraction, extents: Mapping[Letter, int]) -> bool:
