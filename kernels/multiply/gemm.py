@@ -176,7 +176,8 @@ def _product_steps(x: Window, y: Window, out: Window, init: Window | None, scrat
     if not is_packed(rows.size, rows.stride):
         rows, copies = _packed_rows(rows, scratch)
         yield from copies
-    scratch.product_bytes = max(scratch.product_bytes, scratch.products.temporary_bytes(*rows.size, matrix.size[0]))
+    count, inner = rows.size
+    scratch.product_bytes = max(scratch.product_bytes, scratch.products.temporary_bytes(count, inner, matrix.size[0]))
     yield _onednn_product(rows, matrix, out.flat(), None if init is None else init.flat())
 
 
