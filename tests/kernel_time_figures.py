@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from einpage.memplan.machine.kernel_times import AtRows, CopyTimes, KernelTimes, MapTimes, ProductTimes
+from einpage.memplan.machine.kernel_times import AtDistance, AtRows, CopyTimes, KernelTimes, MapTimes, ProductTimes
 from einpage.memplan.machine.places import host_links
 
 seconds = st.floats(0.0, 1.0)
@@ -26,6 +26,12 @@ def tables(draw: st.DrawFn) -> tuple[AtRows, ...]:
 
 
 @st.composite
+def distances(draw: st.DrawFn) -> tuple[AtDistance, ...]:
+    """None to three entries, bytes ascending."""
+    return tuple(AtDistance(nbytes, draw(factors)) for nbytes in sorted(draw(st.sets(st.integers(1, 1 << 30), max_size=3))))
+
+
+@st.composite
 def kernel_times(draw: st.DrawFn) -> KernelTimes:
     """Any that a profile may hold. Never makes: links of two latencies, which a profile cannot say."""
     return KernelTimes(
@@ -35,5 +41,5 @@ def kernel_times(draw: st.DrawFn) -> KernelTimes:
         attention=ProductTimes(draw(seconds), draw(tables()), draw(seconds)),
         few_queries=ProductTimes(draw(seconds), draw(tables()), draw(seconds)),
         maps=MapTimes(*(draw(seconds) for _ in range(5)), draw(factors), draw(factors)),
-        copies=CopyTimes(host_links(draw(rates), draw(rates), draw(seconds)), draw(seconds), draw(factors)),
+        copies=CopyTimes(host_links(draw(rates), draw(rates), draw(seconds)), draw(seconds), draw(factors), draw(distances())),
     )

@@ -18,9 +18,10 @@ from einpage.einsum_front.graph.taskgraph import OpId, Task, TaskId, TensorId
 from einpage.exec.measure import cpu as measure
 from einpage.exec.measure import kernels_version, probe_runs, products, profiles
 from einpage.exec.measure.copies import CopySamples
-from einpage.exec.measure.probe_runs import KernelSample, ProbeRuns
+from einpage.exec.measure.probe_runs import KernelSample, ProbeRuns, Shared, StreamedRuns
 from einpage.kernels.instructions.torch_kernel import Operands
 from einpage.kernels.multiply.products import Products
+from einpage.memplan.machine.kernel_times import AtDistance
 from einpage.memplan.machine.machine import Machine, Measurement
 from einpage.memplan.machine.places import Queue
 from einpage.memplan.machine.work import KernelKind, Work, work_of
@@ -114,24 +115,29 @@ def test_the_best_of_several_samples_is_kept(monkeypatch: pytest.MonkeyPatch) ->
 def a_run(rows: int, seconds: float) -> ProbeRuns:
     """One product, one attention and one map, of so many seconds each at best, of which a tenth is handover."""
     works = (Work(KernelKind.PRODUCT, rows, 10**6), Work(KernelKind.ATTENTION, rows, 10**6, 1), Work(KernelKind.MAP, 0, 0, 0, 3, 100, 10))
-    return ProbeRuns(
-        rows, tuple(KernelSample(w, 10**5, seconds, 0.9 * seconds, 1.5 * seconds, 0.3) for w in works), ((10, 1e-3),), 1e-5, 1e-3, 1.0
-    )
+    return ProbeRuns(rows, tuple(KernelSample(w, 10**5, seconds, 0.9 * seconds, 0.3) for w in works), ((10, 1e-3),), 1e-5, 1e-3)
+
+
+def streamed(run: ProbeRuns) -> StreamedRuns:
+    """Each kernel of `run` took 1.5 times as long, all of it beside copies."""
+    return StreamedRuns(run.rows, {s.work: Shared(s.seconds, 1.5 * s.seconds, 0.0) for s in run.kernels}, Shared(1.0, 1.0, 0.0))
 
 
 def test_rates_are_the_best_that_anything_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     """A product that ran faster in a run than in its probe, and a copy: bounds are made of these."""
     monkeypatch.setattr(measure, "_rates", lambda links, seconds, products: (1e9, 1e9, 1e9, 1e9, 1e9, 1e9))
-    monkeypatch.setattr(measure, "probe_runs", lambda machine, rows: [a_run(r, 1e-5) for r in rows])
-    monkeypatch.setattr(measure, "measured_copies", lambda seconds: CopySamples(2e9, 3e9, 1e-6, 1.5))
+    monkeypatch.setattr(measure, "resident_runs", lambda machine, rows: [a_run(r, 1e-5) for r in rows])
+    monkeypatch.setattr(measure, "streamed_runs", lambda machine, rows: [streamed(a_run(r, 1e-5)) for r in rows])
+    far = (AtDistance(1 << 24, 1.0), AtDistance(1 << 26, 1.5))
+    monkeypatch.setattr(measure, "measured_copies", lambda seconds: CopySamples(2e9, 3e9, 1e-6, 1.5, far))
     monkeypatch.setattr(os, "getloadavg", lambda: (3.0, 1.0, 1.0))
     machine = measure.measure_cpu(seconds=0.01, threads=1, rows=(1, 4))
     assert machine.flops_of(DType.FP32) == pytest.approx(10**6 / 9e-6, rel=1e-2)
     assert machine.device_bytes_per_s == pytest.approx(10**5 / 9e-6, rel=1e-2)
     assert machine.link(Queue.H2D).bytes_per_s == 3e9 and machine.usual_link(Queue.H2D).bytes_per_s == 2e9
     times = machine.kernel_times
-    assert times is not None and times.copies.together == 1.5
-    assert times.maps.beside_copies == 1.5 and times.start_s == 1e-3
+    assert times is not None and times.copies.together == 1.5 and times.copies.at_distances == far
+    assert times.maps.beside_copies == pytest.approx(1.5, rel=0.05) and times.start_s == 1e-3
     assert machine.measured == Measurement(0.3, 3.0, measure.cores())
     assert "busy" in (machine.measured.busy() or "")
     assert Measurement(0.02, 0.1, 2).busy() is None

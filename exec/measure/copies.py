@@ -6,18 +6,31 @@ usual is the median, as for kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from time import perf_counter, sleep
 
 import numpy as np
+from numpy.typing import NDArray
 
-from einpage.exec.measure.probe_runs import USUAL, CopyingThread, copying_thread
+from einpage.einsum_front.base.units import Nbytes
+from einpage.exec.device.arena import MappedArena
+from einpage.exec.measure.probe_runs import USUAL
+from einpage.memplan.graph.memgraph import Extent, Offset
+from einpage.memplan.machine.kernel_times import AtDistance
 
+RINGS = (16, 32, 64, 128)
+"""Blocks that are written one after the other, and again: a cache holds some of them. As many as the first are what an arena has beside its
+residents where the link is what a run waits for."""
 SMALL = 4096
 """Bytes of the smallest copy."""
 SAMPLES = 5
 """Of the smallest copy."""
+NODES_FREED = 8
+"""For which a dispatcher works after each copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +42,8 @@ class CopySamples:
     """Of the smallest copy."""
     together: float
     """How many times longer beside other copies."""
+    at_distances: tuple[AtDistance, ...] = ()
+    """How many times longer where as much is copied before the same place is written again."""
 
 
 def measured_copies(seconds: float) -> CopySamples:
@@ -38,10 +53,15 @@ def measured_copies(seconds: float) -> CopySamples:
         alone = _block_seconds(one, lambda: sleep(seconds))
         with other.going():
             together = _block_seconds(one, lambda: sleep(seconds))
+    usual, at_distances = float(np.quantile(alone, USUAL)), [AtDistance(RINGS[0] * CopyingThread.BLOCK, 1.0)]
+    for ring in RINGS[1:]:
+        with copying_thread(ring) as one:
+            of_ring = _block_seconds(one, lambda: sleep(seconds))[ring:] or [usual]
+        longer = max(at_distances[-1].times_longer, float(np.quantile(of_ring, USUAL)) / usual)
+        at_distances.append(AtDistance(ring * CopyingThread.BLOCK, float(f"{longer:.3g}")))
     least_s = min(_seconds_each(seconds / SAMPLES, lambda: np.copyto(small_to, small)) for _ in range(SAMPLES))
-    usual = float(np.quantile(alone, USUAL))
     twice = float(np.quantile(together, USUAL)) / usual
-    return CopySamples(CopyingThread.BLOCK / usual, CopyingThread.BLOCK / min(alone), least_s, twice)
+    return CopySamples(CopyingThread.BLOCK / usual, CopyingThread.BLOCK / min(alone), least_s, twice, tuple(at_distances))
 
 
 def _block_seconds(copies: CopyingThread, meanwhile: Callable[[], object]) -> list[float]:
@@ -68,3 +88,71 @@ def _seconds_each(seconds: float, call: Callable[[], object]) -> float:
     started = perf_counter()
     calls = _repeat(seconds, call)
     return (perf_counter() - started) / calls
+
+
+class CopyingThread:
+    """Copies blocks as a link's engine does, while it is let go, and times them."""
+
+    BLOCK, BLOCKS = 1 << 20, 64
+    """More than caches hold is copied."""
+
+    def __init__(self, targets: int) -> None:
+        """To so many places, one after the other."""
+        self.seconds: list[float] = []
+        """Of each block so far."""
+        self._targets = targets
+        self._go, self._ended = threading.Event(), False
+        self._lock, self._ready = threading.Lock(), list[int]()
+        self._pushed = threading.Condition(self._lock)
+        self._source, self._target = (_bytes(self.BLOCK * blocks) for blocks in (self.BLOCKS, targets))
+        self.thread = threading.Thread(target=self._copy, name="einpage-probe-copies", daemon=True)
+
+    def _copy(self) -> None:
+        turn = 0
+        while not self._ended:
+            self._go.wait()
+            source, target = turn % self.BLOCKS * self.BLOCK, turn % self._targets * self.BLOCK
+            started = perf_counter()
+            np.copyto(self._target[target : target + self.BLOCK], self._source[source : source + self.BLOCK])
+            self.seconds.append(perf_counter() - started)
+            self._dispatch(turn)
+            turn += 1
+
+    def _dispatch(self, turn: int) -> None:
+        """What a dispatcher does, about: it holds the interpreter for a few microseconds, which a kernel's calls wait for."""
+        with self._lock:
+            for node in range(NODES_FREED):
+                heappush(self._ready, turn - node)
+                self._pushed.notify()
+            for _ in range(NODES_FREED):
+                heappop(self._ready)
+
+    @contextmanager
+    def going(self) -> Iterator[None]:
+        """Copies are in flight until the block of code ends."""
+        self._go.set()
+        try:
+            yield
+        finally:
+            self._go.clear()
+
+    def end(self) -> None:
+        """End the thread."""
+        self._ended = True
+        self._go.set()
+        self.thread.join()
+
+
+def _bytes(nbytes: int) -> NDArray[np.uint8]:
+    return MappedArena(nbytes, touch=True).bytes(Extent(Offset(0), Nbytes(nbytes)))
+
+
+@contextmanager
+def copying_thread(targets: int = RINGS[0]) -> Iterator[CopyingThread]:
+    """A thread that copies to so many places when it is told to, until the block of code ends."""
+    copies = CopyingThread(targets)
+    copies.thread.start()
+    try:
+        yield copies
+    finally:
+        copies.end()

@@ -27,9 +27,9 @@ from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.job import Job
 from einpage.exec.device.arena import MappedArena
 from einpage.exec.measure.copies import CopySamples, measured_copies
-from einpage.exec.measure.fit import fitted, spread
+from einpage.exec.measure.fit import fitted, sharing, spread
 from einpage.exec.measure.kernels_version import blas, kernels_version
-from einpage.exec.measure.probe_runs import PROBE_ROWS, ProbeRuns, probe_runs
+from einpage.exec.measure.probe_runs import PROBE_ROWS, ProbeRuns, resident_runs, streamed_runs
 from einpage.exec.measure.products import measured_libraries, pointwise_job, product_job, strided_factor, unpack_seconds
 from einpage.exec.measure.profiles import Say, measured, profile_path
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
@@ -97,7 +97,9 @@ def measure_cpu(seconds: float = 0.8, threads: int | None = None, rows: tuple[in
         libraries=libraries,
         about=f"Measured on {_cpu_name()} with {threads} of {cores()} cores for torch; torch {torch.__version__}.",
     )
-    return _with_runs(machine, probe_runs(machine, rows), measured_copies(COPIES_S), load)
+    alone = _with_runs(machine, resident_runs(machine, rows), measured_copies(COPIES_S), load)
+    assert alone.kernel_times is not None
+    return replace(alone, kernel_times=sharing(alone.kernel_times, streamed_runs(alone, rows)))
 
 
 def _with_runs(machine: Machine, runs: Sequence[ProbeRuns], copies: CopySamples, load: float) -> Machine:
@@ -118,7 +120,7 @@ def _with_runs(machine: Machine, runs: Sequence[ProbeRuns], copies: CopySamples,
     copy_bytes_per_s = _rounded(copies.alone_bytes_per_s)
     usual = host_links(copy_bytes_per_s, copy_bytes_per_s, _rounded(copies.least_s + handover_s))
     gathers_s = [max(0.0, seconds - usual[0].seconds(nbytes)) for run in runs for nbytes, seconds in run.gathers]
-    times = CopyTimes(usual, _rounded(median(gathers_s or [0.0])), _rounded(max(1.0, copies.together)))
+    times = CopyTimes(usual, _rounded(median(gathers_s or [0.0])), _rounded(max(1.0, copies.together)), copies.at_distances)
     strided_by_rows = {rows: strided_factor(machine.libraries, rows) for rows in {run.rows for run in runs}}
     return replace(
         best,

@@ -32,9 +32,9 @@ class Sharing:
     wakeup_s: float
     """Until a queue that has waited for another goes on."""
     beside: Floats
-    """[node] how many times longer a compute takes while copies are in flight; at least 1."""
+    """[node] how many times as long a compute takes while copies are in flight."""
     slows: Floats
-    """[node] how many times longer copies take while a compute runs; at least 1."""
+    """[node] how many times as long copies take while a compute runs."""
     together: float
     """How many times longer a copy takes while copies of other links are in flight; at least 1."""
 

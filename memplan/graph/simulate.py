@@ -5,8 +5,8 @@ In: a MemGraph and a Machine. Out: a Timeline. One queue for computes and one a 
     start  = max(end of the node before it on its queue, latest end of its predecessors)        finish = start + duration
 
 A Free takes no time and no queue. Durations are what was given for a task, else what such kernels usually take, else launch + roofline;
-latency + bytes / rate for a move, of whatever it copies together. Where it is known how kernels and copies slow each other down, they do
-(shared_clock.py).
+latency + bytes / rate for a move, of whatever it copies together; longer, where that is known, the longer ago its target was written. Where
+it is known how kernels and copies slow each other down, they do (shared_clock.py).
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ from einpage.memplan.machine.machine import Machine, all_task_seconds, task_shar
 from einpage.memplan.machine.places import DEVICE, DISK, ENGINES, HOST, SECTOR, Link, Queue
 
 __all__ = ["NO_QUEUE"]
+
+ARENA_PARTS = 512
+"""In which it is known when each was written."""
+MOST_DISTANCE = 1 << 40
+"""Bytes; no cache holds so many."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,11 +102,35 @@ def durations(memgraph: MemGraph, machine: Machine) -> Floats:
             link = machine.usual_link(queue)
             of = link.overlapped_seconds if link.overlaps else link.seconds
             seconds[found] = [of(n) for n in nbytes[found].tolist()]
+        times = machine.kernel_times
+        if len(found) and queue == Queue.H2D and times is not None and times.copies.at_distances:
+            seconds[found] += (
+                nbytes[found] / machine.usual_link(queue).bytes_per_s * (times.copies.times_longer(_distances(memgraph, found)) - 1)
+            )
     rows = np.flatnonzero(_from_disk(nodes, Residencies.of(memgraph.residencies)))
     if len(rows):
         sizes = _residency_bytes(memgraph)[nodes.result[rows]]
         seconds[rows] = sizes / machine.usual_link(Queue.READ).bytes_per_s
     return seconds
+
+
+def _distances(memgraph: MemGraph, moves: NDArray[np.intp]) -> Int64s:
+    """[move] bytes that `moves`, ascending, copy from the last of them that went where it goes until its own end; MOST_DISTANCE for the
+    first. Known to a part of the arena."""
+    residencies, copies = Residencies.of(memgraph.residencies), Nodes.of(memgraph.nodes).copies()
+    part = 1 + memgraph.budget_bytes // ARENA_PARTS
+    nbytes, extents = copied_bytes(memgraph)[moves], residencies.extent_row
+    written = np.full(ARENA_PARTS, -MOST_DISTANCE)
+    """[part] bytes copied until it was written last"""
+    found = nbytes.copy()
+    for at, copied in zip(range(len(moves)), np.cumsum(nbytes).tolist(), strict=False):
+        for target in copies.target[slice(*np.searchsorted(copies.node, (moves[at], moves[at] + 1)))].tolist():
+            for row in range(extents[target], extents[target + 1]):
+                offset = residencies.offset[row]
+                parts = slice(offset // part, 1 + (offset + residencies.nbytes[row] - 1) // part)
+                found[at] = max(found[at], copied - int(written[parts].mean()))
+                written[parts] = copied
+    return np.minimum(found, MOST_DISTANCE)
 
 
 def overlapping_latencies(memgraph: MemGraph, machine: Machine) -> list[float | None]:

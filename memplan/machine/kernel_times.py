@@ -3,7 +3,7 @@
 In: the Work of a task. Out: seconds, and how many times longer while copies are in flight.
 
     product     launch + flops / rate(rows) + epilogue + unpacked                 attention    launch + heads + flops / rate(rows)
-    map         launch + operations + elements                         copy         latency + bytes / rate
+    map         launch + operations + elements                         copy         latency + bytes / rate(distance)
 
 Rates are interpolated over the logarithm of rows, and are those of the nearest rows measured beyond them. Times are of fp32: in
 other dtypes, products take longer by the ratio of their best rates.
@@ -14,8 +14,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 from math import exp, log
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
+import numpy as np
+
+from einpage.einsum_front.base.columns import Floats, Int64s
 from einpage.memplan.machine.places import Link, Queue
 from einpage.memplan.machine.work import KernelKind, Work
 
@@ -27,13 +30,13 @@ class AtRows:
     rows: int
     flops_per_s: float
     beside_copies: float = 1.0
-    """How many times longer they take while copies are in flight; at least 1."""
+    """How many times as long they take while copies are in flight; below 1 where a cache holds what these bring."""
     strided: float = 1.0
     """How many times longer where the larger operand is a part of wider rows (Work.strided); at least 1."""
     by_columns: float = 1.0
     """How many times as long where an operand lies column by column (Work.by_columns)."""
     slows_copies: float = 1.0
-    """How many times longer copies take meanwhile; at least 1."""
+    """How many times as long copies take meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,15 @@ class MapTimes:
         return looked_up + work.operations * self.operation_s + work.elements * self.element_s + work.functions * self.function_s
 
 
+class AtDistance(NamedTuple):
+    """Copies to a place of the device that was written so many bytes ago: a cache has forgotten it."""
+
+    nbytes: int
+    """Copied since."""
+    times_longer: float
+    """At least 1."""
+
+
 @dataclass(frozen=True, slots=True)
 class CopyTimes:
     """Copies between the host and the device."""
@@ -99,6 +111,14 @@ class CopyTimes:
     """Of a gather of rows, beside what its bytes take."""
     together: float = 1.0
     """How many times longer while those of another link are in flight; at least 1."""
+    at_distances: tuple[AtDistance, ...] = ()
+    """Bytes ascending; empty: a copy takes as long wherever it goes. Between two it is interpolated over their logarithm."""
+
+    def times_longer(self, distances: Int64s) -> Floats:
+        """[copy] how many times longer each takes whose target was written so many bytes ago, at least 1 byte."""
+        nbytes, times_longer = zip(*self.at_distances or (AtDistance(1, 1.0),), strict=True)
+        found: Floats = np.interp(np.log(distances), np.log(nbytes), times_longer)
+        return found
 
     def link(self, queue: Queue) -> Link | None:
         """The link of `queue`, if it was measured."""
@@ -138,7 +158,7 @@ class KernelTimes:
         assert_never(work.kind)
 
     def sharing(self, work: Work) -> tuple[float, float]:
-        """How many times longer that kernel takes while copies are in flight, and copies while it runs."""
+        """How many times as long that kernel takes while copies are in flight, and copies while it runs."""
         match work.kind:
             case KernelKind.PRODUCT | KernelKind.ATTENTION | KernelKind.FEW_QUERIES:
                 of_kind = {KernelKind.PRODUCT: self.products, KernelKind.ATTENTION: self.attention}.get(work.kind, self.few_queries)

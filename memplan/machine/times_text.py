@@ -1,7 +1,8 @@
 """KernelTimes as a part of a profile's YAML.
 
 In: a field of a profile. Out: KernelTimes; and back to plain values, which read back to an equal one. Invariant: every rate is positive and
-finite, every time at least zero, every factor at least 1, rows ascend.
+finite, every time at least zero, every factor positive, and at least 1 where nothing gets
+faster, rows ascend.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from einpage.einsum_front.base.errors import UsageError
 from einpage.memplan.machine.fields import ProfileField
-from einpage.memplan.machine.kernel_times import AtRows, CopyTimes, KernelTimes, MapTimes, ProductTimes
+from einpage.memplan.machine.kernel_times import AtDistance, AtRows, CopyTimes, KernelTimes, MapTimes, ProductTimes
 from einpage.memplan.machine.places import Link, Queue
 
 MOST_LATENCY_S = 3600.0
@@ -21,6 +22,7 @@ MOST_ROWS = 2**40
 LEAST_RATE = 1e-6
 """FLOP/s or bytes/s: whatever is done takes a time that a float holds."""
 ROWS_EXAMPLE = "{rows: 64, flops_per_s: 8e10, beside_copies: 1.1, strided: 1.0, by_columns: 1.0, slows_copies: 1.2}"
+DISTANCES_EXAMPLE = "{nbytes: 67108864, times_longer: 1.5}"
 
 
 def kernel_times_of(field: ProfileField) -> KernelTimes:
@@ -28,7 +30,7 @@ def kernel_times_of(field: ProfileField) -> KernelTimes:
     at = _mapping(field, ("start_s", "wakeup_s", "products", "attention", "few_queries", "maps", "copies"))
     products = _mapping(at["products"], ("launch_s", "epilogue_s", "function_s", "unpack_s", "at_rows"))
     maps = _mapping(at["maps"], ("launch_s", "operation_s", "element_s", "function_s", "look_up_s", "beside_copies", "slows_copies"))
-    copies = _mapping(at["copies"], ("h2d_bytes_per_s", "d2h_bytes_per_s", "latency_s", "gather_s", "together"))
+    copies = _mapping(at["copies"], ("h2d_bytes_per_s", "d2h_bytes_per_s", "latency_s", "gather_s", "together", "at_distances"))
     latency_s = _seconds(copies["latency_s"])
     rates = ((Queue.H2D, copies["h2d_bytes_per_s"]), (Queue.D2H, copies["d2h_bytes_per_s"]))
     return KernelTimes(
@@ -47,13 +49,14 @@ def kernel_times_of(field: ProfileField) -> KernelTimes:
             element_s=_seconds(maps["element_s"]),
             function_s=_seconds(maps["function_s"]),
             look_up_s=_seconds(maps["look_up_s"]),
-            beside_copies=_factor(maps["beside_copies"]),
-            slows_copies=_factor(maps["slows_copies"]),
+            beside_copies=_ratio(maps["beside_copies"]),
+            slows_copies=_ratio(maps["slows_copies"]),
         ),
         copies=CopyTimes(
             tuple(Link(queue, rate.number(LEAST_RATE), latency_s) for queue, rate in rates),
             _seconds(copies["gather_s"]),
             _factor(copies["together"]),
+            tuple(_at_distances(copies["at_distances"])),
         ),
     )  # fmt: skip
 
@@ -88,6 +91,7 @@ def kernel_times_values(times: KernelTimes) -> dict[str, Any]:
             "latency_s": max((link.latency_s for link in copies.links), default=0.0),
             "gather_s": copies.gather_s,
             "together": copies.together,
+            "at_distances": [at._asdict() for at in copies.at_distances],
         },
     }
 
@@ -114,9 +118,17 @@ def _at_rows(field: ProfileField) -> Iterator[AtRows]:
     for entry in entries:
         at = _mapping(entry, ("rows", "flops_per_s", "beside_copies", "strided", "by_columns", "slows_copies"))
         before = at["rows"].whole(before + 1, MOST_ROWS)
-        beside, strided, slows = (_factor(at[key]) for key in ("beside_copies", "strided", "slows_copies"))
-        by_columns = at["by_columns"].number(1 / MOST_FACTOR, MOST_FACTOR)
-        yield AtRows(before, at["flops_per_s"].number(LEAST_RATE), beside, strided, by_columns, slows)
+        beside, by_columns, slows = (_ratio(at[key]) for key in ("beside_copies", "by_columns", "slows_copies"))
+        yield AtRows(before, at["flops_per_s"].number(LEAST_RATE), beside, _factor(at["strided"]), by_columns, slows)
+
+
+def _at_distances(field: ProfileField) -> Iterator[AtDistance]:
+    """The entries of a list that may be empty, bytes ascending."""
+    before = 0
+    for entry in field.items("distances", DISTANCES_EXAMPLE):
+        at = _mapping(entry, AtDistance._fields)
+        before = at["nbytes"].whole(before + 1, MOST_ROWS)
+        yield AtDistance(before, _factor(at["times_longer"]))
 
 
 def _mapping(field: ProfileField, keys: tuple[str, ...]) -> dict[str, ProfileField]:
@@ -133,3 +145,8 @@ def _seconds(field: ProfileField) -> float:
 
 def _factor(field: ProfileField) -> float:
     return field.number(1.0, MOST_FACTOR)
+
+
+def _ratio(field: ProfileField) -> float:
+    """A factor that may be below 1."""
+    return field.number(1 / MOST_FACTOR, MOST_FACTOR)
