@@ -128,6 +128,16 @@ def gathered_for_nobody(plan: MemGraph) -> MemGraph:
     return replace(plan, residencies=(*plan.residencies, again), nodes=nodes, edges=edges)
 
 
+def added_again(plan: MemGraph) -> MemGraph:
+    """Before e is freed, e and b are added once more, where c is in place of b."""
+    again = Residency(R(12), TensorId(6), DEVICE, (Extent(Offset(0), Nbytes(512)),))
+    nodes = (*plan.nodes[:12], Compute(TaskId(3), ((R(9),), (R(7),)), R(12), None), *plan.nodes[12:])
+    pairs = (*((a, b + (b >= 12)) for a, b in EDGES), (4, 12), (8, 12), (10, 12), (12, 13))
+    return replace(
+        plan, residencies=(*plan.residencies, again), nodes=nodes, edges=edges_of(pairs, MEMORY | {(4, 12)}), end=(*plan.end, R(12))
+    )
+
+
 def with_other_copy(plan: MemGraph, tensor: int, source: int, place: Place, offset: int) -> MemGraph:
     """The move of e to the host copies another residency too, to a new one of `tensor`."""
     extent = Extent(Offset(offset), plan.graph.tensors[tensor].nbytes)
@@ -205,6 +215,7 @@ MUTANTS: list[tuple[Reason, tuple[int | None, int | None], Mutant]] = [
     (Reason.FREED_BEFORE_CREATED, (14, 15), loaded_for_nobody),
     (Reason.FREED_IN_USE, (2, 4), lambda p: without(p, (2, 4))),
     (Reason.DONATED_IN_USE, (7, 10), lambda p: without(p, (7, 10))),
+    (Reason.RUN_AFTER_UPDATE, (12, 10), added_again),
     (Reason.OVERLAP, (0, 1), lambda p: moved(p, 4, 256)),
     (Reason.OVERLAP, (0, 2), lambda p: with_node(p, 2, replace(compute(p, 2), workspace=Extent(Offset(256), Nbytes(100))))),
     (Reason.OVERLAP, (2, 2), lambda p: with_node(p, 2, replace(compute(p, 2), workspace=Extent(Offset(768), Nbytes(100))))),

@@ -44,6 +44,7 @@ class Reason(Enum):
     SOURCE_MISSING = "a move is not ordered after the creation of its source"
     FREED_BEFORE_CREATED = "a residency's end is not ordered after its creation"
     FREED_IN_USE = "a free is not ordered after a read"
+    RUN_AFTER_UPDATE = "a task runs again, and is not ordered before the task that writes in place over what it reads"
     DONATED_IN_USE = "a result written in place is not ordered after another reader of these bytes"
     OVERLAP = "two residencies hold the same bytes at once"
     RACE = "bytes are used again without an order between the two uses"

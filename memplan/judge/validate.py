@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from einpage.einsum_front.base.columns import Int64s
 from einpage.einsum_front.graph.taskgraph import Kind
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.packed import GATHER, MOVE, Nodes, Residencies
@@ -53,6 +54,7 @@ def _reads_in_order(plan: PlanColumns) -> Violation | None:
     created_at, ended_at, donated = plan.lifetimes()
     moves = plan.nodes.kind[node] == MOVE
     everyone = np.arange(len(created_at), dtype=np.int64)
+    runs_again = np.isin(node, _second_runs(plan))
     created, ended = created_at[read] != ALWAYS, (ended_at[read] != NEVER) & (ended_at[read] != node)
     unread = np.bincount(read, minlength=len(created_at)) == 0
     created_and_ended = (created_at != ALWAYS) & (ended_at != NEVER)
@@ -61,7 +63,8 @@ def _reads_in_order(plan: PlanColumns) -> Violation | None:
         (Reason.READ_BEFORE_CREATED, created_at[read], node, read, created & ~moves),
         (Reason.FREED_BEFORE_CREATED, created_at, ended_at, everyone, created_and_ended & unread),
         (Reason.FREED_IN_USE, node, ended_at[read], read, ended & ~donated[read]),
-        (Reason.DONATED_IN_USE, node, ended_at[read], read, ended & donated[read]),
+        (Reason.RUN_AFTER_UPDATE, node, ended_at[read], read, ended & donated[read] & runs_again),
+        (Reason.DONATED_IN_USE, node, ended_at[read], read, ended & donated[read] & ~runs_again),
     )
     for reason, earlier, later, residency, applies in arrows:
         at = first_unordered(plan.memgraph, earlier[applies], later[applies])
@@ -126,10 +129,7 @@ def _no_clean_offload(plan: PlanColumns) -> Violation | None:
 
 def _no_needless_run(plan: PlanColumns) -> Violation | None:
     """Proves: where a task runs again, the device no longer has what it made before, and somebody reads what it makes."""
-    nodes, on_device = plan.nodes, plan.at(DEVICE)
-    runs = np.flatnonzero(nodes.kind <= GATHER)
-    _, first = np.unique(nodes.subject[runs], return_index=True)
-    again = np.delete(runs, first)
+    nodes, on_device, again = plan.nodes, plan.at(DEVICE), _second_runs(plan)
     if len(again) == 0:
         return None
     node, made = nodes.made_by_tasks()
@@ -151,6 +151,13 @@ def _no_needless_run(plan: PlanColumns) -> Violation | None:
         if not is_read[r]:
             return violation_at(Reason.COMPUTED_FOR_NOBODY, n, n, plan.named(r))
     return None
+
+
+def _second_runs(plan: PlanColumns) -> Int64s:
+    """The nodes that run a task which has run before."""
+    runs = np.flatnonzero(plan.nodes.kind <= GATHER)
+    _, first = np.unique(plan.nodes.subject[runs], return_index=True)
+    return np.delete(runs, first)
 
 
 def _outputs_on_host(plan: PlanColumns) -> Violation | None:
