@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from einpage.einsum_front.base.errors import UsageError
@@ -36,6 +36,7 @@ from einpage.memplan.problem.footprint import refuse_too_small
 from einpage.memplan.problem.order import FREE_ORDERS, ORDER_BY_POLICY, OrderPolicy
 from einpage.memplan.problem.pace import Ended, Pace
 from einpage.memplan.problem.problem import Problem
+from einpage.memplan.problem.second_runs import AgainBefore
 from einpage.memplan.problem.slots import slots_of
 from einpage.memplan.residency.joined_loads import with_joined_loads
 from einpage.memplan.residency.loop import with_residents, without
@@ -84,6 +85,8 @@ class PlanOptions(HorizonOptions):
     """Which tensors are dropped and made again, where that is faster than to offload them."""
     paced_by: Pacing | None = None
     """With a host budget: the links that the device is planned with; None: both, and the better plan is taken."""
+    again_before: AgainBefore = field(default_factory=dict)
+    """With `recompute`, of tasks in the order as written: which runs again before which other alone."""
 
 
 def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOptions | None = None, pace: Pace | None = None) -> MemGraph:
@@ -104,7 +107,12 @@ def plan(graph: TaskGraph, machine: Machine, budget_bytes: int, options: PlanOpt
     assert not options.resident or options.start is Start.LOOP, "residents are named for loops"
     if options.recompute is not Recompute.NEVER:
         once = replace(options, recompute=Recompute.NEVER)
-        return plan_with_second_runs(graph, machine, lambda g, p: plan(g, machine, budget_bytes, once, p), options.recompute, pace)
+        assert not (options.again_before and options.free_order), "what is overwritten says when, in the order as written"
+
+        def plan_once(of: TaskGraph, pace: Pace | None) -> MemGraph:
+            return plan(of, machine, budget_bytes, once, pace)
+
+        return plan_with_second_runs(graph, machine, plan_once, options.recompute, pace, options.again_before)
     if pace is not None and options.start is Start.WARM:
         raise UsageError("a plan is searched for from an empty device, and a warm start is not empty")
     order = ORDER_BY_POLICY[options.order](graph, options.seed)

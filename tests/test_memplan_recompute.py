@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -14,7 +15,7 @@ from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
 from einpage.memplan.errors import DoesNotFit
-from einpage.memplan.graph.memgraph import MemGraph
+from einpage.memplan.graph.memgraph import Compute, HostGather, MemGraph
 from einpage.memplan.graph.simulate import all_moved_bytes, simulate
 from einpage.memplan.horizons.recompute import Recompute, of_one_graph
 from einpage.memplan.judge.validate import judge
@@ -99,6 +100,56 @@ def test_what_a_second_run_reads_is_made_again_before_it() -> None:
     assert [task.name for task in one.graph.tasks] == ["a.0", "a.1", "a.2", "a.3", "a.2~again", "g.3", "g.2", "g.1", "g.0"]
     unread = with_second_runs(graph, {Dropped(number["a.2"], TaskId(7))})
     assert unread.graph.tasks == graph.tasks, "nobody reads it later"
+
+
+def second(ran: Sequence[int], before: Mapping[TaskId, TaskId]) -> list[int]:
+    """The tasks that run again in `ran`, each proven to stand before the first run of the one that it has to."""
+    first = {task: n for n, task in reversed([*enumerate(ran)])}
+    found = [(n, task) for n, task in enumerate(ran) if n != first[task]]
+    assert all(n < first[before[TaskId(task)]] for n, task in found if task in before)
+    return [task for _, task in found]
+
+
+@given(task_graphs(joined=True), st.integers(0, 1 << 30))
+def test_what_is_overwritten_is_not_read_again(graph: TaskGraph, seed: int) -> None:
+    """Whatever tasks run again before which others alone: the plan has each second run there, or none."""
+    rng = Random(seed)
+    tasks = [task.id for task in graph.tasks]
+    before = {t: rng.choice([task.id for task in graph.tasks[t:] if not task.gathers] or [t]) for t in tasks if rng.random() < 0.7}
+    made = {task.result: task.id for task in graph.tasks if may_run_again(task)}
+    dropped = {Dropped(t.id, rng.choice(tasks[made[t.id] :])) for t in graph.tensors if t.kind is Kind.ACTIVATION and t.id in made}
+    runs = with_second_runs(graph, dropped, before)
+    runs.graph.verify()
+    again = second(runs.task_of, before)
+    assert len(again) == len(runs.graph.tasks) - len(graph.tasks)
+    memgraph = of_one_graph(plan(runs.graph, a_machine(), 1 << 30), graph, runs)
+    assert judge(memgraph) is None
+    found = plan(graph, a_machine(), 1 << 30, PlanOptions(recompute=Recompute.ALL, again_before=before))
+    assert judge(found) is None
+    for it in (memgraph, found):
+        second(tasks_run(it), before)
+
+
+def tasks_run(memgraph: MemGraph) -> list[int]:
+    """In the order in which they are planned to, second runs among them."""
+    return [int(node.task) for node in memgraph.nodes if isinstance(node, Compute | HostGather)]
+
+
+def test_what_is_made_of_what_will_be_overwritten_is_made_again_before() -> None:
+    """Of layers whose weights are overwritten after the fourth step of the way back, those are made again that are read until then."""
+    graph, of, budget = step(12), machine(2e9), 40 * MIB
+    before = {TaskId(n): TaskId(16) for n in range(12)}
+    alone = plan(graph, of, budget)
+    for policy in (Recompute.FASTEST, Recompute.ALL):
+        found = plan(graph, of, budget, PlanOptions(recompute=policy, again_before=before))
+        assert judge(found) is None
+        assert second(tasks_run(found), before)
+        assert policy is Recompute.ALL or seconds(found, of) < seconds(alone, of)
+    number = {t.name: t.id for t in graph.tensors}
+    a5, a6 = (Dropped(number[name], TaskId(11)) for name in ("a.5", "a.6"))
+    assert with_second_runs(graph, {a5}, before).graph.tasks == graph.tasks, "g.6, task 17, reads it first"
+    names = [task.name for task in with_second_runs(graph, {a5, a6}, before).graph.tasks]
+    assert names[16:20] == ["a.5~again", "a.6~again", "g.7", "g.6"] and len(names) == 26, "g.6 reads what was made for a.6"
 
 
 def test_where_links_are_slow_a_plan_is_faster_by_a_tenth() -> None:

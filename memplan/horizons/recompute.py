@@ -27,7 +27,7 @@ from einpage.memplan.graph.simulate import all_moved_bytes, simulate
 from einpage.memplan.machine.machine import Machine, task_seconds
 from einpage.memplan.machine.places import DEVICE
 from einpage.memplan.problem.pace import Pace
-from einpage.memplan.problem.second_runs import Dropped, SecondRuns, may_run_again, with_second_runs
+from einpage.memplan.problem.second_runs import ANYWHERE, AgainBefore, Dropped, SecondRuns, may_run_again, with_second_runs
 
 MOST_PLANS = 200
 """Made for one search."""
@@ -66,11 +66,13 @@ class Recomputed:
         return self.seconds, self.nbytes
 
 
-def plan_with_second_runs(graph: TaskGraph, machine: Machine, planner: PlanOnce, policy: Recompute, pace: Pace | None) -> MemGraph:
-    """The plan of `graph` under `policy`. With a pace, the plan without second runs is searched for at it, and for as long again those with
-    the best sets; while these are chosen its clock stands still. Raises DoesNotFit, as `planner` does without second runs, where there is
-    no plan with them either."""
-    search, chosen_s = _DroppedSets(graph, machine, planner), perf_counter()
+def plan_with_second_runs(
+    graph: TaskGraph, machine: Machine, planner: PlanOnce, policy: Recompute, pace: Pace | None, again_before: AgainBefore = ANYWHERE
+) -> MemGraph:
+    """The plan of `graph` under `policy`; no task runs again after the one of `again_before`. With a pace, the plan without second runs is
+    searched for at it, and for as long again those with the best sets; while these are chosen its clock stands still. Raises DoesNotFit, as
+    `planner` does without second runs, where there is no plan with them either."""
+    search, chosen_s = _DroppedSets(graph, machine, planner, again_before), perf_counter()
     found = search.plans(policy)
     if pace is None:
         return found[0].memgraph
@@ -88,16 +90,20 @@ def plan_with_second_runs(graph: TaskGraph, machine: Machine, planner: PlanOnce,
 
 
 class _DroppedSets:
-    def __init__(self, graph: TaskGraph, machine: Machine, planner: PlanOnce) -> None:
-        self.graph, self.machine, self.planner = graph, machine, planner
+    def __init__(self, graph: TaskGraph, machine: Machine, planner: PlanOnce, again_before: AgainBefore) -> None:
+        self.graph, self.machine, self.planner, self.again_before = graph, machine, planner, again_before
         self.known: dict[frozenset[Dropped], Recomputed | None] = {}
         self.misfit: DoesNotFit | None = None
         self.seconds = [task_seconds(machine, graph, task) for task in graph.tasks]
         self.maker = {task.result: task.id for task in graph.tasks if may_run_again(task)}
+        self.readers: dict[TensorId, list[TaskId]] = {}
+        for task in graph.tasks:
+            for t in task.reads():
+                self.readers.setdefault(t, []).append(task.id)
 
     def made(self, dropped: frozenset[Dropped], pace: Pace | None = None) -> Recomputed | None:
         """The plan without `dropped`; None where there is none."""
-        runs = with_second_runs(self.graph, dropped)
+        runs = with_second_runs(self.graph, dropped, self.again_before)
         try:
             memgraph = of_one_graph(self.planner(runs.graph, pace), self.graph, runs)
         except DoesNotFit as misfit:
@@ -159,7 +165,12 @@ class _DroppedSets:
     def candidates(self, it: Recomputed | None) -> list[Dropped]:
         """Intervals in which `it` offloads what a task made; without a plan, the longest of each tensor. The best first."""
         found = self._all_intervals() if it is None else self._offloaded(it.memgraph)
-        return sorted(found, key=lambda d: (-self._ratio(d), d))
+        return sorted(filter(self._may_be_made_again, found), key=lambda d: (-self._ratio(d), d))
+
+    def _may_be_made_again(self, d: Dropped) -> bool:
+        """Whether what it is made of is not yet written over when it is read again; second runs that read it are not known yet."""
+        first = next((reader for reader in self.readers[d.tensor] if reader > d.after), None)
+        return first is None or first <= self.again_before.get(self.maker[d.tensor], first)
 
     def _ratio(self, d: Dropped) -> float:
         """Bytes for each second that its task takes."""
@@ -169,11 +180,8 @@ class _DroppedSets:
         return t in self.maker and self.graph.tensors[t].kind is Kind.ACTIVATION
 
     def _all_intervals(self) -> Collection[Dropped]:
-        uses: dict[TensorId, list[TaskId]] = {}
-        for task in self.graph.tasks:
-            for t in (*task.reads(), *task.results):
-                uses.setdefault(t, []).append(task.id)
-        gaps = {t: max((b - a, a) for a, b in pairwise(at)) for t, at in uses.items() if self._may_be_dropped(t) and len(at) > 1}
+        uses = {t: [self.maker[t], *readers] for t, readers in self.readers.items() if self._may_be_dropped(t)}
+        gaps = {t: max((b - a, a) for a, b in pairwise(at)) for t, at in uses.items()}
         return {Dropped(t, after) for t, (gap, after) in gaps.items() if gap > 1}
 
     def _offloaded(self, memgraph: MemGraph) -> Collection[Dropped]:

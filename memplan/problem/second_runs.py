@@ -2,7 +2,8 @@
 
 In: a TaskGraph and tensors that are dropped after some task. Out: a TaskGraph in which whoever reads a dropped tensor later reads a copy of
 it, which the task that made it makes again just before the first of these; what that task reads, if it was dropped too, is made again
-before. Tensors stay single-assignment and tasks in a valid order, so every planner, bound and clock takes the graph as it takes others.
+before. Where that would be after a task that overwrites what is read again, nothing is made: the tensor is not dropped. Tensors stay
+single-assignment and tasks in a valid order, so every planner, bound and clock takes the graph as it takes others.
 
     a = f(x); b = g(a); ...; y = h(a, b)        b dropped         a = f(x); b = g(a); ...; b' = g(a);             y = h(a, b')
                                                 a, b dropped      a = f(x); b = g(a); ...; a' = f(x); b' = g(a'); y = h(a', b')
@@ -10,8 +11,10 @@ before. Tensors stay single-assignment and tasks in a valid order, so every plan
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TypeAlias
 
 from einpage.einsum_front.graph.taskgraph import Kind, Task, TaskGraph, TaskId, Tensor, TensorId, Value, Written
 
@@ -22,6 +25,11 @@ class Dropped:
 
     tensor: TensorId
     after: TaskId
+
+
+AgainBefore: TypeAlias = Mapping[TaskId, TaskId]
+"""By a task, the one before which all its runs stand, in the graph's order: the first that writes in place over what it reads, in bytes
+that the graph itself knows nothing of. A task that is not there may run again anywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +43,13 @@ class SecondRuns:
     """[tensor] likewise."""
 
 
-def with_second_runs(graph: TaskGraph, dropped: Iterable[Dropped]) -> SecondRuns:
+ANYWHERE: AgainBefore = MappingProxyType({})
+"""Nothing is written over."""
+
+
+def with_second_runs(graph: TaskGraph, dropped: Iterable[Dropped], again_before: AgainBefore = ANYWHERE) -> SecondRuns:
     """`graph` without `dropped`, which tasks on the device write, each alone, and which are no outputs."""
-    return _Rewriter(graph, dropped).run()
+    return _Rewriter(graph, dropped, again_before).run()
 
 
 def may_run_again(task: Task) -> bool:
@@ -46,8 +58,8 @@ def may_run_again(task: Task) -> bool:
 
 
 class _Rewriter:
-    def __init__(self, graph: TaskGraph, dropped: Iterable[Dropped]) -> None:
-        self.graph = graph
+    def __init__(self, graph: TaskGraph, dropped: Iterable[Dropped], again_before: AgainBefore) -> None:
+        self.graph, self.again_before = graph, again_before
         self.after = {d.tensor: d.after for d in sorted(dropped)}
         self.maker = {task.result: task for task in graph.tasks if may_run_again(task)}
         self.tensors: list[Tensor] = list(graph.tensors)
@@ -88,6 +100,8 @@ class _Rewriter:
         if t not in self.after or at <= self.after[t]:
             return t
         if t not in self.current:
+            if at > self.again_before.get(self.maker[t].id, at):
+                return t
             tensor, number = self.graph.tensors[t], TensorId(len(self.tensors))
             self.current[t] = number
             self.tensors.append(replace(tensor, id=number, name=f"{tensor.name}~again", value=f"{tensor.value}~again"))
