@@ -32,6 +32,7 @@ from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.footprint import last_use_by_tensor
 from einpage.memplan.problem.pace import Pace
 from einpage.memplan.problem.problem import Problem
+from einpage.memplan.problem.second_runs import AgainBefore
 from einpage.memplan.residency.loop import with_residents, without
 from einpage.memplan.residency.resident_sets import Residents
 
@@ -70,6 +71,19 @@ def updated_in_place(graph: TaskGraph, pairs: StatePairs) -> TaskGraph:
         return one if first is None or not _alone(task, first) else replace(one, inplace=(*one.inplace, first))
 
     return replace(graph, tasks=tuple(task.with_written([over_first(task, one) for one in task.written]) for task in graph.tasks))
+
+
+def again_before(graph: TaskGraph, pairs: StatePairs) -> AgainBefore:
+    """Of tasks that read or make states, the first that makes the next of one: from then on the old one may be written over, whether it is
+    resident or goes home."""
+    writer = {t: task.id for task in graph.tasks for t in task.results}
+    update_by_first = {first: writer[last] for first, last in pairs}
+    found = {update: update for update in update_by_first.values()}
+    for task in graph.tasks:
+        for t in task.reads():
+            if (update := update_by_first.get(t)) is not None:
+                found[task.id] = min(update, found.get(task.id, update))
+    return found
 
 
 def _alone(task: Task, first: TensorId) -> bool:
