@@ -13,9 +13,11 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.libraries import MOST_FEW_ROWS, MOST_MANY_ROWS, MOST_UNPACKED_ROWS, ONLY_TORCH, FasterFrom, Libraries
 from einpage.einsum_front.graph.taskgraph import TaskGraph
-from einpage.memplan.machine.machine import Machine, all_task_seconds, task_seconds
+from einpage.memplan.machine.kernel_times import KernelTimes
+from einpage.memplan.machine.machine import Machine, all_task_seconds, all_task_sharing, task_seconds, task_sharing
 from einpage.memplan.machine.places import Queue
 from einpage.memplan.machine.profile import PROFILES, load_machine, machine_from_text, machine_names, machine_text
+from kernel_time_figures import kernel_times
 from strategies import machines, task_graphs
 
 GOOD = (PROFILES / "h100.yaml").read_text(encoding="utf-8")
@@ -48,12 +50,15 @@ def test_roofline() -> None:
     assert machine.link(Queue.H2D).seconds(55 * 10**9) == pytest.approx(1.0 + 10e-6)
 
 
-@given(machines(), task_graphs(), st.booleans())
-def test_the_times_of_all_tasks_are_those_of_each(machine: Machine, graph: TaskGraph, told: bool) -> None:
-    """Where some bring a time of their own, too."""
+@given(machines(), task_graphs(), st.booleans(), st.none() | kernel_times())
+def test_the_times_of_all_tasks_are_those_of_each(machine: Machine, graph: TaskGraph, told: bool, times: KernelTimes | None) -> None:
+    """Where some bring a time of their own, too, and where jobs are shared."""
+    machine = replace(machine, kernel_times=times)
+    graph = replace(graph, tasks=(*graph.tasks, *(replace(task, flops=2 * task.flops) for task in graph.tasks)))
     if told:
         graph = replace(graph, tasks=tuple(replace(task, seconds=0.5) if task.id % 2 else task for task in graph.tasks))
     assert all_task_seconds(machine, graph) == [task_seconds(machine, graph, task) for task in graph.tasks]
+    assert all_task_sharing(machine, graph) == [task_sharing(machine, task) for task in graph.tasks]
 
 
 def test_overrides() -> None:

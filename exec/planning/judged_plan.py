@@ -9,6 +9,7 @@ Nothing is run, and torch is not imported.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import prod
 from time import perf_counter
@@ -207,28 +208,53 @@ def _in_tiers(
     pace: Pace | None,
 ) -> Planned:  # fmt: skip
     """Plan with a disk behind the host: of a loop the split whose reads cost least among those as fast as the fastest, else the first with
-    which every copy fits the host."""
+    which every copy fits the host. Finer splits are planned while they gain; a better plan is searched for in the one that is taken."""
     budget_bytes, tried, refused = request.budget_bytes, list[Planned](), None
-    pacings: Sequence[Pacing] = tuple(Pacing)
+    pacings, near, took_s = tuple(Pacing), request, 0.0
     for share in LOOP_SPLITS:
+        began_s = perf_counter()
         try:
             graph = coarsest if share == 1 else split_for(working_sets, program, replace(request, budget_bytes=budget_bytes // share)).graph
             if tried and (graph.split == tried[-1].graph.split or len(graph.tasks) > MOST_TASKS):
                 break
-            found, pacing = _best_paced(graph, machine, request, since, pace, pacings)
+            found, pacing = _best_paced(graph, machine, near, since, None, pacings)
         except DoesNotFit as error:
             if error.misfit.place != HOST.kind.value:
                 break
             refused = error
             continue
-        pacings = (pacing,)  # what limits one split limits the others
+        pacings, took_s = (pacing,), perf_counter() - began_s  # what limits one split limits the others
         tried.append(found)
-        if request.passes is None or not _is_better(found, tried[:-1]) or _is_good_enough(found):
+        if request.passes is None or not _gains(found, tried[:-1]) or _is_good_enough(found):
             break
+        near = _with_as_many_resident(request, found)
     if not tried:
         assert refused is not None, "the first split fits the device"
         raise refused
-    return cheapest_reads([(found.timeline.makespan_s, _reads_s(found), found) for found in tried])
+    best = _cheapest(tried)
+    return best if pace is None else _searched_in_tiers(best, machine, request, since, pace, pacings, took_s)
+
+
+def _searched_in_tiers(
+    best: Planned, machine: Machine, request: PlanRequest, since: float, pace: Pace, pacings: Sequence[Pacing], needed_s: float
+) -> Planned:
+    """`best`, or a plan of its tasks that is searched for, if there is time for more than the `needed_s` that a plan takes: what the host
+    does is planned for other copies then, and may be the worse for it."""
+    found = [best]
+    if not pace.is_over(needed_s):
+        near = request if request.passes is None else _with_as_many_resident(request, best)
+        with suppress(DoesNotFit):
+            found.append(_best_paced(best.graph, machine, near, since, pace, pacings)[0])
+    best = _cheapest(found)
+    return replace(best, report=replace(best.report, plan_steps=pace.steps, plan_ended=pace.ended))
+
+
+def _with_as_many_resident(request: PlanRequest, found: Planned) -> PlanRequest:
+    """That of a loop in other pieces than `found`, another plan of it: about as many bytes are resident on the device."""
+    if request.resident_bytes is not None:
+        return request
+    tensors = found.graph.tensors
+    return replace(request, resident_bytes=sum(tensors[t].nbytes for t in found.memgraph.resident))
 
 
 def _best_paced(
@@ -260,13 +286,19 @@ def _is_good_enough(found: Planned) -> bool:
     )
 
 
-def _is_better(found: Planned, others: Sequence[Planned]) -> bool:
-    """Than each of the others: it is faster, or as fast and its reads cost less."""
+def _gains(found: Planned, others: Sequence[Planned]) -> bool:
+    """A hundredth over each of the others: of its time, or as much by what its reads cost where it is as fast."""
     seconds, cost_s = found.timeline.makespan_s, _reads_s(found)
     return all(
-        seconds < other.timeline.makespan_s or (seconds <= AS_FAST * other.timeline.makespan_s and cost_s < _reads_s(other))
+        AS_FAST * seconds <= other_s or (seconds <= AS_FAST * other_s and cost_s + (AS_FAST - 1) * seconds <= _reads_s(other))
         for other in others
+        for other_s in (other.timeline.makespan_s,)
     )
+
+
+def _cheapest(tried: Sequence[Planned]) -> Planned:
+    """The one whose reads cost least among those as fast as the fastest."""
+    return cheapest_reads([(found.timeline.makespan_s, _reads_s(found), found) for found in tried])
 
 
 def plan_tasks(graph: TaskGraph, machine: Machine, request: PlanRequest, since: float | None = None, pace: Pace | None = None) -> Planned:

@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, TaskGraph, TensorId
 from einpage.memplan.bounds.limit import Limit
-from einpage.memplan.machine.machine import Machine, task_seconds
+from einpage.memplan.machine.machine import Machine, all_task_seconds
 from einpage.memplan.machine.places import Queue
 
 
@@ -19,7 +19,7 @@ class EngineBounds:
 
     def __init__(self, graph: TaskGraph, machine: Machine, resident: Collection[TensorId]) -> None:
         self.graph, self.machine = graph, machine
-        self.seconds = [task_seconds(machine, graph, t) for t in graph.tasks]
+        self.seconds = all_task_seconds(machine, graph)
         self.device_tasks = [t for t in graph.tasks if not t.gathers]
         self.gathers = [t for t in graph.tasks if t.gathers]
         self.loads = dict.fromkeys(t for task in self.device_tasks for t in task.reads() if graph.tensors[t].kind in HOST_AT_START)

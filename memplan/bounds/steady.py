@@ -17,7 +17,7 @@ from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, TensorId
 from einpage.memplan.bounds.bounds import Bounds
 from einpage.memplan.bounds.compulsory import compulsory_load_bytes, compulsory_store_bytes
 from einpage.memplan.bounds.limit import Method
-from einpage.memplan.machine.machine import Machine, op_seconds, task_seconds
+from einpage.memplan.machine.machine import Machine, all_task_seconds, op_seconds
 from einpage.memplan.machine.places import Queue
 from einpage.memplan.problem.accesses import accesses
 
@@ -37,9 +37,10 @@ def steady_bounds(graph: TaskGraph, machine: Machine, budget_bytes: int) -> Boun
     loads, stores = machine.link(Queue.H2D), machine.link(Queue.D2H)
     for_all = {Queue.COMPUTE: compute_s, Queue.H2D: bytes_in / loads.bytes_per_s, Queue.D2H: bytes_out / stores.bytes_per_s}
     limit = max(for_all, key=lambda queue: for_all[queue])
+    seconds = all_task_seconds(machine, graph)
     order_in = anew + max(0, all_in - anew - (budget_bytes - _extra_bytes(graph, machine, weights)))
     here = {
-        Queue.COMPUTE: max(compute_s, sum(task_seconds(machine, graph, task) for task in graph.tasks if not task.gathers)),
+        Queue.COMPUTE: max(compute_s, sum(seconds[task.id] for task in graph.tasks if not task.gathers)),
         Queue.H2D: order_in / loads.bytes_per_s,
         Queue.D2H: for_all[Queue.D2H],
     }

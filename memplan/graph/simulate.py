@@ -22,7 +22,7 @@ from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.packed import COMPUTE, FREE, GATHER, MOVE, Nodes, Residencies
 from einpage.memplan.graph.shared_clock import NO_QUEUE, Sharing, shared_clock
 from einpage.memplan.machine.kernel_times import KernelTimes
-from einpage.memplan.machine.machine import Machine, all_task_seconds, task_sharing
+from einpage.memplan.machine.machine import Machine, all_task_seconds, all_task_sharing
 from einpage.memplan.machine.places import DEVICE, DISK, ENGINES, HOST, SECTOR, Link, Queue
 
 __all__ = ["NO_QUEUE"]
@@ -207,7 +207,7 @@ def _in_node_order(
 def _sharing(memgraph: MemGraph, machine: Machine, times: KernelTimes) -> Sharing:
     """How the nodes of a plan slow each other down on a machine."""
     nodes = Nodes.of(memgraph.nodes)
-    by_task = np.array([task_sharing(machine, task) for task in memgraph.graph.tasks]).reshape(-1, 2)
+    by_task = np.array(all_task_sharing(machine, memgraph.graph)).reshape(-1, 2)
     factors, computes = np.ones((len(nodes), 2)), nodes.kind == COMPUTE
     factors[computes] = by_task[nodes.subject[computes]]
     return Sharing(times.start_s, times.wakeup_s, factors[:, 0], factors[:, 1], times.copies.together)

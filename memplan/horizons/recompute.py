@@ -24,7 +24,7 @@ from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.packed import GATHER, Nodes, Residencies
 from einpage.memplan.graph.simulate import all_moved_bytes, simulate
-from einpage.memplan.machine.machine import Machine, task_seconds
+from einpage.memplan.machine.machine import Machine, all_task_seconds
 from einpage.memplan.machine.places import DEVICE
 from einpage.memplan.problem.pace import Pace
 from einpage.memplan.problem.second_runs import ANYWHERE, AgainBefore, Dropped, SecondRuns, may_run_again, with_second_runs
@@ -94,7 +94,7 @@ class _DroppedSets:
         self.graph, self.machine, self.planner, self.again_before = graph, machine, planner, again_before
         self.known: dict[frozenset[Dropped], Recomputed | None] = {}
         self.misfit: DoesNotFit | None = None
-        self.seconds = [task_seconds(machine, graph, task) for task in graph.tasks]
+        self.seconds = all_task_seconds(machine, graph)
         self.maker = {task.result: task.id for task in graph.tasks if may_run_again(task)}
         self.readers: dict[TensorId, list[TaskId]] = {}
         for task in graph.tasks:

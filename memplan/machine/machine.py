@@ -7,7 +7,9 @@ is never less; one without is predicted by its rates. Invariant: one link a queu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import UsageError
@@ -25,6 +27,8 @@ MOST_LOAD = 0.5
 """Of each core: more is work of others."""
 _ANY_HOST = 2**60
 """Bytes of host memory where nobody said how many."""
+
+Figure = TypeVar("Figure")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +160,7 @@ def task_seconds(machine: Machine, graph: TaskGraph, task: Task) -> float:
 def all_task_seconds(machine: Machine, graph: TaskGraph) -> list[float]:
     """[task] task_seconds of each, the same figures sooner: a plan is simulated again and again."""
     if machine.kernel_times is not None:
-        return [task_seconds(machine, graph, task) for task in graph.tasks]
+        return _of_alike(graph, lambda task: task_seconds(machine, graph, task))
     flops_per_s, bytes_per_s = dict(machine.flops_per_s).get(graph.dtype, 0.0), machine.device_bytes_per_s
     found = []
     for task in graph.tasks:
@@ -174,6 +178,26 @@ def task_sharing(machine: Machine, task: Task) -> tuple[float, float]:
     if machine.kernel_times is None or task.seconds is not None or (work := work_of(task)) is None:
         return 1.0, 1.0
     return machine.kernel_times.sharing(work)
+
+
+def all_task_sharing(machine: Machine, graph: TaskGraph) -> list[tuple[float, float]]:
+    """[task] task_sharing of each, the same figures sooner."""
+    return _of_alike(graph, lambda task: task_sharing(machine, task))
+
+
+def _of_alike(graph: TaskGraph, figure: Callable[[Task], Figure]) -> list[Figure]:
+    """[task] `figure` of each, asked for once of those that do the same: layers share their jobs."""
+    figure_by_work: dict[tuple[int, int, int], Figure] = {}
+    found = []
+    for task in graph.tasks:
+        if task.gathers or task.seconds is not None or task.job is None:
+            found.append(figure(task))
+            continue
+        work = id(task.job), task.flops, task.bytes_touched
+        if work not in figure_by_work:
+            figure_by_work[work] = figure(task)
+        found.append(figure_by_work[work])
+    return found
 
 
 def op_seconds(machine: Machine, graph: TaskGraph, op: Op) -> float:

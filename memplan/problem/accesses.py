@@ -20,7 +20,7 @@ import numpy as np
 from einpage.einsum_front.base.columns import Bools, Floats, Int64s
 from einpage.einsum_front.base.units import Nbytes
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, TaskGraph, TaskId, TensorId
-from einpage.memplan.machine.machine import Machine, task_seconds
+from einpage.memplan.machine.machine import Machine, all_task_seconds
 
 NEVER = -1
 """Stands for a slot."""
@@ -95,11 +95,11 @@ def accesses(
     """
     tasks = graph.tasks if order is None else [graph.tasks[t] for t in order]
     on_device = [t for t in tasks if not t.gathers]
-    nbytes = [int(t.nbytes) for t in graph.tensors]
+    nbytes, seconds = [int(t.nbytes) for t in graph.tensors], all_task_seconds(machine, graph)
     return from_lists(
         reads=[t.reads() for t in on_device],
         writes=[t.results for t in on_device],
-        seconds=[task_seconds(machine, graph, t) for t in on_device],
+        seconds=[seconds[t.id] for t in on_device],
         extra_bytes=[t.workspace_bytes - sum(nbytes[one.tensor] for one in t.written if one.inplace) for t in on_device],
         nbytes=nbytes,
         clean=[t.kind in HOST_AT_START for t in graph.tensors],

@@ -45,13 +45,19 @@ class Pace:
 
     def step(self) -> None:
         """Begin a step. Raises SearchOver where that is one too many, or time is up."""
-        if self.steps >= self.most_steps:
-            self.ended = Ended.STEPS
-            raise SearchOver
-        if perf_counter() >= self.until_s:
-            self.ended = Ended.TIME
+        if self.is_over():
             raise SearchOver
         self.steps += 1
+
+    def is_over(self, needed_s: float = 0.0) -> bool:
+        """Whether no step may begin, or whoever needs `needed_s` for other things has no time for any; it has ended then."""
+        if self.steps >= self.most_steps:
+            self.ended = Ended.STEPS
+        elif perf_counter() + needed_s >= self.until_s:
+            self.ended = Ended.TIME
+        else:
+            return False
+        return True
 
     @property
     def seconds_left(self) -> float:

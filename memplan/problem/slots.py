@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from einpage.einsum_front.base.units import aligned
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, Task, TensorId
-from einpage.memplan.machine.machine import task_seconds
+from einpage.memplan.machine.machine import all_task_seconds
 from einpage.memplan.machine.places import Queue
 from einpage.memplan.problem.accesses import Accesses, from_lists
 from einpage.memplan.problem.footprint import donated_operands
@@ -52,10 +52,11 @@ def slots_of(problem: Problem) -> Slots | None:
     last_use = {t: task.id for task in on_device for t in task.reads()}
     donated = tuple(donated_operands(graph, task, last_use) for task in on_device)
     workspace = tuple(aligned(t.workspace_bytes, problem.alignment) for t in on_device)
+    seconds = all_task_seconds(machine, graph)
     accesses = from_lists(
         reads=[t.reads() for t in on_device],
         writes=[t.results for t in on_device],
-        seconds=[task_seconds(machine, graph, t) for t in on_device],
+        seconds=[seconds[t.id] for t in on_device],
         extra_bytes=[w - sum(size[t] for t in over) for over, w in zip(donated, workspace, strict=True)],
         nbytes=size,
         clean=[t.kind in HOST_AT_START for t in graph.tensors],
@@ -66,6 +67,6 @@ def slots_of(problem: Problem) -> Slots | None:
     loads, stores = machine.usual_link(Queue.H2D), machine.usual_link(Queue.D2H)
     load_s = [loads.seconds(n) for n in nbytes]
     for result, task in gathers.items():
-        load_s[result] = task_seconds(machine, graph, task)
+        load_s[result] = seconds[task.id]
     store_s = [stores.seconds(n) for n in nbytes]
     return Slots(problem, on_device, accesses, donated, workspace, gathers, load_s, store_s, nbytes)

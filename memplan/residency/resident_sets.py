@@ -26,7 +26,7 @@ import numpy as np
 
 from einpage.einsum_front.base.columns import Bools, Int64s
 from einpage.einsum_front.graph.taskgraph import Kind, TensorId
-from einpage.memplan.machine.machine import task_seconds
+from einpage.memplan.machine.machine import all_task_seconds
 from einpage.memplan.problem.footprint import footprint, last_use_by_tensor
 from einpage.memplan.problem.problem import Problem
 from einpage.memplan.residency.share_search import search
@@ -131,7 +131,8 @@ class _Weights:
         self.capacity, self.for_good = problem.capacity, for_good
         self.needs = np.array([footprint(graph, task, last_use, problem.alignment) for task in tasks], np.int64)
         self.pending = _pending(problem)
-        seconds = [0.0 if task.gathers else task_seconds(problem.machine, graph, task) for task in tasks]
+        of_all = all_task_seconds(problem.machine, graph)
+        seconds = [0.0 if task.gathers else of_all[task.id] for task in tasks]
         self.elapsed = np.concatenate(([0.0], np.cumsum(seconds)))
         """[step] seconds of all tasks before it."""
         number: dict[TensorId, int] = {}

@@ -104,13 +104,14 @@ def best_paced(plan_paced: Callable[[Pacing], tuple[MemGraph, Timeline]], machin
 def _behind(device: MemGraph, machine: Machine, host_bytes: int, skews: Sequence[int], resident: Sequence[str]) -> MemGraph:
     """`device`, and the best plan of the host behind it."""
     graph = device.graph
-    trace = tier_trace(device, _seconds(device, simulate(device, machine)), skews)
+    alone = simulate(device, machine)
+    trace = tier_trace(device, _seconds(device, alone), skews)
     base = pinned_bytes(graph, device)
     problem = problem_of(trace.graph, _tier_machine(machine), host_bytes - base, alignment=SECTOR)
     _refuse_small_host(problem, device, skews, host_bytes, base)
     if not device.loops:
         return joined(device, trace, plan_by_horizons(problem, HorizonOptions()), host_bytes)
-    return _loop(problem, machine, device, trace, host_bytes, resident)
+    return _loop(problem, machine, device, alone.makespan_s, trace, host_bytes, resident)
 
 
 def cheapest_reads(tried: Sequence[tuple[float, float, Plan]]) -> Plan:
@@ -120,11 +121,11 @@ def cheapest_reads(tried: Sequence[tuple[float, float, Plan]]) -> Plan:
 
 
 def _loop(
-    problem: Problem, machine: Machine, device: MemGraph, trace: TierTrace, host_bytes: int, resident: Sequence[str]
+    problem: Problem, machine: Machine, device: MemGraph, alone_s: float, trace: TierTrace, host_bytes: int, resident: Sequence[str]
 ) -> MemGraph:  # fmt: skip
     """Of loops with different residents of the host, the one whose reads cost least among those as fast as the fastest. Which are, the
     clock of the trace says, whose tasks take as long as the device takes to ask for the next copy; those with the cheapest reads are joined
-    first, until one is as fast as that."""
+    first, until one is as fast as that, or as the device whose host has all of it (`alone_s`)."""
     read = machine.usual_link(Queue.READ)
     tried: list[tuple[float, float, MemGraph]] = []
     named = _named(problem, resident)
@@ -143,11 +144,12 @@ def _loop(
         while True:
             seconds = seconds_with(search.send(seconds))
     enough = AS_FAST * min(seconds for seconds, _, _ in tried)
+    none_faster_s = max(enough, AS_FAST * alone_s)
     both: list[tuple[float, float, MemGraph]] = []
     for _, cost_s, tier in sorted((it for it in tried if it[0] <= enough), key=lambda it: it[1]):
         found = joined(device, trace, tier, host_bytes)
         both.append((simulate(found, machine).makespan_s, cost_s, found))
-        if both[-1][0] <= enough:
+        if both[-1][0] <= none_faster_s:
             break
     return cheapest_reads(both)
 
