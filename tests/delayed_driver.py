@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from time import perf_counter, sleep
@@ -45,6 +45,15 @@ class Held:
     allocated: int = 0
     pinned: int = 0
     lost: bool = False
+    streams: list[SimpleQueue[Callable[[], None]]] = field(default_factory=list)
+    """Of every driver: what is queued holds the memory that it is to touch."""
+
+    def drain(self) -> None:
+        """Until every stream has done all that was enqueued."""
+        for queue in self.streams:
+            done = threading.Event()
+            queue.put(done.set)
+            assert done.wait(60), "a stream waits for what does not come"
 
 
 class DelayedDriver:
@@ -57,6 +66,7 @@ class DelayedDriver:
         self._fails, self.held = fails, held or Held()
         self._pinned: dict[int, int] = {}
         self._queues: list[SimpleQueue[Callable[[], None]]] = [SimpleQueue() for _ in ENGINES]
+        self.held.streams += self._queues
         for queue in self._queues:
             threading.Thread(target=_work, args=(queue,), daemon=True).start()
 

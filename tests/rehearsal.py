@@ -92,6 +92,7 @@ def replacements(fails: Fails, held: Held) -> list[tuple[Any, str, Any]]:
 
 
 def _leave(ledger: Path, part: str, held: Held) -> None:
+    held.drain()
     gc.collect()
     with ledger.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"part": part, "allocated": held.allocated, "pinned": held.pinned, "lost": held.lost}) + "\n")

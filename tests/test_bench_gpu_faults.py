@@ -41,11 +41,13 @@ def measured(folder: Path, patch: pytest.MonkeyPatch, part: str, module: Any, go
         lost = True
     else:
         report.finish()
+    held.drain()
     gc.collect()
     if held.allocated or held.pinned:  # a thread that failed is still on its way out
         for thread in threading.enumerate():
             if thread.name.startswith("einpage"):
                 thread.join(1.0)
+        held.drain()
         gc.collect()
     return report, held, lost
 
