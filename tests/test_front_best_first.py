@@ -65,6 +65,21 @@ def check(program: Program, dtype: DType, outputs: list[str]) -> bool:
     return True
 
 
+def test_a_search_goes_on_where_it_was_left() -> None:
+    """Asked again, from the beginning and while another takes from it: the same splits as ever, and none is measured twice. With other
+    fixed letters it is another search."""
+    opgraph = fuse(small_program("matmul_chain"), ())
+    working_sets = WorkingSets(opgraph, DType.FP32)
+    letter, most = max(working_sets.most.items(), key=lambda pair: pair[1])
+    searched = {n: list(smallest_first(WorkingSets(opgraph, DType.FP32), {letter: n} if n else None)) for n in (0, 1, most)}
+    first, left = iter(smallest_first(working_sets)), searched[0]
+    assert [next(first), *smallest_first(working_sets)] == [left[0], *left]
+    measured = working_sets.measured
+    assert list(first) == left[1:] and list(smallest_first(working_sets)) == left and working_sets.measured == measured
+    assert len(left) > 3 and all(list(smallest_first(working_sets, {letter: n})) == searched[n] for n in (1, most))
+    assert searched[1] != searched[most]
+
+
 RAGGED: dict[str, tuple[str, dict[str, int], list[str]]] = {
     "matmul_chain": ("matmul_chain", {"rows": 10, "width": 200, "depth": 2}, ["x"]),
     "narrow matmul_chain": ("matmul_chain", {"rows": 130, "width": 60, "depth": 1}, ["x"]),

@@ -35,14 +35,18 @@ def smallest_first(
     working_sets: WorkingSets, fixed: Mapping[Letter, int] | None = None, most_measured: int | None = None
 ) -> Iterator[Found]:
     """All splits that the rules allow (letters in `fixed` have their pieces), in the order of their largest working sets; once
-    `most_measured` tasks and bounds have been, only the best that was met.
+    `most_measured` tasks and bounds have been, only the best that was met. Asked again, the search goes on where it was left.
 
     Raises UsageError for a `fixed` split that cannot be.
     """
     working_sets.check(fixed or {})
-    search = _BestFirst(working_sets)
-    search.push(_every_split(working_sets.most, fixed or {}))
-    return search.splits(MOST_MEASURED if most_measured is None else most_measured)
+    most_measured = MOST_MEASURED if most_measured is None else most_measured
+    key = (smallest_first, tuple(sorted((fixed or {}).items())), most_measured)
+    if key not in working_sets.searches:
+        search = _BestFirst(working_sets)
+        search.push(_every_split(working_sets.most, fixed or {}))
+        working_sets.searches[key] = _Replayed(search.splits(most_measured))
+    return iter(working_sets.searches[key])
 
 
 def least_of_all(working_sets: WorkingSets, fixed: Mapping[Letter, int] | None = None) -> Nbytes:
@@ -51,8 +55,12 @@ def least_of_all(working_sets: WorkingSets, fixed: Mapping[Letter, int] | None =
     Raises UsageError for a `fixed` split that cannot be.
     """
     working_sets.check(fixed or {})
-    bounds, splits = LowerBounds(working_sets), _every_split(working_sets.most, fixed or {})
-    return Nbytes(max((bounds.of(pattern, splits) for pattern in working_sets.patterns), default=0))
+    key = (least_of_all, tuple(sorted((fixed or {}).items())))
+    if key not in working_sets.searches:
+        bounds, splits = LowerBounds(working_sets), _every_split(working_sets.most, fixed or {})
+        working_sets.searches[key] = Nbytes(max((bounds.of(pattern, splits) for pattern in working_sets.patterns), default=0))
+    least: Nbytes = working_sets.searches[key]
+    return least
 
 
 def coarsened(working_sets: WorkingSets, choice: Choice, most_bytes: int, fixed: Mapping[Letter, int] | None = None) -> Choice:
@@ -66,6 +74,21 @@ def coarsened(working_sets: WorkingSets, choice: Choice, most_bytes: int, fixed:
                 break
             few *= 2
     return choice
+
+
+class _Replayed:
+    """Each iteration gives all of `source` from the beginning, and takes from it only what none has asked for before."""
+
+    def __init__(self, source: Iterator[Found]) -> None:
+        self._source, self._given = source, list[Found]()
+
+    def __iter__(self) -> Iterator[Found]:
+        for n in count():
+            if n == len(self._given):
+                if (found := next(self._source, None)) is None:
+                    return
+                self._given.append(found)
+            yield self._given[n]
 
 
 class _BestFirst:

@@ -48,6 +48,8 @@ class LowerBounds:
         self._known: dict[tuple[object, ...], int] = {}
         self._longest_and_shortest = {x: longest_and_shortest(self.extents[x], top) for x, top in (most or working_sets.most).items()}
         self._shortest_known: dict[tuple[Letter, int, int], int] = {}
+        self._lengths_known: dict[tuple[int, Letter, tuple[int, int]], PieceLengths] = {}
+        """By template, which the working sets keep alive."""
 
     def of(self, pattern: Pattern, splits: SplitRange) -> int:
         """Bytes that the largest task of `pattern` needs at the least; its working set where the range is one split."""
@@ -116,11 +118,20 @@ class LowerBounds:
 
     def _lengths(self, template: Template, letter: Letter, splits: SplitRange) -> PieceLengths:
         extent = self.extents[letter]
+        if letter not in splits:
+            return PieceLengths(extent, extent)
+        key = (id(template), letter, splits[letter])
+        if key not in self._lengths_known:
+            self._lengths_known[key] = self._new_lengths(template, letter, splits[letter])
+        return self._lengths_known[key]
+
+    def _new_lengths(self, template: Template, letter: Letter, pieces_range: tuple[int, int]) -> PieceLengths:
+        extent = self.extents[letter]
         inside = dict(template.tiling.inside)
         if letter not in inside:
             return PieceLengths(extent, extent)
         least = least_tile(letter, inside[letter], self.extents)
-        few, many = splits[letter]
+        few, many = pieces_range
         if template.tiling.unchanged is not None and template.tiling.unchanged[0] == letter:
             return PieceLengths(1, -(-(extent - template.tiling.unchanged[1]) // many))
         pieces = min(many, extent // least)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from math import prod
 from operator import sub
+from typing import Any
 
 from einpage.einsum_front.algebra.expr import Axis, Letter
 from einpage.einsum_front.base.dtype import DType, ElementType
@@ -123,6 +124,8 @@ class WorkingSets:
         self._grids: dict[tuple[int, ...], Grid] = {}
         """By operand, which a pattern keeps alive, and number of pieces of each letter."""
         self._boundaries: dict[tuple[object, ...], dict[str, tuple[set[int], ...]]] = {}
+        self.searches: dict[tuple[object, ...], Any] = {}
+        """What `best_first` found, by what was asked of it."""
         self.templates = templates = templates_of(opgraph, self.values)
         readers: dict[str, set[tuple[Template, str]]] = {name: set() for name in self.values}
         for template, names in templates.values():
