@@ -212,10 +212,10 @@ def assert_near(case: Case, got: torch.Tensor) -> None:
     assert error <= TOLERANCE[case.job.result.dtype], f"{case.job.result.name}: error {error:.2e} of the largest value on the way"
 
 
-def assert_right(case: Case, got: torch.Tensor, note: str = "") -> None:
-    """Compare a result tile with the naive definition, at the tolerance of its dtype."""
+def assert_right(case: Case, got: torch.Tensor, note: str = "", want: Array | None = None) -> None:
+    """Compare a result tile with the naive definition, at the tolerance of its dtype. `want` is what it gives, where it is at hand."""
     dtype = case.job.result.dtype
-    error = relative_error(got, expected(case))
+    error = relative_error(got, expected(case) if want is None else want)
     assert error <= TOLERANCE[dtype], (
         f"{case.job.result.name}{note}: relative error {error:.2e} over {TOLERANCE[dtype]:.0e} in {dtype.value}"
     )
