@@ -70,7 +70,7 @@ def streamed(times: KernelTimes, together: float = 1.0, rows: Sequence[int] = RO
 
 @pytest.mark.parametrize("together", [1.0, 0.7])
 def test_known_sharing_is_found_again(together: float) -> None:
-    """Within what a run may be off by chance; what just came may be read sooner than from memory."""
+    """Within what doubt takes of a factor (fit.DOUBT); what just came may be read sooner than from memory."""
     known = replace(
         KNOWN,
         products=replace(KNOWN.products, at_rows=(replace(KNOWN.products.at_rows[0], beside_copies=0.6), *KNOWN.products.at_rows[1:])),
@@ -81,7 +81,7 @@ def test_known_sharing_is_found_again(together: float) -> None:
         Work(KernelKind.PRODUCT, 4, 10**7),
         Work(KernelKind.MAP, 0, 0, 0, 9, 10**5, 10**3),
     ):
-        assert found.sharing(work) == pytest.approx((known.sharing(work)[0], 1.2), rel=0.05), work
+        assert found.sharing(work) == pytest.approx((known.sharing(work)[0], 1.2), rel=0.07), work
 
 
 def test_what_was_hardly_together_shares_without_effect() -> None:

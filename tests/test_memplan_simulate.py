@@ -11,11 +11,15 @@ from hypothesis import strategies as st
 
 from einpage.einsum_front.base.dtype import DType
 from einpage.exec.dispatch.serial import random_order
-from einpage.memplan.graph.memgraph import Edges, MemGraph, NodeId
+from einpage.memplan.graph import simulate as simulating
+from einpage.memplan.graph.memgraph import Edges, MemGraph, Move, NodeId
+from einpage.memplan.graph.packed import MOVE, Nodes
 from einpage.memplan.graph.simulate import NO_QUEUE, durations, queue_numbers, queues_of, simulate
+from einpage.memplan.machine.kernel_times import AtDistance
 from einpage.memplan.machine.machine import Machine
-from einpage.memplan.machine.places import Queue
+from einpage.memplan.machine.places import ENGINES, Queue
 from hand_plan import edges_of, hand_plan
+from kernel_time_figures import nothing_usual
 from plain_plan import plain_plan
 from strategies import a_machine, budgets, machines, random_graph, task_graphs
 
@@ -100,3 +104,29 @@ def test_a_plan_ends_when_all_of_it_has(seed: int) -> None:
             line = simulate(in_another_order(plan, draw), SECONDS if plan.graph.dtype is DType.FP32 else a_machine())
             assert line.makespan_s == line.finish_s.max()
             assert line.makespan_s >= max(busy for _, busy in line.busy_s)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_copy_takes_longer_the_more_was_copied_since_its_place_was_written(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the bytes of the arena, one by one, where parts are bytes."""
+    plan = plain_plan(random_graph(seed))
+    monkeypatch.setattr(simulating, "ARENA_PARTS", plan.budget_bytes + 1)
+    moves = np.flatnonzero(queue_numbers(plan) == ENGINES.index(Queue.H2D))
+    moves = moves[Nodes.of(plan.nodes).kind[moves] == MOVE]
+    copied, written, distances = 0, np.full(plan.budget_bytes, -simulating.MOST_DISTANCE), []
+    for node in (plan.nodes[n] for n in moves.tolist()):
+        assert isinstance(node, Move)
+        extents = [e for _, target in node.copies for e in plan.residencies[target].extents]
+        copied += sum(e.nbytes for e in extents)
+        ages = [copied - int(written[e.offset : e.offset + e.nbytes].mean()) for e in extents]
+        distances.append(min(simulating.MOST_DISTANCE, max([*ages, sum(e.nbytes for e in extents)])))
+        for e in extents:
+            written[e.offset : e.offset + e.nbytes] = copied
+    assert simulating._distances(plan, moves).tolist() == distances
+    times = nothing_usual()
+    half = float(np.median(distances))
+    far = (AtDistance(max(1, int(half)), 1.0), AtDistance(int(half) + 1, 3.0))
+    usual = replace(SECONDS, kernel_times=replace(times, copies=replace(times.copies, at_distances=far)))
+    usual_s, near_s = (durations(plan, m)[moves] for m in (usual, replace(usual, kernel_times=times)))
+    longer = np.where(np.array(distances) > half, 3.0, 1.0)
+    assert usual_s == pytest.approx(0.5 + longer * (near_s - 0.5))
