@@ -186,7 +186,7 @@ def test_a_broken_profile_is_measured_again(own_cache: Path, quick: list[int | N
         said: list[str] = []
         assert measure.measured_cpu(threads=2, say=said.append) == a_machine(name="cpu", threads=2)
         assert profiles.cached(measure.cpu_profile(2)) == a_machine(name="cpu", threads=2)
-        assert said[0].startswith("the profile kept is damaged, so this machine is measured again (about 10 s): ") and "\n" not in said[0]
+        assert said[0].startswith("the profile kept is damaged, so this machine is measured again (about 20 s): ") and "\n" not in said[0]
         assert str(own_cache) in said[0] and len(said) == 2
 
 
