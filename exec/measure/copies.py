@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from time import perf_counter, sleep
 
 import numpy as np
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from einpage.einsum_front.base.units import Nbytes
 from einpage.exec.device.arena import MappedArena
-from einpage.exec.measure.probe_runs import USUAL
+from einpage.exec.measure.probe_runs import USUAL, rounded
 from einpage.memplan.graph.memgraph import Extent, Offset
 from einpage.memplan.machine.kernel_times import AtDistance
 
@@ -29,8 +28,6 @@ SMALL = 4096
 """Bytes of the smallest copy."""
 SAMPLES = 5
 """Of the smallest copy."""
-NODES_FREED = 8
-"""For which a dispatcher works after each copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +39,7 @@ class CopySamples:
     """Of the smallest copy."""
     together: float
     """How many times longer beside other copies."""
-    at_distances: tuple[AtDistance, ...] = ()
+    at_distances: tuple[AtDistance, ...]
     """How many times longer where as much is copied before the same place is written again."""
 
 
@@ -58,7 +55,7 @@ def measured_copies(seconds: float) -> CopySamples:
         with copying_thread(ring) as one:
             of_ring = _block_seconds(one, lambda: sleep(seconds))[ring:] or [usual]
         longer = max(at_distances[-1].times_longer, float(np.quantile(of_ring, USUAL)) / usual)
-        at_distances.append(AtDistance(ring * CopyingThread.BLOCK, float(f"{longer:.3g}")))
+        at_distances.append(AtDistance(ring * CopyingThread.BLOCK, rounded(longer)))
     least_s = min(_seconds_each(seconds / SAMPLES, lambda: np.copyto(small_to, small)) for _ in range(SAMPLES))
     twice = float(np.quantile(together, USUAL)) / usual
     return CopySamples(CopyingThread.BLOCK / usual, CopyingThread.BLOCK / min(alone), least_s, twice, tuple(at_distances))
@@ -102,8 +99,6 @@ class CopyingThread:
         """Of each block so far."""
         self._targets = targets
         self._go, self._ended = threading.Event(), False
-        self._lock, self._ready = threading.Lock(), list[int]()
-        self._pushed = threading.Condition(self._lock)
         self._source, self._target = (_bytes(self.BLOCK * blocks) for blocks in (self.BLOCKS, targets))
         self.thread = threading.Thread(target=self._copy, name="einpage-probe-copies", daemon=True)
 
@@ -115,17 +110,7 @@ class CopyingThread:
             started = perf_counter()
             np.copyto(self._target[target : target + self.BLOCK], self._source[source : source + self.BLOCK])
             self.seconds.append(perf_counter() - started)
-            self._dispatch(turn)
             turn += 1
-
-    def _dispatch(self, turn: int) -> None:
-        """What a dispatcher does, about: it holds the interpreter for a few microseconds, which a kernel's calls wait for."""
-        with self._lock:
-            for node in range(NODES_FREED):
-                heappush(self._ready, turn - node)
-                self._pushed.notify()
-            for _ in range(NODES_FREED):
-                heappop(self._ready)
 
     @contextmanager
     def going(self) -> Iterator[None]:

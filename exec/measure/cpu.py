@@ -29,7 +29,7 @@ from einpage.exec.device.arena import MappedArena
 from einpage.exec.measure.copies import CopySamples, measured_copies
 from einpage.exec.measure.fit import fitted, sharing, spread
 from einpage.exec.measure.kernels_version import blas, kernels_version
-from einpage.exec.measure.probe_runs import PROBE_ROWS, ProbeRuns, resident_runs, streamed_runs
+from einpage.exec.measure.probe_runs import PROBE_ROWS, ProbeRuns, resident_runs, rounded, streamed_runs
 from einpage.exec.measure.products import measured_libraries, pointwise_job, product_job, strided_factor, unpack_seconds
 from einpage.exec.measure.profiles import Say, measured, profile_path
 from einpage.kernels.layout.torch_dtype import TORCH_DTYPE
@@ -89,10 +89,10 @@ def measure_cpu(seconds: float = 0.8, threads: int | None = None, rows: tuple[in
         name="cpu",
         device_bytes=physical // 2,
         host_bytes=physical,
-        flops_per_s=tuple((dtype, _rounded(rate)) for dtype, rate in zip(RUN_DTYPES, products, strict=True)),
-        device_bytes_per_s=_rounded(memory),
-        links=host_links(_rounded(h2d), _rounded(d2h)),
-        launch_latency_s=_rounded(min(_launch_seconds(share) for _ in range(SAMPLES))),
+        flops_per_s=tuple((dtype, rounded(rate)) for dtype, rate in zip(RUN_DTYPES, products, strict=True)),
+        device_bytes_per_s=rounded(memory),
+        links=host_links(rounded(h2d), rounded(d2h)),
+        launch_latency_s=rounded(min(_launch_seconds(share) for _ in range(SAMPLES))),
         threads=threads,
         libraries=libraries,
         about=f"Measured on {_cpu_name()} with {threads} of {cores()} cores for torch; torch {torch.__version__}.",
@@ -108,19 +108,19 @@ def _with_runs(machine: Machine, runs: Sequence[ProbeRuns], copies: CopySamples,
     handover_s = median(run.handover_s for run in runs)
     kernels = [sample for run in runs for sample in run.kernels]
     flops_by_dtype = dict(machine.flops_per_s)
-    flops_by_dtype[DType.FP32] = max(flops_by_dtype[DType.FP32], *(_rounded(s.work.flops / s.least_s) for s in kernels))
-    best_copy = max(_rounded(copies.best_bytes_per_s), *(link.bytes_per_s for link in machine.links))
+    flops_by_dtype[DType.FP32] = max(flops_by_dtype[DType.FP32], *(rounded(s.work.flops / s.least_s) for s in kernels))
+    best_copy = max(rounded(copies.best_bytes_per_s), *(link.bytes_per_s for link in machine.links))
     best = replace(
         machine,
         flops_per_s=tuple(flops_by_dtype.items()),
-        device_bytes_per_s=max(machine.device_bytes_per_s, *(_rounded(s.nbytes / s.least_s) for s in kernels)),
-        links=host_links(best_copy, best_copy, _rounded(copies.least_s)),
-        launch_latency_s=min(machine.launch_latency_s, *(_rounded(s.least_s) for s in kernels)),
+        device_bytes_per_s=max(machine.device_bytes_per_s, *(rounded(s.nbytes / s.least_s) for s in kernels)),
+        links=host_links(best_copy, best_copy, rounded(copies.least_s)),
+        launch_latency_s=min(machine.launch_latency_s, *(rounded(s.least_s) for s in kernels)),
     )
-    copy_bytes_per_s = _rounded(copies.alone_bytes_per_s)
-    usual = host_links(copy_bytes_per_s, copy_bytes_per_s, _rounded(copies.least_s + handover_s))
+    copy_bytes_per_s = rounded(copies.alone_bytes_per_s)
+    usual = host_links(copy_bytes_per_s, copy_bytes_per_s, rounded(copies.least_s + handover_s))
     gathers_s = [max(0.0, seconds - usual[0].seconds(nbytes)) for run in runs for nbytes, seconds in run.gathers]
-    times = CopyTimes(usual, _rounded(median(gathers_s or [0.0])), _rounded(max(1.0, copies.together)), copies.at_distances)
+    times = CopyTimes(usual, rounded(median(gathers_s or [0.0])), rounded(max(1.0, copies.together)), copies.at_distances)
     strided_by_rows = {rows: strided_factor(machine.libraries, rows) for rows in {run.rows for run in runs}}
     return replace(
         best,
@@ -147,11 +147,6 @@ def _cpu_name() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def _rounded(rate: float) -> float:
-    """Three digits: more would be noise."""
-    return float(f"{rate:.3g}")
 
 
 @contextmanager

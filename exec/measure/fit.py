@@ -14,7 +14,7 @@ from statistics import median
 import numpy as np
 
 from einpage.einsum_front.base.columns import Floats
-from einpage.exec.measure.probe_runs import KernelSample, ProbeRuns, Shared, StreamedRuns
+from einpage.exec.measure.probe_runs import KernelSample, ProbeRuns, Shared, StreamedRuns, rounded
 from einpage.memplan.machine.kernel_times import AtRows, CopyTimes, KernelTimes, MapTimes, ProductTimes
 from einpage.memplan.machine.work import KernelKind, Work
 
@@ -24,7 +24,7 @@ FAST = 1e15
 """FLOP/s of arithmetic that no sample shows."""
 DOUBT = 0.03
 """(0.05 / 0.3)^2: what nodes take alone is known to a twentieth, and sharing is expected to take or save three tenths at most."""
-LEAST_FACTOR, MOST_FACTOR = 0.25, 16.0
+LEAST_SHARED, MOST_SHARED = 0.25, 16.0
 """What just came is in a cache; a factor beyond these is noise."""
 
 
@@ -41,9 +41,9 @@ def fitted(
     attention = attention or few_queries
     assert attention is not None and few_queries is not None, "probes have attention"
     return KernelTimes(
-        _rounded(median(run.start_s for run in runs)),
-        _rounded(wakeup_s),
-        replace(products, unpack_s=_rounded(unpack_s)),
+        rounded(median(run.start_s for run in runs)),
+        rounded(wakeup_s),
+        replace(products, unpack_s=rounded(unpack_s)),
         attention,
         few_queries,
         _maps(_alike(samples, KernelKind.MAP)),
@@ -52,7 +52,7 @@ def fitted(
 
 
 def sharing(times: KernelTimes, runs: Sequence[StreamedRuns]) -> KernelTimes:
-    """`times` with how kernels and copies share the machine, as runs show it that stream; what such runs have none of shares as it did."""
+    """`times` with how kernels and copies share the machine, as runs show it that stream; what these lack takes as long as alone."""
     known = sorted({run.rows for run in runs})
     slows = {r: _shared_factor([run.copies for run in runs if run.rows == r]) for r in known}
 
@@ -66,7 +66,7 @@ def sharing(times: KernelTimes, runs: Sequence[StreamedRuns]) -> KernelTimes:
             ]  # fmt: skip
             slowed = sum(share * slows[r] for r, share in zip(known, _shares(at.rows, known), strict=True))
             entries.append(
-                replace(at, beside_copies=_shared_factor([s for _, s in parts], [w for w, _ in parts]), slows_copies=_rounded(slowed))
+                replace(at, beside_copies=_shared_factor([s for _, s in parts], [w for w, _ in parts]), slows_copies=rounded(slowed))
             )
         return replace(times, at_rows=tuple(entries))
 
@@ -76,7 +76,7 @@ def sharing(times: KernelTimes, runs: Sequence[StreamedRuns]) -> KernelTimes:
         products=of_rows(KernelKind.PRODUCT, times.products),
         attention=of_rows(KernelKind.ATTENTION, times.attention),
         few_queries=of_rows(KernelKind.FEW_QUERIES, times.few_queries),
-        maps=replace(times.maps, beside_copies=_shared_factor(maps), slows_copies=_rounded(median(slows.values()))),
+        maps=replace(times.maps, beside_copies=_shared_factor(maps), slows_copies=rounded(median(slows.values()))),
     )
 
 
@@ -91,12 +91,12 @@ def _shared_factor(found: Sequence[Shared], weights: Sequence[float] | None = No
             together += part * shared.together_s
             alone += weight * shared.alone_s
     share = lost / (together + DOUBT * alone) if alone > 0 else 0.0
-    return _rounded(1 / min(1 / LEAST_FACTOR, max(1 / MOST_FACTOR, 1 - share)))
+    return rounded(1 / min(1 / LEAST_SHARED, max(1 / MOST_SHARED, 1 - share)))
 
 
 def spread(runs: Sequence[ProbeRuns]) -> float:
     """The median of all samples' spreads."""
-    return _rounded(median(sample.spread for run in runs for sample in run.kernels))
+    return rounded(median(sample.spread for run in runs for sample in run.kernels))
 
 
 def _alike(samples: Sequence[KernelSample], kind: KernelKind) -> list[tuple[Work, float]]:
@@ -111,10 +111,10 @@ def _alike(samples: Sequence[KernelSample], kind: KernelKind) -> list[tuple[Work
 def _maps(found: list[tuple[Work, float]]) -> MapTimes:
     plain = [(work, seconds) for work, seconds in found if not work.looks_up]
     terms = np.array([(1.0, work.operations, work.elements, work.functions) for work, _ in plain])
-    launch_s, operation_s, element_s, function_s = map(_rounded, non_negative(terms, np.array([seconds for _, seconds in plain])))
+    launch_s, operation_s, element_s, function_s = map(rounded, non_negative(terms, np.array([seconds for _, seconds in plain])))
     times = MapTimes(launch_s, operation_s, element_s, max(function_s, element_s), 0.0)
     looked_up = [max(0.0, seconds - launch_s - times.pointwise(work)) for work, seconds in found if work.looks_up]
-    return replace(times, look_up_s=_rounded(median(looked_up) if looked_up else 0.0))
+    return replace(times, look_up_s=rounded(median(looked_up) if looked_up else 0.0))
 
 
 def _products(found: list[tuple[Work, float]], rows: list[int], strided_by_rows: Mapping[int, float]) -> ProductTimes:
@@ -128,15 +128,15 @@ def _products(found: list[tuple[Work, float]], rows: list[int], strided_by_rows:
     entries = tuple(
         AtRows(
             r,
-            _rounded(1 / each_s),
-            strided=_rounded(max(1.0, strided_by_rows.get(r, 1.0))),
-            by_columns=_rounded(column_s / each_s) if column_s > 0 else 1.0,
+            rounded(1 / each_s),
+            strided=rounded(max(1.0, strided_by_rows.get(r, 1.0))),
+            by_columns=rounded(column_s / each_s) if column_s > 0 else 1.0,
         )
         for r, each_s, column_s in zip(rows, by_rows_s, by_columns_s, strict=True)
         if each_s > 0
     )
     return ProductTimes(
-        _rounded(launch_s), entries, epilogue_s=_rounded(epilogue_s), function_s=_rounded(max(function_s, epilogue_s))
+        rounded(launch_s), entries, epilogue_s=rounded(epilogue_s), function_s=rounded(max(function_s, epilogue_s))
     )  # fmt: skip
 
 
@@ -155,8 +155,8 @@ def _attention(found: list[tuple[Work, float]], launch_s: float) -> ProductTimes
     rows = sorted({work.rows for work, _ in found})
     left = np.array([max(seconds - launch_s, LEAST_SHARE * seconds) for _, seconds in found])
     head_s, *flop_s = non_negative(np.array([(work.heads, *(work.flops * (work.rows == r) for r in rows)) for work, _ in found]), left)
-    entries = tuple(AtRows(r, _rounded(1 / each_s) if each_s > 0 else FAST) for r, each_s in zip(rows, flop_s, strict=True))
-    return ProductTimes(launch_s, entries, _rounded(head_s))
+    entries = tuple(AtRows(r, rounded(1 / each_s) if each_s > 0 else FAST) for r, each_s in zip(rows, flop_s, strict=True))
+    return ProductTimes(launch_s, entries, rounded(head_s))
 
 
 def _few_queries(found: list[tuple[Work, float]]) -> ProductTimes | None:
@@ -165,9 +165,9 @@ def _few_queries(found: list[tuple[Work, float]]) -> ProductTimes | None:
         return None
     terms = np.array([(1.0, work.heads, work.flops) for work, _ in found])
     launch_s, head_s, flop_s = non_negative(terms, np.array([seconds for _, seconds in found]))
-    rate = _rounded(1 / flop_s) if flop_s > 0 else FAST
+    rate = rounded(1 / flop_s) if flop_s > 0 else FAST
     entries = tuple(AtRows(rows, rate) for rows in sorted({work.rows for work, _ in found}))
-    return ProductTimes(_rounded(launch_s), entries, _rounded(head_s))
+    return ProductTimes(rounded(launch_s), entries, rounded(head_s))
 
 
 def non_negative(terms: Floats, seconds: Floats) -> list[float]:
@@ -184,8 +184,3 @@ def non_negative(terms: Floats, seconds: Floats) -> list[float]:
     x = np.zeros(terms.shape[1])
     x[left] = found if left else 0.0
     return [float(value) for value in x]
-
-
-def _rounded(x: float) -> float:
-    """Three digits: more would be noise."""
-    return float(f"{x:.3g}")

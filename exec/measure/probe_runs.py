@@ -27,7 +27,7 @@ from einpage.exec.planning.judged_plan import Planned, plan_program
 from einpage.exec.planning.model import open_model
 from einpage.exec.planning.request import PlanRequest
 from einpage.memplan.graph.packed import COMPUTE, GATHER, Nodes
-from einpage.memplan.graph.simulate import NO_QUEUE, durations, queue_numbers
+from einpage.memplan.graph.simulate import COMPUTE_QUEUE, NO_QUEUE, durations, queue_numbers
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.profile import PROFILES
 from einpage.memplan.machine.work import Work, work_of
@@ -207,7 +207,7 @@ def _shared(rows: int, planned: Planned, runs: list[Measured], machine: Machine)
     """A node lasts from the moment that it could start, as in `_samples`; one that waited for another engine, from its wake-up on."""
     assert machine.kernel_times is not None
     queues, alone = queue_numbers(planned.memgraph), durations(planned.memgraph, machine)
-    computes, kinds = queues == 0, Nodes.of(planned.memgraph.nodes).kind
+    computes, kinds = queues == COMPUTE_QUEUE, Nodes.of(planned.memgraph.nodes).kind
     copies = (queues != NO_QUEUE) & ~computes
     by_work = _nodes_by_work(planned)
     together, lasted = np.zeros((len(runs), len(queues))), np.zeros((len(runs), len(queues)))
@@ -263,3 +263,8 @@ def _covered(start: Floats, finish: Floats, others_start: Floats, others_finish:
     """[moment] seconds in which something was in flight until then"""
     covered: Floats = np.interp(finish, at, before) - np.interp(start, at, before)
     return covered
+
+
+def rounded(x: float) -> float:
+    """Three digits: more would be noise."""
+    return float(f"{x:.3g}")

@@ -288,12 +288,13 @@ def _is_good_enough(found: Planned) -> bool:
 
 def _gains(found: Planned, others: Sequence[Planned]) -> bool:
     """A hundredth over each of the others: of its time, or as much by what its reads cost where it is as fast."""
-    seconds, cost_s = found.timeline.makespan_s, _reads_s(found)
-    return all(
-        AS_FAST * seconds <= other_s or (seconds <= AS_FAST * other_s and cost_s + (AS_FAST - 1) * seconds <= _reads_s(other))
-        for other in others
-        for other_s in (other.timeline.makespan_s,)
-    )
+    return all(_gains_over(found, other) for other in others)
+
+
+def _gains_over(found: Planned, other: Planned) -> bool:
+    seconds, other_s = found.timeline.makespan_s, other.timeline.makespan_s
+    saved_s = _reads_s(other) - _reads_s(found)
+    return AS_FAST * seconds <= other_s or (seconds <= AS_FAST * other_s and saved_s >= (AS_FAST - 1) * seconds)
 
 
 def _cheapest(tried: Sequence[Planned]) -> Planned:

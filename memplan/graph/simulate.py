@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from einpage.einsum_front.base.columns import Bools, Floats, Int64s, UInt8s
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.packed import COMPUTE, FREE, GATHER, MOVE, Nodes, Residencies
-from einpage.memplan.graph.shared_clock import NO_QUEUE, Sharing, shared_clock
+from einpage.memplan.graph.shared_clock import COMPUTE_QUEUE, NO_QUEUE, Sharing, shared_clock
 from einpage.memplan.machine.kernel_times import KernelTimes
 from einpage.memplan.machine.machine import Machine, all_task_seconds, all_task_sharing
 from einpage.memplan.machine.places import DEVICE, DISK, ENGINES, HOST, SECTOR, Link, Queue
 
-__all__ = ["NO_QUEUE"]
+__all__ = ["COMPUTE_QUEUE", "NO_QUEUE"]
 
 ARENA_PARTS = 512
 """In which it is known when each was written."""
@@ -123,7 +123,7 @@ def _distances(memgraph: MemGraph, moves: NDArray[np.intp]) -> Int64s:
     written = np.full(ARENA_PARTS, -MOST_DISTANCE)
     """[part] bytes copied until it was written last"""
     found = nbytes.copy()
-    for at, copied in zip(range(len(moves)), np.cumsum(nbytes).tolist(), strict=False):
+    for at, copied in enumerate(np.cumsum(nbytes).tolist()):
         for target in copies.target[slice(*np.searchsorted(copies.node, (moves[at], moves[at] + 1)))].tolist():
             for row in range(extents[target], extents[target + 1]):
                 offset = residencies.offset[row]
