@@ -7,9 +7,10 @@ bits off. Both are put right here, in the interpreter only; compiled kernels are
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -26,6 +27,28 @@ def pytest_collection_finish() -> None:
     every object, which takes most of a second here and next to nothing in a process of a user's."""
     gc.collect()
     gc.freeze()
+
+
+GRACE_S = 60.0
+STDERR = pytest.StashKey[int]()
+"""The descriptor, before what tests write to it is captured."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[STDERR] = os.dup(2)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool | None, bool | None]:
+    """What pytest-timeout cannot end, for it raises an exception in the main thread (a loop of compiled code, a test that uses its timer),
+    ends its process a minute later, with where every thread was."""
+    marker, ini = item.get_closest_marker("timeout"), item.config.getini("timeout")
+    seconds = item.config.getoption("timeout") or (marker.args[0] if marker else float(ini))
+    faulthandler.dump_traceback_later(seconds + GRACE_S, exit=True, file=item.config.stash[STDERR])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="session", autouse=True)

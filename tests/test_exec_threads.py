@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import signal
+import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from functools import partial
 from multiprocessing import get_context
 from random import Random
 from time import perf_counter
@@ -152,33 +155,97 @@ def run_forked(dispatcher: Dispatcher) -> None:
     assert sorted(device.calls) == list(range(14))
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_interrupt_is_answered_at_once_whenever_it_comes(dispatcher: Dispatcher) -> None:
-    """Signals at random moments of runs of a few hundred microseconds: none ends later than an engine needs for its node."""
-    random, handled = Random(3), 0
+@pytest.fixture
+def interrupt_in() -> Iterator[Callable[[float], object]]:
+    """Makes Ctrl-C come in so many seconds; 0: not at all. It has the timer that ends tests which take too long: a watchdog does that."""
 
     def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
-    before = signal.signal(signal.SIGALRM, interrupt)
+    rest, _ = signal.setitimer(signal.ITIMER_REAL, 0)
+    before = {s: signal.signal(s, h) for s, h in ((signal.SIGALRM, interrupt), (signal.SIGINT, signal.default_int_handler))}
+    faulthandler.dump_traceback_later(60, exit=True, file=sys.__stderr__ or 2)
     try:
-        for _ in range(300):
-            began = perf_counter()
-            with suppress(KeyboardInterrupt):
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 6e-4))
-                    dispatcher.run(NullDevice(hand_plan()))
-                    began += 1e6  # it was in time
-                finally:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-            handled += began < 1e6
-            assert perf_counter() - began < 1.5
+        yield partial(signal.setitimer, signal.ITIMER_REAL)
     finally:
-        signal.signal(signal.SIGALRM, before)
+        faulthandler.cancel_dump_traceback_later()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.setitimer(signal.ITIMER_REAL, rest)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_is_answered_at_once_whenever_it_comes(dispatcher: Dispatcher, interrupt_in: Callable[[float], object]) -> None:
+    """Signals at random moments of runs of a few hundred microseconds: none ends later than an engine needs for its node."""
+    random, handled = Random(3), 0
+    for _ in range(300):
+        began = perf_counter()
+        with suppress(KeyboardInterrupt):
+            try:
+                interrupt_in(random.uniform(1e-5, 6e-4))
+                dispatcher.run(NullDevice(hand_plan()))
+                began += 1e6  # it was in time
+            finally:
+                interrupt_in(0)
+        handled += began < 1e6
+        assert perf_counter() - began < 1.5
     assert handled > 20
     device = NullDevice(hand_plan())
     dispatcher.run(device)
     assert sorted(device.calls) == list(range(14))
+
+
+def test_an_interrupt_that_comes_while_threads_are_started_is_answered_after(
+    dispatcher: Dispatcher, interrupt_in: Callable[[float], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thread.start waits with a lock taken that the new thread needs: whatever is raised there leaves it for ever. The run after this one
+    has threads that work."""
+    start, started = threading.Thread.start, []
+
+    def interrupted(thread: threading.Thread) -> None:
+        signal.raise_signal(signal.SIGINT)
+        start(thread)
+        started.append(thread.name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            dispatcher.run(NullDevice(hand_plan()))
+    assert sorted(started) == alive() != []
+    device = NullDevice(hand_plan())
+    dispatcher.run(device)
+    assert sorted(device.calls) == list(range(14))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_beside_an_error_is_not_lost(dispatcher: Dispatcher, interrupt_in: Callable[[float], object]) -> None:
+    broke = threading.Event()
+
+    class Held(NullDevice):
+        def compute(self, node: NodeId) -> None:
+            assert broke.wait(30)
+
+    def fail(progress: Progress) -> None:
+        broke.set()
+        signal.raise_signal(signal.SIGINT)
+        raise ValueError("the hook broke")
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        dispatcher.run(Held(hand_plan()), Hooks(progress=fail, interval_s=0.005))
+    assert isinstance(caught.value.__context__, ValueError)
+
+
+def test_interrupts_that_are_ignored_end_no_run(dispatcher: Dispatcher, interrupt_in: Callable[[float], object]) -> None:
+    class Interrupting(NullDevice):
+        def compute(self, node: NodeId) -> None:
+            signal.raise_signal(signal.SIGINT)
+            super().compute(node)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    device = Interrupting(hand_plan())
+    dispatcher.run(device)
+    assert sorted(device.calls) == list(range(14))
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_a_second_interrupt_leaves_a_dispatcher_that_runs(dispatcher: Dispatcher) -> None:

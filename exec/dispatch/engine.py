@@ -25,6 +25,7 @@ from einpage.exec.device.device import Device, OverlapsReads, actions, no_op
 from einpage.exec.dispatch.progress import SILENT, Hooks, Monitor
 from einpage.exec.dispatch.threads import EngineThreads
 from einpage.exec.errors import CountMismatch, NodeError
+from einpage.exec.system.interrupt import told_of_interrupts
 from einpage.memplan.graph.dump import describe
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
 from einpage.memplan.graph.packed import Nodes
@@ -234,21 +235,23 @@ def supervise(run: Run, bodies: Mapping[str, Callable[[], None]], before: Callab
         except BaseException as error:
             run.stop(error)
 
-    run.device.start_run(threads.rested)
-    run.origin = perf_counter()
-    try:
-        before()
-        for name, body in bodies.items():
-            threads.give(name, partial(engine, body))
-        while threads.busy and not run.stopped:
-            if not threads.wait(run.hooks.interval_s):
-                monitor.update(perf_counter() - run.origin)
-        wall_s = perf_counter() - run.origin if run.ended_s is None else run.ended_s
-    except BaseException as error:
-        run.stop(error)
-        raise
-    finally:
-        threads.wait_for_all()
+    with told_of_interrupts(threads.wake) as interrupts:
+        run.device.start_run(threads.rested)
+        run.origin = perf_counter()
+        try:
+            before()
+            for name, body in bodies.items():
+                threads.give(name, partial(engine, body))
+            while threads.busy and not run.stopped:
+                interrupts.answer()
+                if not threads.wait(run.hooks.interval_s):
+                    monitor.update(perf_counter() - run.origin)
+            wall_s = perf_counter() - run.origin if run.ended_s is None else run.ended_s
+        except BaseException as error:
+            run.stop(error)
+            raise
+        finally:
+            threads.wait_for_all()
     if run.error is not None:
         raise run.error
     monitor.progress(wall_s)

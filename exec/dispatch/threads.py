@@ -24,8 +24,9 @@ STOP_S = 2.0
 class EngineThreads:
     """Daemon threads by the name of their engine, for one run at a time.
 
-    An interrupt may come anywhere in the calling thread, so each has a flag for whether it is busy: what comes by the queue only wakes
-    the caller. They end with this object, to which they do not refer, at the latest.
+    Each has a flag for whether it is busy: what comes by the queue only wakes the caller. An exception that a signal raises anywhere in
+    the calling thread may leave one that never begins, or a flag behind; `supervise` lets interrupts raise none. They end with this
+    object, to which they do not refer, at the latest.
     """
 
     def __init__(self) -> None:
@@ -59,6 +60,10 @@ class EngineThreads:
         except Empty:
             return False
         return True
+
+    def wake(self) -> None:
+        """End a `wait` early. A signal's handler may call this."""
+        self._ended.put(None)
 
     def wait_for_all(self) -> None:
         """Wait for those that are busy, up to STOP_S; one that takes longer gets nothing more, and ends with what it does."""
@@ -103,7 +108,7 @@ class _Thread(threading.Thread):
         self.work, self._ended = SimpleQueue[Body | None](), ended
         self.given = False
         """Whether it has work that it has not done."""
-        self._is_ending, self._process = False, os.getpid()
+        self._has_begun, self._is_ending, self._process = False, False, os.getpid()
 
     @property
     def busy(self) -> bool:
@@ -113,7 +118,7 @@ class _Thread(threading.Thread):
     @property
     def is_idle(self) -> bool:
         """Whether it does what it is given at once."""
-        return not self.given and not self._is_ending and self._is_here and self.ident is not None
+        return not self.given and self._has_begun and not self._is_ending and self._is_here
 
     @property
     def _is_here(self) -> bool:
@@ -125,6 +130,7 @@ class _Thread(threading.Thread):
         self.work.put(None)
 
     def run(self) -> None:
+        self._has_begun = True
         while (body := self.work.get()) is not None:
             body()
             del body  # what it refers to is not kept while this waits
