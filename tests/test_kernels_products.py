@@ -155,6 +155,21 @@ def test_a_part_of_wider_rows_is_packed_once_for_all_blocks(has_blocks: bool) ->
     assert "aten::mm" not in counts
 
 
+@pytest.mark.parametrize("by_columns", [True, False])
+@pytest.mark.parametrize(("rows", "columns"), [(60, 100), (100, 60)])
+def test_blocks_are_what_the_faster_library_reads(rows: int, columns: int, by_columns: bool) -> None:
+    """Half of the columns of a matrix that lies row by row are no matrix of oneDNN's: rows are halved, though they are fewer."""
+    case = projection(rows, 24, columns, by_columns, False)
+    operands, out = case.operands(), case.poisoned()
+    call = kernel(case, kernel(case).scratch_bytes - 1000)
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        call(operands, out, None)
+    assert_right(case, out)
+    counts = {event.key: event.count for event in found.key_averages()}
+    assert counts["mkldnn::_linear_pointwise"] > 1
+    assert "aten::mm" not in counts
+
+
 @pytest.mark.parametrize(
     ("x", "y"),
     [

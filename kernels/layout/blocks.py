@@ -27,22 +27,27 @@ def extents(region: Region) -> dict[Letter, int]:
 
 
 def fit(
-    extent: Mapping[Letter, int], letters: Collection[Letter], cost: Callable[[Mapping[Letter, int]], int], limit: int
+    extent: Mapping[Letter, int],
+    letters: Collection[Letter],
+    cost: Callable[[Mapping[Letter, int]], int],
+    limit: int,
+    slow: Callable[[Mapping[Letter, int]], int] = lambda size: 0,
 ) -> dict[Letter, int]:
     """Extents of a block that costs at most `limit` bytes: `letters` are halved, the longest first, those that save nothing never.
+    `slow` counts what a block of given extents does the slow way: a letter that adds to it is halved where no other saves anything.
 
     Where no letter can be split further the block may cost more.
     """
     size = dict(extent)
     now = cost(size)
     while now > limit:
-        for letter in sorted(letters, key=lambda letter: -size[letter]):
-            smaller = size | {letter: -(-size[letter] // 2)}
-            if size[letter] > 1 and (then := cost(smaller)) < now:
-                size, now = smaller, then
-                break
-        else:
+        longest_first = sorted((x for x in letters if size[x] > 1), key=lambda letter: -size[letter])
+        halved = [size | {letter: -(-size[letter] // 2)} for letter in longest_first]
+        smaller = [(then, block) for block in halved if (then := cost(block)) < now]
+        if not smaller:
             return size
+        at_most = slow(size)
+        now, size = next((found for found in smaller if slow(found[1]) <= at_most), smaller[0])
     return size
 
 

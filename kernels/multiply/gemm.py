@@ -41,6 +41,8 @@ class Scratch:
     """How the job multiplies."""
     product_bytes: int = 0
     """The most that one of its products allocates for itself."""
+    left_to_torch: int = 0
+    """How many products go to torch.mm, which the figures of the machine call slower or which no other library multiplies as they lie."""
     elements: dict[str, int] = field(default_factory=dict)
     content: dict[str, object] = field(default_factory=dict)
     owner: str = ""
@@ -170,6 +172,7 @@ def _product_steps(x: Window, y: Window, out: Window, init: Window | None, scrat
             return
     windows = scratch.products.windows(x, y)
     if windows is None:
+        scratch.left_to_torch += 1
         yield _product(x, y, out, init)
         return
     rows, matrix = windows

@@ -56,10 +56,13 @@ def prepare_contract(job: ContractJob, limit: int = SCRATCH_BYTES, products: Pro
         scratch, has_epilogue = first_block(size)
         return scratch.nbytes + temporaries(size, has_epilogue)
 
+    def left_to_torch(size: Mapping[Letter, int]) -> int:
+        return first_block(size)[0].left_to_torch
+
     size = lowering.largest_block()
     if first_block(size)[0].unpacks:
         size = lowering.panels(size)
-    size = fit(size, list(lowering.region), cost, limit)
+    size = fit(size, list(lowering.region), cost, limit, left_to_torch)
     if job.result.is_checked:
         size = fit_cache(size, [x for x in job.target if x in order], job.target, job.result.dtype)
     scratch = Scratch(len(job.reads) + 1, products)
