@@ -20,8 +20,10 @@ from einpage.exec.planning.model import open_model
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import build_graph
 from einpage.kernels.layout.blocks import SCRATCH_BYTES
+from einpage.kernels.multiply.products import Products
 from einpage.kernels.on_torch.attention import prepare_attention
 from einpage.kernels.on_torch.fused_attention import causal, form_of, prepare_fused, scale_of
+from kernels_allocated import allocated_bytes
 from kernels_build import ex, fill, fn, ld, letters, op, ranges, result, view
 from kernels_cases import attention, padded, windowed
 from kernels_naive import Case, assert_right
@@ -59,15 +61,19 @@ TAKEN: dict[str, Callable[[], Case]] = {
     "the other way round": lambda: attention(score=up_to(op(">=", op("-", "s", "t"), 0))),
     "three batches": lambda: attention(b=3, e=8),
     "a negative scale": lambda: attention(score=op("*", -0.5, Acc(0)), t=7),
+    "queries after keys": lambda: attention(s=(5, 11)),
+    "queries after keys, with an epilogue": lambda: attention(s=(5, 11), epilogue=op("*", op("+", Acc(1), 1), 0.25)),
+    "a query sees the key after it": lambda: attention(score=up_to(op("<=", "t", op("+", "s", 1)))),
+    "every query sees every key": lambda: attention(s=(20, 26), t=7),
+    "keys in tiles, the last of them its own": lambda: attention(s=(6, 11), t=11, cuts=[2, 6]),
+    "keys in tiles, no mask": lambda: attention(score=op("*", 0.5, Acc(0)), t=7, cuts=[3]),
     "with an epilogue": lambda: attention(epilogue=op("*", op("+", Acc(1), 1), 0.25)),
 }
 LEFT: dict[str, Callable[[], Case]] = {
     "windowed": windowed,
     "padded": padded,
     "bf16": lambda: attention(DType.BF16),
-    "keys in tiles": lambda: attention(cuts=[3]),
-    "queries after keys": lambda: attention(s=(5, 11)),
-    "a query sees the key after it": lambda: attention(score=up_to(op("<=", "t", op("+", "s", 1)))),
+    "its own keys in tiles": lambda: attention(cuts=[3]),
     "a query does not see its own key": lambda: attention(score=up_to(op("<", "t", "s"))),
     "scores that are no product": lambda: attention(score=up_to(op("<=", "t", "s"), fn("tanh", Acc(0)))),
     "a negative scale beside a mask": lambda: attention(score=up_to(op("<=", "t", "s"), op("*", Acc(0), -0.5))),
@@ -113,9 +119,12 @@ def test_operands_lie_as_it_reads_them_or_are_left_alone(name: str) -> None:
 @given(st.data())
 def test_any_sizes_are_computed_as_defined(data: st.DataObject) -> None:
     start, n, t = data.draw(st.integers(0, 9)), data.draw(st.integers(1, 40)), data.draw(st.integers(1, 50))
-    ahead = data.draw(st.sampled_from([-start, -start, -start, 1 - start, -start - 1]))
-    score, b, e = up_to(op("<=", "t", op("+", "s", ahead))), data.draw(st.integers(1, 3)), data.draw(st.integers(1, 9))
-    assert taken(attention(s=(start, start + n), t=t, score=score, b=b, e=e)) == (ahead == -start)
+    own_key = data.draw(st.sampled_from([0, 0, 1, -1]) | st.integers(0, 30))
+    cuts = sorted(data.draw(st.sets(st.integers(1, t - 1), max_size=3))) if t > 1 else []
+    score, b, e = up_to(op("<=", "t", op("+", "s", own_key - start))), data.draw(st.integers(1, 3)), data.draw(st.integers(1, 9))
+    own_keys_are_together = not any(own_key < cut < min(t, own_key + n) for cut in cuts)
+    case = attention(s=(start, start + n), t=t, score=score, b=b, e=e, cuts=cuts)
+    assert taken(case) == (own_key >= 0 and own_keys_are_together)
 
 
 def test_masks_and_scales_are_read_off_scores() -> None:
@@ -145,15 +154,20 @@ def by_both(case: Case) -> list[torch.Tensor]:
 @pytest.mark.parametrize("keys", [1, 4, 7, 20, 300])
 @pytest.mark.parametrize("epilogue", [None, op("+", Acc(1), 1)])
 @pytest.mark.parametrize("masked", [True, False])
-@pytest.mark.parametrize("what", ["q", "p", "overflow", "zeros"])
-def test_scores_that_are_no_numbers_are_said_to_be_none(keys: int, epilogue: Expr | None, masked: bool, what: str) -> None:
-    """Torch's kernel gives 0 to a short row of NaN."""
-    case = attention(s=(0, keys), t=keys, b=1, score=None if masked else op("*", 0.5, Acc(0)), epilogue=epilogue)
+@pytest.mark.parametrize("before", [0, 2, 30])
+@pytest.mark.parametrize("what", ["q", "p", "own key", "overflow", "zeros"])
+def test_scores_that_are_no_numbers_are_said_to_be_none(keys: int, epilogue: Expr | None, masked: bool, before: int, what: str) -> None:
+    """Torch's kernel gives 0 to a short row of NaN, of the keys `before` the first query's own too."""
+    t = before + keys
+    cuts = [before] if before else None
+    case = attention(s=(before, t), t=t, b=1, cuts=cuts, score=None if masked else op("*", 0.5, Acc(0)), epilogue=epilogue)
     q, p = np.array(case.values["q"]), np.array(case.values["p"])
     if what == "q":
-        q[0, 0] = math.nan
+        q[0, before] = math.nan
     elif what == "p":
-        p[0, keys // 2] = math.nan
+        p[0, (keys + before) // 2] = math.nan
+    elif what == "own key":
+        p[0, before] = math.nan
     elif what == "overflow":
         q[:], p[:] = 1e20, 1e20
     else:
@@ -195,10 +209,20 @@ def test_what_it_allocates_is_counted_and_a_few_megabytes_at_most(heads: int) ->
     assert 0 < counted.most < kernel.temporary_bytes < kernel.scratch_bytes <= SCRATCH_BYTES
 
 
+@pytest.mark.parametrize("epilogue", [None, op("+", Acc(1), 1)])
+@pytest.mark.parametrize(("s", "cuts"), [((0, 700), None), ((700, 1400), None), ((700, 1400), [100, 700]), ((1400, 1407), None)])
+def test_all_that_several_calls_allocate_is_counted(s: tuple[int, int], cuts: list[int] | None, epilogue: Expr | None) -> None:
+    case = attention(s=s, t=s[1], cuts=cuts, epilogue=epilogue, e=16, b=1)
+    assert isinstance(case.job, AttentionJob)
+    kernel = prepare_fused(case.job, Products(threads=torch.get_num_threads()))
+    assert kernel is not None
+    assert allocated_bytes(kernel, case, case.poisoned()) <= kernel.scratch_bytes
+
+
 @pytest.mark.parametrize("spec", ["llama", "gpt2", "qwen3", "opt"])
 def test_prompts_of_shipped_decoders_are_computed_so(spec: str) -> None:
     model = open_model(SPECS / f"{spec}.yaml", {"seq": 9})
     tasks = build_graph(model.program, PlanRequest(1 << 40)).graph.tasks
     forms = [form_of(task.job) for task in tasks if isinstance(task.job, AttentionJob)]
     assert forms
-    assert all(form is not None and form.is_causal for form in forms)
+    assert all(form is not None and form.own_key == 0 for form in forms)

@@ -19,6 +19,7 @@ from einpage.kernels.multiply.products import MOST_INNER, ONLY_MM, ByRows, Produ
 from einpage.kernels.on_torch.attention import prepare_attention
 from einpage.kernels.on_torch.contract import prepare_contract
 from einpage.kernels.prepare import prepare
+from kernels_allocated import allocated_bytes
 from kernels_build import ld, op, view
 from kernels_cases import ATTENTIONS, CONTRACTS, contract, unproject
 from kernels_naive import Case, assert_right
@@ -46,22 +47,6 @@ def test_equals_the_naive_definition(name: str, limit: int, libraries: Libraries
     out = case.poisoned()
     kernel(case, limit, libraries)(case.operands(), out, None)
     assert_right(case, out, f" ({name}, blocks of {limit} bytes)")
-
-
-def allocated_bytes(call: TorchKernel, case: Case, out: torch.Tensor) -> int:
-    """The most bytes that torch's allocator, from which oneDNN takes its own, had given out at once."""
-    operands = case.operands()
-    call(operands, out, None)  # the first call makes what later ones find again
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        call(operands, out, None)
-    assert found.profiler is not None
-    live = peak = 0
-    for event in found.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            live += event.nbytes()
-            peak = max(peak, live)
-    assert peak > 0, "the profiler saw nothing allocated"
-    return peak
 
 
 def projection(rows: int, inner: int, columns: int, by_columns: bool, added: bool) -> Case:

@@ -3,12 +3,14 @@ lie where that kernel can read them.
 
 In: a job. Out: a TorchKernel, or None where on_torch/attention.py is to compute it. The kernel goes over the keys once, with a running
 maximum and sum, and leaves out what a causal mask hides; heads are two dimensions of it, keys that heads share have stride 0 in one.
-It has no `out=`: what it computes is allocated, then copied.
+It has no `out=`: what it computes is allocated, then copied. Keys in several tiles, and those before the first query's own, are several
+calls: what each finds is weighed by its sum of exponentials, of which the kernel gives the logarithm.
 
 A row whose scores are NaN it may take for one without keys, and answer 0: then, and wherever a sum of exponentials is no number, the blocks
 of on_torch/attention.py compute the heads of the call anew.
 
     q [b,s,k,g,e], k [b,t,k,e], t <= s      per b: queries [k, g, s, e], keys [k, g (stride 0), t, e]
+    s from 1024 to 2047                     keys 0 to 1023 without a mask, then 1024 to 2047, the nth query up to the nth key
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from einpage.kernels.instructions.bind import bind
 from einpage.kernels.instructions.torch_kernel import TorchKernel
 from einpage.kernels.layout.affine import Affine, affine
 from einpage.kernels.layout.blocks import SCRATCH_BYTES, extents, fit, regions, whole
-from einpage.kernels.layout.window import BoundCall, BoundStep, JobBuffers, StridedTile, Window, in_several_tiles
+from einpage.kernels.layout.window import BoundCall, BoundStep, JobBuffers, StridedTile, Window, in_several_tiles, tile_borders
 from einpage.kernels.multiply.gemm import Scratch
 from einpage.kernels.multiply.matrix import Factor, Letters, joined
 from einpage.kernels.multiply.products import ONLY_MM, Products
@@ -42,12 +44,13 @@ QUERY_BLOCK, KEY_BLOCK = 256, 512
 
 @dataclass(frozen=True, slots=True)
 class SoftmaxForm:
-    """An attention as torch's kernel knows it: softmax of `scale` times the products, the nth query up to the nth key if `is_causal`."""
+    """An attention as torch's kernel knows it: softmax of `scale` times the products."""
 
     scale: float
     query: Letter
     """Rows of the matrices of queries."""
-    is_causal: bool
+    own_key: int | None = None
+    """The last key that the first query sees, the next query one more; None where all see all."""
 
 
 def prepare_fused(job: AttentionJob, products: Products = ONLY_MM) -> TorchKernel | None:
@@ -81,11 +84,11 @@ def form_of(job: AttentionJob) -> SoftmaxForm | None:
             if scale is None or scale < 0 or found is None:  # what is hidden is -inf before it is scaled
                 return None
             query, ahead = found
-            starts_together = query in rows and region[query][0] + ahead == region[job.row][0]
-            return SoftmaxForm(scale, query, True) if starts_together else None
+            own_key = region[query][0] + ahead
+            return SoftmaxForm(scale, query, own_key) if query in rows and own_key >= region[job.row][0] else None
         case scores:
             scale, longest = scale_of(scores), max(rows, key=lambda x: region[x][1] - region[x][0], default=None)
-            return None if scale is None or longest is None else SoftmaxForm(scale, longest, False)
+            return None if scale is None or longest is None else SoftmaxForm(scale, longest)
 
 
 def scale_of(score: Expr) -> float | None:
@@ -140,28 +143,39 @@ class _Fused:
         rows = prod(size[x] for x in (*self.heads, self.form.query))
         columns = prod(size[x] for x in self.columns)
         block = min(size[self.form.query], QUERY_BLOCK) * (min(size[self.lowering.job.row], KEY_BLOCK) + columns + 2)
+        of_rows = columns + 1 if len(self._parts(self.lowering.region)) == 1 else 2 * columns + 4
         epilogue = self.lowering.epilogue.peak_bytes(size, in_several_tiles(self.lowering.job.reads))
-        return max(4 * (rows * (columns + 1) + self.threads * block), epilogue)
+        return max(4 * (rows * of_rows + self.threads * block), epilogue)
+
+    def _parts(self, region: Region) -> list[tuple[Region, bool]]:
+        """The keys of each call, and whether the nth query sees them up to the nth; later keys are of no query."""
+        job, (start, end), (first, last) = self.lowering.job, region[self.lowering.job.row], region[self.form.query]
+        middle = end if self.form.own_key is None else min(self.form.own_key, end)
+        borders = tile_borders(job.reads, [job.k, job.v])
+        seen_by_all = regions(dict(region) | {job.row: (start, middle)}, [job.row], {job.row: end}, borders) if start < middle else ()
+        own = dict(region) | {job.row: (middle, min(end, middle + last - first))}
+        return [*((part, False) for part in seen_by_all), *([(own, True)] if middle < end else [])]
 
     def steps(self, region: Region, scratch: Scratch) -> tuple[_Attend, list[BoundStep]] | None:
-        """The call for some heads, and what comes after it; None where an operand lies otherwise than torch's kernel reads it."""
+        """The calls for some heads, and what comes after them; None where an operand lies otherwise than torch's kernel reads it."""
         lowering, job, query, row = self.lowering, self.lowering.job, self.form.query, self.lowering.job.row
-        if self.form.is_causal:  # later keys are of no query
-            (start, end), queries = region[row], region[query]
-            region = dict(region) | {row: (start, min(end, start + queries[1] - queries[0]))}
         q = self._window(lowering.q, region, (query,), lowering.inner)
-        k = self._window(lowering.k, region, (row,), lowering.inner)
-        v = self._window(lowering.v, region, (row,), self.columns)
-        if q is None or k is None or v is None or q.size[3] != v.size[3]:
-            return None
+        parts = []
+        for keys, is_causal in self._parts(region):
+            k = self._window(lowering.k, keys, (row,), lowering.inner)
+            v = self._window(lowering.v, keys, (row,), self.columns)
+            if q is None or k is None or v is None or q.size[3] != v.size[3]:
+                return None
+            parts.append((k, v, is_causal))
+        assert q is not None
         into = None if not lowering.no_epilogue() else self._dimensions(lowering.result, region, (query,), self.columns)
         if into is not None:
-            return _Attend(q, k, v, into, self.form), []
+            return _Attend(q, tuple(parts), into, self.form.scale), []
         out = scratch.tile("fused", (*self.heads, query, *self.columns), region)
         into = self._dimensions(out, region, (query,), self.columns)
         assert into is not None
         store = lowering.result.window(job.target, region)
-        return _Attend(q, k, v, into, self.form), [bind(lowering.epilogue, region, job.reads, {1: out}, [store])]
+        return _Attend(q, tuple(parts), into, self.form.scale), [bind(lowering.epilogue, region, job.reads, {1: out}, [store])]
 
     def _window(self, factor: Factor, region: Region, rows: Letters, columns: Letters) -> Window | None:
         found = factor.at(region)
@@ -182,30 +196,46 @@ class _Fused:
 
 @dataclass(frozen=True, slots=True)
 class _Attend:
-    """One call of torch's kernel."""
+    """Calls of torch's kernel whose answers are joined."""
 
     q: Window
-    k: Window
-    v: Window
+    parts: tuple[tuple[Window, Window, bool], ...]
+    """Keys, their values, and whether the nth query sees those up to the nth only."""
     into: Window
-    form: SoftmaxForm
+    scale: float
 
     def bound(self, buffers: JobBuffers) -> Callable[[], bool]:
         """What calls it, and says whether its answer is right; nothing is written where it may not be."""
         attention = _torch_attention()
         assert attention is not None
-        queries, keys, values, target = (w.of(buffers) for w in (self.q, self.k, self.v, self.into))
-        call = partial(attention, queries, keys, values, dropout_p=0.0, is_causal=self.form.is_causal, scale=self.form.scale)
+        queries, target = self.q.of(buffers), self.into.of(buffers)
+        first, *others = (
+            partial(attention, queries, k.of(buffers), v.of(buffers), dropout_p=0.0, is_causal=is_causal, scale=self.scale)
+            for k, v, is_causal in self.parts
+        )
 
         def attend() -> bool:
-            found, log_sums = call()
-            least, most = torch.aminmax(log_sums.abs_())
-            if not 0 < least.item() <= most.item() < inf:  # NaN is neither; 0 is that of a row taken for one without keys
+            found, log_sums = first()
+            if not _are_of_numbers(log_sums if not others else log_sums.clone()):
                 return False
+            for call in others:
+                more, log_more = call()
+                if not _are_of_numbers(log_more.clone()):
+                    return False
+                found.lerp_(more, torch.sigmoid(log_more - log_sums).unsqueeze_(-1))
+                torch.logaddexp(log_sums, log_more, out=log_sums)
+                del more, log_more  # the next call allocates as much
             target.copy_(found)
             return True
 
         return attend
+
+
+def _are_of_numbers(log_sums: Tensor) -> bool:
+    """Whether all scores were numbers; the logarithms are lost. NaN compares with neither end; 0 is that of a row taken for one without
+    keys."""
+    least, most = torch.aminmax(log_sums.abs_())
+    return 0 < least.item() <= most.item() < inf
 
 
 def _checked(attend: _Attend, after: list[BoundStep], anew: list[BoundStep]) -> BoundStep:
