@@ -3,8 +3,9 @@
 SmolLM2 (a file, --model) and a random GPT-2 of 124 M; 1 to 2,048 tokens, or as many as the model takes; in an arena of 64 MiB, and with all
 weights resident. The profile is measured anew at the start, by generic jobs: no cell is used in fitting. A cell is a steady pass: the
 median of seven after one that does not count. The cells of a model take turns, so that a neighbour who is busy for seconds disturbs one
-pass of each and not all of one; the load of the machine stands beside each. Of 24 cells 22 are distinct: GPT-2's limit is 1,024 tokens,
-which it has already. Gate: the judge passes every plan. Ten minutes and 12 GB; --quick takes the shorter half of the cells.
+pass of each and not all of one; the load of the machine stands beside each, and how many cores other processes used. Of 24 cells 22 are
+distinct: GPT-2's limit is 1,024 tokens, which it has already. Gate: the judge passes every plan. Ten minutes and 12 GB; --quick takes the
+shorter half of the cells.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.units import format_seconds, parse_bytes
 from einpage.exec.dispatch.progress import SILENT
 from einpage.exec.load.inputs import TokenLists
-from einpage.exec.measure.cpu import measured_cpu
+from einpage.exec.measure.cpu import OtherProcesses, measured_cpu
 from einpage.exec.planning.model import open_model
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.run.choose import Dispatch, RunOptions
@@ -54,14 +55,15 @@ class Cell:
         ready = self._prepared
         self._passes = run_passes(ready.planned.memgraph, ready.device, ready.options, Dispatch.DYNAMIC, SILENT)
         self._walls: list[float] = []
-        self._load = 0.0
+        self._load, self._others = 0.0, list[float]()
         next(self._passes)
 
     def run(self) -> None:
         """One pass more, after one that does not count where passes are short: the memory of a cell that waited for its turn is cold."""
-        self._load = max(self._load, os.getloadavg()[0])
+        self._load, others = max(self._load, os.getloadavg()[0]), OtherProcesses()
         wall_s = next(self._passes).wall_s
         self._walls.append(wall_s if wall_s >= LONG_S else next(self._passes).wall_s)
+        self._others.append(others.cores())
 
     def row(self) -> dict[str, Any]:
         """What was measured, beside what was predicted; nothing runs afterwards."""
@@ -72,7 +74,7 @@ class Cell:
             "model": self._name, "tokens": self._tokens, "budget": self._budget, "predicted_s": report.predicted_s,
             "measured_s": median(walls), "least_s": min(walls), "most_s": max(walls), "ratio": report.predicted_s / median(walls),
             "bound_s": report.bound_s, "bound_order_s": report.bound_order_s, "compute_s": report.compute_s, "h2d_s": report.h2d_s,
-            "tasks": report.tasks, "load": self._load,
+            "tasks": report.tasks, "load": self._load, "others": median(self._others),
         }  # fmt: skip
 
 
@@ -95,7 +97,7 @@ def line(row: dict[str, Any]) -> str:
     walls = f"{format_seconds(row['least_s'])} to {format_seconds(row['most_s'])}"
     return (
         f"{row['model']:<8} {row['tokens']:>6} {row['budget']:>9}  {format_seconds(row['predicted_s']):>9}  "
-        f"{format_seconds(row['measured_s']):>9} ({walls})  {row['ratio']:.2f}  load {row['load']:.2f}"
+        f"{format_seconds(row['measured_s']):>9} ({walls})  {row['ratio']:.2f}  load {row['load']:.2f}, others {row['others']:.2f}"
     )
 
 

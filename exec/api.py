@@ -138,7 +138,7 @@ def run(
 ) -> RunResult:
     """Plan `model` as `plan` does, load its weights, and run it once, or `passes` times.
 
-    Without `machine` the plan is for the machine at hand, which is measured once (about 20 s) and its profile cached. `device` is
+    Without `machine` the plan is for the machine at hand, which is measured once (about 25 s) and its profile cached. `device` is
     auto, cpu or cuda; `dispatch` dynamic (None), static or serial, with the same bits. `inputs` are arrays by name in the declared
     shapes (of numpy, tensors of torch on any device, or nested lists), for all but the tokens that the model was opened with.
     `perplexity` adds the output that has logits for every position [batch, seq, vocab]. That an output holds NaN or inf is in

@@ -267,16 +267,16 @@ def test_a_profile_measured_on_a_busy_machine_is_said(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EINPAGE_CACHE", str(tmp_path / "cache"))
-    quiet = replace(load_machine("cpu", threads=measure.default_threads()), measured=Measurement(0.02, 0.1, 4))
+    quiet = replace(load_machine("cpu", threads=measure.default_threads()), measured=Measurement(0.02, 0.05, 4))
     busy = replace(quiet, measured=Measurement(0.02, 3.9, 4))
     weights, given = mlp_files(tmp_path)
     words = ["run", MLP, *MLP_SIZES, "--weights", weights, "--input", given, "--budget", "1MiB"]
     for machine, said in ((quiet, 0), (busy, 1)):
         profiles.save(machine, measure.cpu_profile())
         warnings = facts(capsys, *words)["warnings"]
-        assert sum("measured while the machine was busy (load 3.90 on 4 cores" in warning for warning in warnings) == said
+        assert sum("measured while the machine was busy (others used 3.90 of 4 cores" in warning for warning in warnings) == said
     out, _ = ran(capsys, "machine")
-    assert "load 3.90 on 4 cores, samples 2 % apart; kept in" in out.splitlines()[-1]
+    assert "others used 3.90 of 4 cores, samples 2 % apart; kept in" in out.splitlines()[-1]
 
 
 def test_all_faults_of_weights_come_at_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

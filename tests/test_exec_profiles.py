@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter, process_time
 
 import pytest
 import torch
@@ -65,7 +69,7 @@ def test_measuring_gives_a_whole_profile() -> None:
     times, measured = machine.kernel_times, machine.measured
     assert times is not None and measured is not None
     assert [at.rows for at in times.products.at_rows] == [at.rows for at in times.few_queries.at_rows] == [1, 4]
-    assert 0 <= measured.spread < 1e3 and measured.load >= 0 and measured.cores == measure.cores()
+    assert 0 <= measured.spread < 1e3 and measured.others >= 0 and measured.cores == measure.cores()
     assert all(machine.usual_link(q).bytes_per_s <= machine.link(q).bytes_per_s for q in (Queue.H2D, Queue.D2H))
     profiles.save(machine, measure.cpu_profile(1))
     assert profiles.cached(measure.cpu_profile(1)) == machine
@@ -130,7 +134,7 @@ def test_rates_are_the_best_that_anything_reached(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(measure, "streamed_runs", lambda machine, rows: [streamed(a_run(r, 1e-5)) for r in rows])
     far = (AtDistance(1 << 24, 1.0), AtDistance(1 << 26, 1.5))
     monkeypatch.setattr(measure, "measured_copies", lambda seconds: CopySamples(2e9, 3e9, 1e-6, 1.5, far))
-    monkeypatch.setattr(os, "getloadavg", lambda: (3.0, 1.0, 1.0))
+    monkeypatch.setattr(measure.OtherProcesses, "cores", lambda self: 0.75)
     machine = measure.measure_cpu(seconds=0.01, threads=1, rows=(1, 4))
     assert machine.flops_of(DType.FP32) == pytest.approx(10**6 / 9e-6, rel=1e-2)
     assert machine.device_bytes_per_s == pytest.approx(10**5 / 9e-6, rel=1e-2)
@@ -138,9 +142,30 @@ def test_rates_are_the_best_that_anything_reached(monkeypatch: pytest.MonkeyPatc
     times = machine.kernel_times
     assert times is not None and times.copies.together == 1.5 and times.copies.at_distances == far
     assert times.maps.beside_copies == pytest.approx(1.5, rel=0.05) and times.start_s == 1e-3
-    assert machine.measured == Measurement(0.3, 3.0, measure.cores())
+    assert machine.measured == Measurement(0.3, 0.75, measure.cores())
     assert "busy" in (machine.measured.busy() or "")
-    assert Measurement(0.02, 0.1, 2).busy() is None
+    assert "busy" in (Measurement(0.02, 0.2, 2).busy() or "") and "busy" in (Measurement(0.2, 0.0, 2).busy() or "")
+    assert Measurement(0.02, 0.05, 2).busy() is None
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="a system that counts no processor time")
+def test_what_other_processes_use_is_counted() -> None:
+    """All of what one computes, and nothing of what this one does: there is no more of both than cores."""
+    others, began, own, children = measure.OtherProcesses(), perf_counter(), process_time(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", "sum(range(3 * 10**7))"], check=True)
+    while process_time() - own < 0.3:
+        sum(range(10**4))
+    used_s = others.cores() * (perf_counter() - began)
+    now = resource.getrusage(resource.RUSAGE_CHILDREN)
+    child_s = now.ru_utime + now.ru_stime - children.ru_utime - children.ru_stime
+    assert child_s > 0.2
+    assert child_s - 0.1 < used_s < (os.cpu_count() or 1) * (perf_counter() - began) - 0.2
+
+
+def test_where_no_time_is_counted_it_is_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure.OtherProcesses, "_counted", staticmethod(lambda: None))
+    monkeypatch.setattr(os, "getloadavg", lambda: (3.0, 1.0, 1.0))
+    assert measure.OtherProcesses().cores() == 3.0
 
 
 def test_other_kernels_are_another_profile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -186,7 +211,7 @@ def test_a_broken_profile_is_measured_again(own_cache: Path, quick: list[int | N
         said: list[str] = []
         assert measure.measured_cpu(threads=2, say=said.append) == a_machine(name="cpu", threads=2)
         assert profiles.cached(measure.cpu_profile(2)) == a_machine(name="cpu", threads=2)
-        assert said[0].startswith("the profile kept is damaged, so this machine is measured again (about 20 s): ") and "\n" not in said[0]
+        assert said[0].startswith("the profile kept is damaged, so this machine is measured again (about 25 s): ") and "\n" not in said[0]
         assert str(own_cache) in said[0] and len(said) == 2
 
 

@@ -104,7 +104,7 @@ WHOLE = machine_text(a_machine(kernel_times=nothing_usual(), measured=Measuremen
         ("few_queries:\n", "queries:\n", "kernel_times must have"),
         ("maps:\n", "map:\n", "kernel_times must have"),
         ("spread: 0.02", "spread: -1", "spread"),
-        ("load: 0.1", "weight: 0.1", "measured must have"),
+        ("others: 0.1", "weight: 0.1", "measured must have"),
         ("cores: 2", "cores: 0", "cores"),
     ],
 )

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 
 import numpy as np
 import torch
@@ -49,6 +49,8 @@ SAMPLES = 4
 """How often each probe is made."""
 COPIES_S = 0.1
 """For how long copies are timed, in each way."""
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+"""In which the system counts processor time."""
 WAKEUPS_S = 0.02
 """For how long two threads wake each other up, each time."""
 
@@ -77,7 +79,7 @@ def measure_cpu(seconds: float = 0.8, threads: int | None = None, rows: tuple[in
     """Measure the best rates for about `seconds`, with `threads` torch threads, then runs with so many rows each. Sets torch's number of
     threads for the process."""
     threads = default_threads() if threads is None else threads
-    load = os.getloadavg()[0]
+    others = OtherProcesses()
     torch.set_num_threads(threads)
     share = seconds / PROBES / SAMPLES
     libraries = measured_libraries()
@@ -97,12 +99,17 @@ def measure_cpu(seconds: float = 0.8, threads: int | None = None, rows: tuple[in
         libraries=libraries,
         about=f"Measured on {_cpu_name()} with {threads} of {cores()} cores for torch; torch {torch.__version__}.",
     )
-    alone = _with_runs(machine, resident_runs(machine, rows), measured_copies(COPIES_S), load)
+    resident = resident_runs(machine, rows)
+    alone = _with_runs(machine, resident, measured_copies(COPIES_S))
     assert alone.kernel_times is not None
-    return replace(alone, kernel_times=sharing(alone.kernel_times, streamed_runs(alone, rows)))
+    return replace(
+        alone,
+        kernel_times=sharing(alone.kernel_times, streamed_runs(alone, rows)),
+        measured=Measurement(spread(resident), round(others.cores(), 2), cores()),
+    )
 
 
-def _with_runs(machine: Machine, runs: Sequence[ProbeRuns], copies: CopySamples, load: float) -> Machine:
+def _with_runs(machine: Machine, runs: Sequence[ProbeRuns], copies: CopySamples) -> Machine:
     """`machine` with what runs usually take, and with the best rates that anything here reached."""
     wakeup_s = median(_wakeup_seconds(WAKEUPS_S) for _ in range(SAMPLES))
     handover_s = median(run.handover_s for run in runs)
@@ -125,7 +132,6 @@ def _with_runs(machine: Machine, runs: Sequence[ProbeRuns], copies: CopySamples,
     return replace(
         best,
         kernel_times=fitted(runs, times, wakeup_s, strided_by_rows, unpack_seconds(machine.libraries)),
-        measured=Measurement(spread(runs), round(load, 2), cores()),
     )
 
 
@@ -133,6 +139,31 @@ def cpu_profile(threads: int | None = None) -> Path:
     """Where the profile of this CPU with so many torch threads is cached: another file for other kernels, and another BLAS."""
     machine = f"{_cpu_name()}|{cores()}|{torch.__version__}|{blas()}|{kernels_version()}"
     return profile_path("cpu", machine, str(default_threads() if threads is None else threads))
+
+
+class OtherProcesses:
+    """How many cores of this machine they use, from when this is made."""
+
+    def __init__(self) -> None:
+        self._began = self._counted()
+
+    def cores(self) -> float:
+        """On average so far; where the system counts no processor time, the load of the minute before."""
+        began, now = self._began, self._counted()
+        if began is None or now is None:
+            return os.getloadavg()[0]
+        (of_all, of_this, at), (of_all_now, of_this_now, at_now) = began, now
+        return max(0.0, of_all_now - of_all - (of_this_now - of_this)) / max(at_now - at, 1 / TICKS_PER_S)
+
+    @staticmethod
+    def _counted() -> tuple[float, float, float] | None:
+        """Seconds of all processes, and of this one; the time."""
+        try:
+            first, *_ = Path("/proc/stat").read_text(encoding="ascii").splitlines()
+        except OSError:
+            return None
+        user, nice, system, _idle, _iowait, irq, softirq, steal, *_ = (int(word) for word in first.split()[1:])
+        return (user + nice + system + irq + softirq + steal) / TICKS_PER_S, process_time(), perf_counter()
 
 
 def cores() -> int:

@@ -49,7 +49,7 @@ LAYERS_BELOW = ((64, 10), (256, 4))
 """By how many rows: with few of them weights are to be many times what caches hold; with more, fewer layers last long enough."""
 MOST_LAYERS = 2
 """Of any more rows."""
-PROBE_ROWS = (1, 8, 16, 64, 256, 1024)
+PROBE_ROWS = (1, 8, 16, 64, 256, 1024, 2048)
 """One for each shape class of products, at least."""
 RESIDENT, STREAMING = 256 << 20, 32 << 20
 """Bytes of the arena: more than all weights, and a small part of them."""

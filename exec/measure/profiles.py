@@ -31,17 +31,17 @@ def measured(path: Path, measure: Callable[[], Machine], again: bool, say: Say |
     `say` is told when something is measured, why, and where it was cached. Where it cannot be written, `say` is told so; without `say` that
     raises UsageError.
     """
-    why = "measuring this machine (about 20 s, once)"
+    why = "measuring this machine (about 25 s, once)"
     if not again:
         try:
             kept = load_machine(path)
         except UsageError as error:
             if path.exists():
-                why = f"the profile kept is damaged, so this machine is measured again (about 20 s): {error}"
+                why = f"the profile kept is damaged, so this machine is measured again (about 25 s): {error}"
         else:
             if not kept.outdated:
                 return kept
-            why = f"the profile kept in {path} is outdated ({kept.outdated}), so this machine is measured again (about 20 s)"
+            why = f"the profile kept in {path} is outdated ({kept.outdated}), so this machine is measured again (about 25 s)"
     if say is not None:
         say(why)
     machine = measure()

@@ -23,8 +23,8 @@ from einpage.memplan.machine.work import work_of
 
 MOST_SPREAD = 0.1
 """Samples of a machine that does nothing else are no farther apart."""
-MOST_LOAD = 0.5
-"""Of each core: more is work of others."""
+MOST_OTHERS = 0.1
+"""Cores: what uses more slows down one thread of a run for much of it, where there are few."""
 _ANY_HOST = 2**60
 """Bytes of host memory where nobody said how many."""
 
@@ -37,17 +37,17 @@ class Measurement:
 
     spread: float
     """Of the samples: how far their median is from their lower quartile, as a share; the median over what was measured."""
-    load: float
-    """Processes that wanted a core, on average over the minute before."""
+    others: float
+    """Cores that other processes used meanwhile, on average."""
     cores: int
 
     def text(self) -> str:
         """For a person."""
-        return f"load {self.load:.2f} on {self.cores} cores, samples {100 * self.spread:.0f} % apart"
+        return f"others used {self.others:.2f} of {self.cores} cores, samples {100 * self.spread:.0f} % apart"
 
     def busy(self) -> str | None:
         """Why its figures may be off, for a person; None where they may be believed."""
-        if self.spread <= MOST_SPREAD and self.load <= MOST_LOAD * self.cores:
+        if self.spread <= MOST_SPREAD and self.others <= MOST_OTHERS:
             return None
         return f"measured while the machine was busy ({self.text()})"
 

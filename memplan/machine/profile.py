@@ -40,7 +40,7 @@ KEYS = frozenset((
     "launch_latency_s", "usual_slowdown", "kernel_times", "measured", "threads", *LIBRARIES, "links", "disk", "about",
 ))  # fmt: skip
 OPTIONAL = frozenset(("usual_slowdown", "kernel_times", "measured", "threads", *LIBRARIES, "links", "disk", "about"))
-MEASURED_KEYS = frozenset(("spread", "load", "cores"))
+MEASURED_KEYS = frozenset(("spread", "others", "cores"))
 LINK_KEYS = frozenset(("source", "target", "bytes_per_s", "latency_s", "each_s"))
 LINK_EXAMPLE = "{source: disk, target: host, bytes_per_s: 3GB/s, latency_s: 1e-4}"
 
@@ -211,7 +211,7 @@ def _measurement(field: ProfileField) -> Measurement:
     found = field.fields()
     if set(found) != MEASURED_KEYS:
         raise UsageError(f"{field.what} must have {', '.join(sorted(MEASURED_KEYS))}, and has {', '.join(sorted(found)) or 'nothing'}")
-    return Measurement(found["spread"].number(0.0), found["load"].number(0.0), found["cores"].whole(1, MOST_CORES))
+    return Measurement(found["spread"].number(0.0), found["others"].number(0.0), found["cores"].whole(1, MOST_CORES))
 
 
 def _links(field: ProfileField) -> Iterator[Link]:
