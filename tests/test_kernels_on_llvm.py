@@ -15,10 +15,10 @@ from einpage.einsum_front.base.dtype import BlockFormat, DType
 from einpage.einsum_front.base.libraries import MOST_UNPACKED_ROWS
 from einpage.kernels.on_llvm.blocks import NumberLayout, unpack_blocks
 from einpage.kernels.on_llvm.column_products import column_products
-from einpage.kernels.on_llvm.compile import why_not_llvm
+from einpage.kernels.on_llvm.compile import NativeCall, why_not_llvm
 from einpage.kernels.on_llvm.ir import LANES
 from einpage.kernels.on_llvm.matrix_products import COLUMNS, PANEL, ROWS, matrix_products
-from einpage.kernels.on_llvm.row_products import row_products
+from einpage.kernels.on_llvm.row_products import AT_ONCE, AT_ONCE_OF_LARGE, row_products, rows_at_once
 from stored_blocks import dequantised, random_blocks
 
 pytestmark = pytest.mark.skipif(why_not_llvm() is not None, reason=str(why_not_llvm()))
@@ -46,9 +46,16 @@ def weights(layout: NumberLayout, columns: int, inner: int) -> tuple[NDArray[np.
 
 
 def multiplied(
-    layout: NumberLayout, x: NDArray[np.float32], columns: int, adds: bool = False, transposed: bool = False, *, many: bool = False
+    layout: NumberLayout,
+    x: NDArray[np.float32],
+    columns: int,
+    adds: bool = False,
+    transposed: bool = False,
+    *,
+    many: bool = False,
+    call: NativeCall | None = None,
 ) -> NDArray[np.float32]:
-    """x [rows, inner] times the weights' transpose, written into a part of a larger array of UNTOUCHED."""
+    """x [rows, inner] times the weights' transpose, written into a part of a larger array of UNTOUCHED; by `call`, where it is given."""
     rows, inner = x.shape
     raw, _, row_bytes = weights(layout, columns, inner)
     out = np.full((columns, rows + 2) if transposed else (rows, columns + 2), UNTOUCHED, np.float32)
@@ -69,7 +76,7 @@ def multiplied(
     if many:
         matrix_products(rows, adds)(*numbers, columns, inner, rows)
     else:
-        row_products(layout, rows, adds)(*numbers, columns, inner)
+        (call or row_products(layout, rows, inner, adds))(*numbers, columns, inner)
     found, rest = (out[:, :rows].T, out[:, rows:]) if transposed else (out[:, :columns], out[:, columns:])
     assert (rest == UNTOUCHED).all(), "written beyond the result"
     return found
@@ -86,6 +93,23 @@ def test_products_of_few_rows(layout: NumberLayout, rows: int) -> None:
         x = np.random.default_rng(rows).standard_normal((rows, inner)).astype(np.float32)
         _, w, _ = weights(layout, columns, inner)
         assert relative_error(multiplied(layout, x, columns, adds, transposed), x, w, adds) < 1e-6, (inner, columns, adds, transposed)
+
+
+@pytest.mark.parametrize("layout", [DType.FP32, BlockFormat.FP16, BlockFormat.BF16])
+@pytest.mark.parametrize("rows", [8, 9, MOST_UNPACKED_ROWS])
+def test_no_bit_depends_on_how_many_rows_are_multiplied_at_once(rows: int, layout: NumberLayout) -> None:
+    """An x that is larger than a first cache is taken in parts of fewer rows."""
+    inner, columns = 40, 13
+    assert (rows_at_once(layout, rows, inner), rows_at_once(layout, rows, 2000)) == (AT_ONCE, AT_ONCE_OF_LARGE)
+    x = np.random.default_rng(rows).standard_normal((rows, inner)).astype(np.float32)
+    whole, parts = (multiplied(layout, x, columns, call=row_products(layout, rows, like, False)) for like in (inner, 2000))
+    assert np.array_equal(whole, parts)
+    assert relative_error(parts, x, weights(layout, columns, inner)[1], False) < 1e-6
+
+
+def test_blocks_are_unpacked_for_as_many_rows_as_there_are_registers_for() -> None:
+    assert rows_at_once(BlockFormat.Q4_1, 16, 4096) == AT_ONCE
+    assert rows_at_once(DType.FP32, 5, 4096) == 5
 
 
 def relative_error(found: NDArray[np.float32], x: NDArray[np.float32], w: NDArray[np.float32], adds: bool) -> float:
@@ -129,7 +153,7 @@ def test_blocks_are_multiplied_to_the_bit_as_the_numbers_in_them(format: BlockFo
         x = np.random.default_rng(rows).standard_normal((rows, inner)).astype(np.float32)
         stored, plain = (np.empty((rows, columns), np.float32) for _ in range(2))
         for layout, source, row, out in ((format, raw, row_bytes, stored), (DType.FP32, w, 4 * inner, plain)):
-            row_products(layout, rows, False)(
+            row_products(layout, rows, inner, False)(
                 x.ctypes.data, inner, source.ctypes.data, row, 0, 0, 0, out.ctypes.data, columns, 1, columns, inner
             )
         assert np.array_equal(stored, plain)

@@ -200,7 +200,7 @@ def _product_by_rows(product: ByRows, out: Window, init: Window | None) -> Bound
     layout = DType.FP32 if product.stored is None else product.stored.format
     bytes_of = (product.stored or DType.FP32).bytes_of
     few, adds = rows <= MOST_UNPACKED_ROWS, init is not None
-    kernel = row_products(layout, rows, adds) if few else matrix_products(rows, adds)
+    kernel = row_products(layout, rows, inner, adds) if few else matrix_products(rows, adds)
     sizes = (columns, inner) if few else (columns, inner, rows)
     of_row, of_column = (1, 0) if product.transposed else (0, 1)
 
