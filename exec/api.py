@@ -30,6 +30,7 @@ from einpage.exec.planning.model import Model, open_model, spec_for
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.system.arguments import check_arguments
 from einpage.kernels.tiles.fp32_products import Fp32Products
+from einpage.memplan.horizons.recompute import Recompute
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.profile import load_machine
 
@@ -289,18 +290,18 @@ def train(
     resume: bool = False,
     dtype: str = "fp32",
     loss_scale: str | None = None,
+    recompute: str = "never",
     watch: Callable[[StepDone], None] | None = None,
 ) -> TrainResult:
-    """Train the weights of `spec`, whose `train:` says which, as `einpage train` does: `steps` steps.
+    """Train the weights of `spec`, whose `train:` says which, as `einpage train` does: `steps` steps. Raises as `run`.
 
-    What is learned is a text, `data`, cut in sequences of `seq` tokens; or `tokens`, sequences of ids, each used whole, `batch` a step, in
-    order, again and again; or `inputs`, arrays by name in the declared shapes, or with one more axis, one a step. `budget` of the device is
-    bytes, a size, or a share as "40%" of what a step needs with room for everything. `lr` and `weight_decay` replace the spec's;
-    `schedule` is constant (None), linear or cosine, after `warmup` steps. `micro_batches` splits the sequences of a step. With `out`, a
-    folder, a checkpoint is written every `checkpoint_every` steps and at the end, and the weights; `resume` goes on from it. `loss_scale`
-    is "none", "dynamic" (None: in fp16) or numbers ("start=1024,interval=100"). `watch` is told of every step. Others are those of `run`.
-    In the result `losses` has one number a step, `states` weights and what is kept for them as tensors by name (none with `out`), `facts()`
-    what `train --json` prints. Raises SpecError, WeightError, InputError, UsageError: each before anything runs; DoesNotFit; NodeError.
+    What is learned is a text, `data`, in sequences of `seq`; or `tokens`, lists of ids, each used whole, `batch` a step, again and again;
+    or `inputs`, arrays by name in their shapes, or one a step. `budget` is bytes, a size, or a share as "40%" of what a step needs with
+    room for everything. `lr` and `weight_decay` replace the spec's; `schedule` is constant (None), linear or cosine, after `warmup` steps.
+    `micro_batches` splits a step's sequences. With the folder `out` a checkpoint is written every `checkpoint_every` steps and at the end,
+    and weights; `resume` goes on from it. `loss_scale` is "none", "dynamic" (None: in fp16) or numbers ("start=1024,interval=100");
+    `recompute` is never, fastest, all or ratio. `watch` is told of every step. Others are those of `run`. In the result `losses` has one
+    number a step, `states` weights and what is kept for them by name (none with `out`), `facts()` what `train --json` prints.
     """
     from einpage.exec.load.arrays import arrays
     from einpage.exec.run.choose import DeviceKind, Dispatch, RunOptions, device_for, dispatch_of, kernels_for, measured_machine
@@ -312,12 +313,12 @@ def train(
     given = {"spec": spec, "weights": weights, "set": set, "machine": machine, "device": device, "dispatch": dispatch, "resume": resume}
     texts = {"weights_as": weights_as, "schedule": schedule, "data": data, "out": out, "budget": budget, "loss_scale": loss_scale}
     numbers |= {"micro_batches": micro_batches, "checkpoint_every": checkpoint_every}
-    check_arguments({**given, **numbers, **texts}, optional=[*numbers, *texts, "set", "machine", "dispatch"])
+    check_arguments({**given, **numbers, **texts, "recompute": recompute}, optional=[*numbers, *texts, "set", "machine", "dispatch"])
     if device not in DEVICES:
         raise UsageError(f"device {device!r}: expected {' or '.join(DEVICES)}")
     kind = device_for(device).kind
     how = TrainOptions(steps, None if out is None else Path(out), checkpoint_every, resume)
-    request = _request(1, dtype, _weights_as(weights_as, kind is DeviceKind.CPU), None, split, ())
+    request = _request(1, dtype, _weights_as(weights_as, kind is DeviceKind.CPU), None, split, (), recompute=recompute)
     asked = None if dispatch is None else _choice(Dispatch, dispatch, "dispatch").value
     setup = set_up(
         TrainRequest(
@@ -362,7 +363,7 @@ def _check_model(model: object) -> None:
 def _request(
     budget: str | int, dtype: str, weights_as: WeightsAs, outputs: Sequence[str] | None, split: Mapping[str, int] | None,
     no_fuse: Sequence[str], plan_seconds: float = 0.0, plan_steps: int | None = None, warm: bool = False, passes: int | None = None,
-    host_budget: str | int | None = None,
+    host_budget: str | int | None = None, recompute: str = Recompute.NEVER.value,
 ) -> PlanRequest:  # fmt: skip
     """The plan that these ask for. Raises UsageError for one that is of another kind, or means nothing."""
     lists = {"outputs": outputs, "split": split, "no_fuse": no_fuse}
@@ -380,6 +381,7 @@ def _request(
         plan_steps=None if plan_steps is None else int(plan_steps),
         warm=warm,
         passes=None if passes is None else int(passes),
+        recompute=_choice(Recompute, recompute, "recompute"),
         host_budget_bytes=None if host_budget is None else parse_bytes(host_budget if isinstance(host_budget, str) else int(host_budget)),
     )
 

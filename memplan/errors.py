@@ -25,6 +25,8 @@ class Misfit:
     there are too many tasks to count them all."""
     at_least: int | None = None
     """A lower bound on the budget of every split, where it is not `smallest_budget` itself: the search for a smaller one was given up."""
+    or_else: str = ""
+    """What helps instead of a larger host, as a user says it."""
 
     def of_task(self, where: str) -> Misfit:
         """The same, with more after the name of the task."""
@@ -40,7 +42,8 @@ class DoesNotFit(EinpageError):
         self.misfit = misfit
         pinned = ", ".join(f"{name} {nbytes}" for name, nbytes in misfit.pinned) or "nothing"
         if misfit.smallest_budget is None:
-            cure = "a larger host is needed" if misfit.at_least is None else f"no budget under {misfit.at_least} bytes works"
+            instead = f", or {misfit.or_else}" if misfit.or_else else ""
+            cure = f"a larger host is needed{instead}" if misfit.at_least is None else f"no budget under {misfit.at_least} bytes works"
         elif misfit.at_least is None or misfit.at_least >= misfit.smallest_budget:
             which = "host budget" if misfit.place == "host" else "budget"
             cure = f"smallest {which} that works: {misfit.smallest_budget} bytes"

@@ -16,13 +16,22 @@ import numpy as np
 from einpage.einsum_front.algebra.expr import Letter
 from einpage.einsum_front.base.dtype import DType, Stored, as_run
 from einpage.einsum_front.base.units import aligned, format_bytes, format_rate, format_seconds
-from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, TaskId, TensorId
+from einpage.einsum_front.graph.taskgraph import Kind, TaskId
 from einpage.memplan.bounds.bounds import Bounds
 from einpage.memplan.bounds.compulsory import DiskBound
 from einpage.memplan.bounds.limit import Cause, Limit, Method, limit_name
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.packed import COMPUTE, GATHER, Nodes, Residencies
-from einpage.memplan.graph.simulate import Timeline, moved_bytes_by_queue, sector_bytes, simulate
+from einpage.memplan.graph.simulate import (
+    NO_SECOND_RUN,
+    SecondRunFigures,
+    Timeline,
+    moved_bytes_by_queue,
+    once_bytes,
+    second_run_figures,
+    sector_bytes,
+    simulate,
+)
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import DEVICE, ENGINES, Queue
 from einpage.memplan.problem.footprint import largest_footprint
@@ -45,12 +54,6 @@ def tasks_in_order(memgraph: MemGraph) -> tuple[TaskId, ...]:
     return tuple(dict.fromkeys(nodes.subject[nodes.kind <= GATHER].tolist()))
 
 
-def second_runs(memgraph: MemGraph) -> int:
-    """How often a task runs that has run before."""
-    nodes = Nodes.of(memgraph.nodes)
-    return int((nodes.kind <= GATHER).sum()) - len(memgraph.graph.tasks)
-
-
 def in_written_order(memgraph: MemGraph) -> bool:
     """Whether the tasks on the device run in the graph's own order; gathers run wherever their rows are needed."""
     nodes = Nodes.of(memgraph.nodes)
@@ -64,16 +67,6 @@ def peak_bytes(memgraph: MemGraph) -> int:
     extents = np.repeat(residencies.at(DEVICE), np.diff(residencies.extent_row))
     tops = (residencies.offset + residencies.nbytes)[extents], nodes.scratch_offset + nodes.scratch_nbytes
     return min(aligned(max(int(top.max(initial=0)) for top in tops), memgraph.alignment), memgraph.budget_bytes)
-
-
-def once_bytes(memgraph: MemGraph) -> int:
-    """Bytes this plan would move if every tensor it loads were loaded once, gathered rows too, and only outputs were copied back."""
-    nodes, tensor = Nodes.of(memgraph.nodes), Residencies.of(memgraph.residencies).tensor
-    loaded: set[TensorId] = set(tensor[nodes.copies().source].tolist())
-    gathered: set[TensorId] = set(tensor[nodes.result[nodes.kind == GATHER]].tolist())
-    tensors = memgraph.graph.tensors
-    once = {t for t in loaded if tensors[t].kind in HOST_AT_START or tensors[t].kind is Kind.OUTPUT}
-    return sum(tensors[t].nbytes for t in once) + sum(tensors[t].nbytes for t in gathered)
 
 
 class TaskOrder(Enum):
@@ -191,14 +184,16 @@ class Report:
     passes: PassesReport | None = None
     tiers: TiersReport | None = None
     """Where there is a disk."""
+    again: SecondRunFigures = NO_SECOND_RUN
 
     def facts(self) -> dict[str, Any]:
         """What `plan --json` prints: plain JSON values in the order of the fields."""
-        out = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name not in ("passes", "other_links", "tiers")}
+        out = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name not in ("passes", "other_links", "tiers", "again")}
         for use in self.other_links:
             out |= {f"{use.queue.name}_bytes": use.nbytes, f"{use.queue.name}_s": use.seconds}
         if self.tiers is not None:
             out |= {f.name: _plain(getattr(self.tiers, f.name)) for f in fields(self.tiers)}
+        out |= asdict(self.again)
         out["split"] = {str(letter): pieces for letter, pieces in self.split}
         return out if self.passes is None else {**out, **asdict(self.passes)}
 
@@ -273,6 +268,7 @@ def report(
         verified=verified,
         other_links=tuple(LinkUse(q, nbytes, timeline.busy(q)) for q, nbytes in moved.items() if q not in ENGINES),
         tiers=None if disk is None else _tiers(memgraph, moved, bounds, disk),
+        again=second_run_figures(memgraph, timeline),
     )
 
 
@@ -346,6 +342,7 @@ def render(r: Report, advice: str | None = None) -> str:
         ("to device", _engine(r.h2d_s, makespan, r.h2d_bytes, r.bytes_bound_h2d)),
         ("to host", _engine(r.d2h_s, makespan, r.d2h_bytes, r.bytes_bound_d2h)),
         *((use.queue.title, _engine(use.seconds, makespan, use.nbytes)) for use in r.other_links),
+        *([("recompute", r.again.text)] if r.again.second_runs else []),
         ("predicted", format_seconds(makespan) + (" a pass" if r.start is Start.LOOP else "")),
         *([("passes", _passes(r.passes))] if r.passes else []),
         ("plan / bound", _over(r.bound_ratio, r.bound_s, limit_name(r.bound_limit), "any order and split")),

@@ -13,11 +13,11 @@ from einpage.einsum_front.differentiate.gradients import with_gradients
 from einpage.einsum_front.graph.taskgraph import Kind, TaskGraph, TaskId
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.task_graph import fused, smallest, split_for
+from einpage.memplan.graph.simulate import second_runs
 from einpage.memplan.horizons.recompute import Recompute, of_one_graph
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.second_runs import Dropped, with_second_runs
-from einpage.memplan.report import second_runs
 from gradient_cases import LOSS, reachable, tensors_of
 from real_bytes import Data, direct, run_on_bytes
 from single_runs import run_dynamic, run_serial, run_static

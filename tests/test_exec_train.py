@@ -305,6 +305,7 @@ REFUSED: Mapping[str, tuple[Sequence[str], str]] = {
         ("--tokens", "SEQUENCES", "--loss-scale", "large"),
         "--loss-scale 'large': expected `dynamic`, `none`, or numbers",
     ),
+    "a disk": (("--tokens", "SEQUENCES", "--host-budget", "1MiB"), "has no disk behind it; leave it out"),
     "half a precision": (
         (
             "--tokens",

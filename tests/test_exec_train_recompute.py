@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import re
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from command_line import ran
 from einpage.exec.load.inputs import token_lists
 from einpage.exec.planning.judged_plan import Planned
 from einpage.exec.planning.request import PlanRequest
@@ -20,12 +25,13 @@ from einpage.exec.train.carried import StatePairs
 from einpage.exec.train.planned_step import plan_step
 from einpage.exec.train.trainer import Trainer
 from einpage.memplan.errors import DoesNotFit
-from einpage.memplan.graph.memgraph import Compute, MemGraph
+from einpage.memplan.graph.memgraph import Compute, MemGraph, Move
+from einpage.memplan.graph.simulate import second_runs
 from einpage.memplan.horizons.recompute import Recompute
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.profile import load_machine
-from einpage.memplan.report import second_runs
+from specs_small import SPECS
 
 SIZES = {"vocab": 64, "model": 16, "layers": 2, "heads": 2, "kv_heads": 1, "ffn": 24, "seq": 16, "batch": 2}
 SEQUENCES = [[1, 5, 9, 2, 7, 7, 3, 8, 60, 4, 4, 61, 12, 9, 1, 2], [6, 5, 4, 3, 2, 1, 0], [17, 39, 8], [33, 2, 9, 13, 22, 5, 5, 5, 1]]
@@ -109,3 +115,97 @@ def test_never_slower(rate: float, plan_steps: int | None) -> None:
         planned(machine(rate), 40 * KIB, recompute, plan_steps, **SIZES_OF_ONE_LAYER) for recompute in (Recompute.NEVER, Recompute.FASTEST)
     )
     assert again.timeline.makespan_s <= alone.timeline.makespan_s
+
+
+SMALL_HOST = ("llama", *(w for n, x in SIZES.items() if n != "seq" for w in ("--set", f"{n}={x}")), "--seq", "16", "--weights", "random:3")
+
+
+@pytest.fixture
+def small_machine(tmp_path: Path) -> str:
+    """Its links are slow, and the host has room for weights and moments, and little besides."""
+    file = tmp_path / "small.yaml"
+    text = (SPECS / "machines" / "cpu.yaml").read_text()
+    for name, value in (("host_bytes", "150KiB"), ("h2d_bytes_per_s", "2e7"), ("d2h_bytes_per_s", "2e7")):
+        text = re.sub(rf"(?m)^{name}: .*$", f"{name}: {value}", text)
+    file.write_text(text)
+    return str(file)
+
+
+def test_the_command_line_trains_on_a_host_that_is_too_small_without_second_runs(
+    small_machine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error names --recompute; with it weights and moments are those of a run with room for everything, bit for bit, in each
+    dispatch; what was planned is said."""
+    sequences = tmp_path / "sequences.json"
+    sequences.write_text(json.dumps(SEQUENCES))
+
+    def trains(out: str, *words: str, status: int = 0) -> tuple[str, str]:
+        given = ("--tokens", str(sequences), "--steps", "3", "--lr", "3e-3", "--device", "cpu", "--out", str(tmp_path / out))
+        return ran(capsys, "train", *SMALL_HOST, *given, *words, status=status)
+
+    def saved(out: str) -> dict[str, torch.Tensor]:
+        return load_file(tmp_path / out / "checkpoint.safetensors")
+
+    little = ("--machine", small_machine, "--budget", "50KiB")
+    _, err = trains("refused", *little, status=3)
+    assert err.endswith("a larger host is needed, or --recompute fastest, which offloads less\n") and err.count("\n") == 1
+    _, err = trains("refused", *little, "--recompute", "all", status=3)
+    assert err.endswith("a larger host is needed\n"), "it was asked for"
+    split = None
+    for dispatch in Dispatch:
+        out, _ = trains(dispatch.value, *little, "--recompute", "fastest", "--dispatch", dispatch.value, "--json")
+        facts = json.loads(out)
+        split = ",".join(f"{letter}={n}" for letter, n in facts["split"].items())
+        assert facts["second_runs"] > 0 and facts["second_runs_spared_bytes"] > 0 and 0 < facts["second_runs_s"] < facts["compute_s"]
+        assert facts["predicted_without_second_runs_s"] is None and facts["host_bytes"] <= 150 * KIB
+    roomy = ("--machine", "cpu", "--budget", "64MiB", *(("--split", split) if split else ()))
+    out, _ = trains("roomy", *roomy, "--json")
+    facts = json.loads(out)
+    assert facts["second_runs"] == facts["second_runs_spared_bytes"] == facts["step_activations_written_bytes"] == 0
+    assert facts["predicted_without_second_runs_s"] == facts["predicted_s"]
+    room = saved("roomy")
+    for dispatch in Dispatch:
+        found = saved(dispatch.value)
+        assert found.keys() == room.keys() and all(torch.equal(x, room[name]) for name, x in found.items())
+    assert len(room) >= 3 * 21, "weights, and two moments of each"
+
+
+@pytest.mark.parametrize(
+    ("budget", "policy", "said"),
+    [
+        ("50KiB", "fastest", r"\d+ second runs in [\d.]+ .s, for [\d.]+KiB that no link carries; without them nothing fits"),
+        ("4MiB", "fastest", "no second run: none makes a step faster"),
+        ("4MiB", "all", "no second run: nothing is offloaded that a task could make again"),
+        ("4MiB", "never", None),
+    ],
+)
+def test_what_is_planned_is_said(
+    budget: str, policy: str, said: str | None, small_machine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sequences = tmp_path / "sequences.json"
+    sequences.write_text(json.dumps(SEQUENCES))
+    given = ("--tokens", str(sequences), "--steps", "1", "--device", "cpu", "--machine", small_machine, "--budget", budget)
+    out, _ = ran(capsys, "train", *SMALL_HOST, *given, "--recompute", policy)
+    lines = [line for line in out.splitlines() if line.startswith("recompute")]
+    assert len(lines) == (said is not None) and all(re.fullmatch(f"recompute   {said}", line) for line in lines)
+
+
+def test_what_second_runs_cost_and_spare() -> None:
+    """Of each a load, and an offload where the host never gets what it makes; their kernels' time is the engine's."""
+    of = machine()
+    alone, again = planned(of, 50 * KIB, Recompute.NEVER), planned(of, 50 * KIB, Recompute.FASTEST)
+    found, memgraph = again.report.again, again.memgraph
+    tensors, runs, spared, busy = memgraph.graph.tensors, dict[int, int](), 0, 0.0
+    offloaded = {memgraph.residencies[node.source].tensor for node in memgraph.nodes if isinstance(node, Move)}
+    for n, node in enumerate(memgraph.nodes):
+        if isinstance(node, Compute):
+            runs[node.task] = runs.get(node.task, 0) + 1
+            if runs[node.task] > 1:
+                results = memgraph.graph.tasks[node.task].results
+                first = runs[node.task] == 2
+                spared += sum(tensors[t].nbytes * (2 if first and t not in offloaded else 1) for t in results)
+                busy += float(again.timeline.finish_s[n] - again.timeline.start_s[n])
+    assert (found.second_runs, found.second_runs_spared_bytes) == (sum(n - 1 for n in runs.values()), spared)
+    assert found.second_runs_s == pytest.approx(busy) and found.second_runs > 0
+    assert again.once_s == alone.timeline.makespan_s > again.timeline.makespan_s
+    assert alone.report.again.second_runs == alone.report.again.second_runs_spared_bytes == 0

@@ -18,7 +18,7 @@ import pytest
 from einpage.exec.command.parser import parser
 from fuzzing import Case, Fuzzer, assert_right_or_refused
 from test_fuzz_files import TRACE, planned, planned_set, small_language
-from tiny_specs import GENERATING, LANGUAGE, SPEC
+from tiny_specs import GENERATING, LANGUAGE, LEARNING, SPEC
 
 SMALL = ("--budget", "64KiB", "--machine", "cpu", "--json")
 CASES = (
@@ -49,6 +49,24 @@ CASES = (
     ("plan", "generating.yaml", *SMALL, "--generate", "9", "--set", "seq=3", "--out", "out.json"),
     ("generate", "generating.yaml", "--plan", "set.json", *SMALL[2:], "--weights", "m", "--prompt", "hell", "--max-new", "3"),
     ("chat", "generating.yaml", *SMALL, "--device", "cpu", "--weights", "c", "--positions", "128", "--max-new", "2"),
+    ("train", "learning.yaml", *SMALL, "--device", "cpu", "--weights", "random:1", "--tokens", "ts.json", "--steps", "2", "--lr", "1e-3"),
+    (
+        "train",
+        "learning.yaml",
+        *SMALL[2:],
+        "--budget",
+        "9KiB",
+        "--weights",
+        "m",
+        "--data",
+        "text",
+        "--seq",
+        "3",
+        "--steps",
+        "1",
+        "--recompute",
+        "all",
+    ),
     ("verify", "plan.json", "--graph", "trace.json"),
     ("verify", "set.json", "--spec", "generating.yaml"),
     ("pack", "buffers.csv", "--capacity", "1KiB", "--seconds", "1"),
@@ -56,6 +74,7 @@ CASES = (
 )
 OUTPUTS = ("--out", "--timeline", "--logits", "--trace")
 """The flags that name a file to write."""
+FOLDER_OF_A_TRAINING = ("checkpoint.safetensors", "model.safetensors", "trained.safetensors")
 NEW = (
     "out.json",
     "out.html",
@@ -233,10 +252,13 @@ def files() -> Mapping[str, bytes]:
         "spec.yaml": SPEC,
         "language.yaml": LANGUAGE,
         "generating.yaml": GENERATING,
+        "learning.yaml": LEARNING,
         "trace.json": json.dumps(TRACE).encode(),
         "plan.json": planned(),
         "x.json": json.dumps([[1.0] * 4] * 3).encode(),
         "t.json": b"[1, 2, 3, 299]",
+        "ts.json": b"[[1, 2, 3, 299], [4, 5], [7]]",
+        "text": b"hello hell",
         "buffers.csv": b"id,lower,upper,size\na,0,3,10\nb,1,4,20\nc,3,9,30\n",
         "set.json": planned_set(),
         **small_language(),
@@ -259,7 +281,9 @@ def command_lines() -> Sequence[Case]:
 
 def with_outputs(argv: Sequence[str]) -> Case:
     """The case, which may write what the flags of OUTPUTS name; a unique beginning of a flag names it too."""
-    return Case(tuple(argv), files(), tuple(posixpath.normpath(name) for name in named_outputs(argv) if name))
+    named = [name for name in named_outputs(argv) if name]
+    kept = [posixpath.join(name, file) for name in named for file in FOLDER_OF_A_TRAINING if "train" in argv]
+    return Case(tuple(argv), files(), tuple(map(posixpath.normpath, (*named, *kept))))
 
 
 def named_outputs(argv: Sequence[str]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from einpage.einsum_front.graph.job import Box
 from einpage.einsum_front.graph.taskgraph import Kind, Op, OpId, Task, TaskGraph, TaskId, Tensor, TensorId, Value
 from einpage.memplan.errors import DoesNotFit
 from einpage.memplan.graph.memgraph import Compute, HostGather, MemGraph
-from einpage.memplan.graph.simulate import all_moved_bytes, simulate
+from einpage.memplan.graph.simulate import all_moved_bytes, second_runs, simulate
 from einpage.memplan.horizons.recompute import Recompute, of_one_graph
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.machine.machine import Machine
@@ -24,7 +24,7 @@ from einpage.memplan.machine.places import Link, Queue
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.pace import Pace
 from einpage.memplan.problem.second_runs import Dropped, may_run_again, with_second_runs
-from einpage.memplan.report import second_runs, tasks_in_order
+from einpage.memplan.report import tasks_in_order
 from strategies import a_machine, budgets, task_graphs
 
 MIB = 1 << 20

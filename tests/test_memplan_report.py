@@ -28,7 +28,8 @@ KEYS = """spec machine policy plan_steps plan_ended order dtype split weight_byt
 largest_working_set_task host_bytes
     start resident_bytes tasks nodes edges h2d_bytes d2h_bytes disk_read_bytes bytes_bound_h2d bytes_bound_d2h compute_s h2d_s d2h_s
     makespan_s predicted_s bound_s bound_ratio bound_limit bound_order_s bound_order_ratio bound_order_limit bound_order_by
-    bytes_bound_order bytes_bound_order_by limited_by over_device_bytes plan_s verified"""
+    bytes_bound_order bytes_bound_order_by limited_by over_device_bytes plan_s verified
+    second_runs second_runs_s second_runs_spared_bytes"""
 """Scripts read them: a key may be added, none taken away or given another meaning."""
 
 

@@ -1,4 +1,4 @@
-"""Two specs that are planned and run in a hundredth of a second: a product, and a model of language of one matrix."""
+"""Specs that are planned and run in a hundredth of a second: a product, and models of language of one matrix."""
 
 from __future__ import annotations
 
@@ -52,3 +52,6 @@ body:
 outputs:
   logits: {axes: b v}
 """
+LEARNING = GENERATING.replace(b"outputs:\n", b"outputs:\n  all_logits: {axes: b s v}\n").replace(
+    b"outputs:\n", b"  - all_logits[b,s,v] = y[b,s,i] * embed[v,i]\noutputs:\n"
+)

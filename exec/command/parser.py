@@ -170,10 +170,11 @@ def _add_run(commands: Commands) -> None:
 
 PLANS_OF_A_GENERATION = {
     "warm": False, "policy": Policy.AUTO.value, "free_order": False, "bounds": Effort.FAST.value, "plan_worth": True,
-    "recompute": Recompute.NEVER.value,
     "outputs": None, "passes": None,
 }  # fmt: skip
 """What generate, chat and train do not ask."""
+ONCE = {"recompute": Recompute.NEVER.value}
+"""Nor, of these, generate and chat: where there are no gradients nothing is worth a second run."""
 
 
 def _add_train(commands: Commands) -> None:
@@ -204,6 +205,7 @@ def _add_train(commands: Commands) -> None:
     p.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     p.add_argument("--trace", metavar="FILE", help="save a Chrome/Perfetto trace of the last step")
     p.add_argument("--timeline", metavar="FILE", help="write the picture of every byte of a step as one HTML page (or .svg)")
+    _recompute_argument(p)
     p.set_defaults(command_function=_train_command, **PLANS_OF_A_GENERATION)
 
 
@@ -215,7 +217,7 @@ def _add_generate(commands: Commands) -> None:
     _prompt_arguments(p)
     p.add_argument("--plan", metavar="FILE", help="replay the plan set of this file, which plan --generate saved")
     _sampling_arguments(p, 64)
-    p.set_defaults(command_function=_generate_command, **PLANS_OF_A_GENERATION)
+    p.set_defaults(command_function=_generate_command, **PLANS_OF_A_GENERATION, **ONCE)
 
 
 def _add_chat(commands: Commands) -> None:
@@ -227,7 +229,7 @@ def _add_chat(commands: Commands) -> None:
     p.add_argument("--system", type=argument_text, metavar="TEXT", help="what the dialogue begins with, in the role `system`")
     p.add_argument("--positions", type=int, default=1024, metavar="N", help="of the whole dialogue (default: 1024)")
     _sampling_arguments(p, 256)
-    p.set_defaults(command_function=_chat_command, **PLANS_OF_A_GENERATION)
+    p.set_defaults(command_function=_chat_command, **PLANS_OF_A_GENERATION, **ONCE)
 
 
 def _sampling_arguments(p: argparse.ArgumentParser, max_new: int) -> None:

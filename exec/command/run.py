@@ -309,6 +309,7 @@ def rendered(result: RunResult, timeline: str | None) -> str:
         f"moved       {moved_in} to the device, {moved_out} back: the plan's bytes exactly",
         *([] if r.disk is None else [disk_text(r.disk)]),
         *([f"passes      {plan.passes.passes}; bytes and times are those of one"] if plan.passes is not None else []),
+        *([f"recompute   {plan.again.text}"] if plan.again.second_runs else []),
         f"time        predicted {predicted}, measured {measured} (× {r.measured_ratio:.2f}), {r.dispatch.value} dispatch",
         f"plan÷bound  {plan.bound_ratio:.3f}  (bound {bound}, {limit_name(plan.bound_limit)})",
         *([f"kernels     {'; '.join(f'{n} × {way}' for way, n in r.ways)}; tiles: {r.choices.tiles_text}"] if r.ways else []),

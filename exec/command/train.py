@@ -35,6 +35,7 @@ from einpage.exec.train.saved import TrainOptions
 from einpage.exec.train.setup import TrainRequest, set_up
 from einpage.exec.train.trainer import StepDone
 from einpage.memplan.graph.simulate import moved_bytes_by_queue
+from einpage.memplan.horizons.recompute import Recompute
 from einpage.memplan.machine.places import Queue
 
 LONGEST_TEXT = 1 << 30
@@ -137,6 +138,8 @@ def rendered(result: TrainResult, timeline: str | None) -> str:
         f"time        predicted {format_seconds(plan.predicted_s)}, measured {format_seconds(result.wall_s)} a step, "
         f"{result.options.dispatch.value} dispatch",
     ]
+    if result.options.plan.recompute is not Recompute.NEVER:
+        lines.append(f"recompute   {_recompute_text(result)}")
     if result.skipped is not None:
         lines.append(
             f"loss scale  {result.done[-1].loss_scale:g} in the last step; {len(result.skipped)} of {len(result.losses)} steps skipped"
@@ -145,3 +148,12 @@ def rendered(result: TrainResult, timeline: str | None) -> str:
     if timeline:
         lines.append(f"timeline    {timeline}")
     return "\n".join(lines)
+
+
+def _recompute_text(result: TrainResult) -> str:
+    """What second runs of tasks cost and spare, or why there is none."""
+    again, once_s, fastest = result.planned.report.again, result.planned.once_s, result.options.plan.recompute is Recompute.FASTEST
+    if not again.second_runs:
+        return "no second run: " + ("none makes a step faster" if fastest else "nothing is offloaded that a task could make again")
+    without = "" if not fastest else "; without them nothing fits" if once_s is None else f"; without them {format_seconds(once_s)} a step"
+    return again.text + without

@@ -29,14 +29,14 @@ from einpage.memplan.bounds.compulsory import disk_bound
 from einpage.memplan.bounds.steady import steady_bounds
 from einpage.memplan.errors import DoesNotFit, Misfit
 from einpage.memplan.graph.memgraph import MemGraph
-from einpage.memplan.graph.simulate import Timeline, moved_bytes, moves_several, read_cost_s, simulate
+from einpage.memplan.graph.simulate import Timeline, moved_bytes, moves_several, read_cost_s, second_runs, simulate
 from einpage.memplan.judge.reason import Violation
 from einpage.memplan.judge.validate import judge
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import HOST, Queue
 from einpage.memplan.plan import PlanOptions, plan
 from einpage.memplan.problem.pace import Pace
-from einpage.memplan.report import Report, passes_report, report, second_runs, tasks_in_order
+from einpage.memplan.report import Report, passes_report, report, tasks_in_order
 from einpage.memplan.schedule.static_plans import Policy
 from einpage.memplan.tiers.plan_tiers import AS_FAST, Pacing, best_paced, cheapest_reads
 
@@ -63,6 +63,8 @@ class Planned:
     """The spec's, by name, where they are known."""
     warnings: tuple[str, ...] = ()
     """About the checkpoint that the sizes were taken from."""
+    once_s: float | None = None
+    """Predicted of the fastest plan of a step of training in which each task runs once; None where none fits, or none was made."""
 
     @property
     def facts(self) -> dict[str, object]:

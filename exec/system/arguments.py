@@ -91,6 +91,7 @@ _EXPECTED_BY_ARGUMENT: Mapping[str, _Expected] = {
     "weight_decay": _NUMBER,
     "schedule": _TEXT,
     "loss_scale": _TEXT,
+    "recompute": _TEXT,
     "warmup": _WHOLE,
     "batch": _WHOLE,
     "seq": _WHOLE,

@@ -109,16 +109,25 @@ def plan_step(step: TrainStep, machine: Machine | MachineSource, request: PlanRe
     machine = machine_now(machine)
     refuse_full_host(step.program, machine, request)
     all_bytes = resident_within(*_in_place(step, coarsest), MOST).nbytes(coarsest)
-    found, refused = list[tuple[float, MemGraph, Pace | None]](), list[DoesNotFit]()
+    found, refused, once_s = list[tuple[float, MemGraph, Pace | None]](), list[DoesNotFit](), None
     for asked in _with_and_without(request):
         try:
             found.append(_fastest(step, graph_for, machine, asked, all_bytes))
         except DoesNotFit as misfit:
             refused.append(misfit)
+        else:
+            once_s = found[-1][0] if asked.recompute is Recompute.NEVER else once_s
     if not found:
-        raise refused[0]
+        raise _with_hint(refused[0], request)
     _, memgraph, pace = min(found, key=lambda it: it[0])
-    return replace(judged(memgraph, machine, began, pace=pace), sizes=dict(step.program.sizes))
+    return replace(judged(memgraph, machine, began, pace=pace), sizes=dict(step.program.sizes), once_s=once_s)
+
+
+def _with_hint(error: DoesNotFit, request: PlanRequest) -> DoesNotFit:
+    """`error`, which says what offloads less where it is the host that is full, and nobody asked for it."""
+    if error.misfit.place != str(HOST) or request.recompute is not Recompute.NEVER:
+        return error
+    return DoesNotFit(replace(error.misfit, or_else="--recompute fastest, which offloads less"))
 
 
 def _with_and_without(request: PlanRequest) -> tuple[PlanRequest, ...]:

@@ -85,6 +85,7 @@ class TrainResult:
             "resumed_at": self.resumed_at,
             "losses": [loss if isfinite(loss) else None for loss in self.losses],
             **self._scale_facts(),
+            "predicted_without_second_runs_s": self.planned.once_s,
             "rates": [step.rate for step in self.done],
             "step_wall_s": [step.wall_s for step in self.done],
             "wall_s": self.wall_s,

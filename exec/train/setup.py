@@ -72,6 +72,8 @@ def set_up(r: TrainRequest, options: RunOptions) -> TrainSetup:
         raise UsageError("--data and --tokens both say what to learn; use one")
     if r.text is None and r.tokens is None and not r.arrays:
         raise UsageError("train needs what to learn: --data TEXT-FILE, or --tokens FILE.json, a list of sequences of token ids")
+    if options.plan.host_budget_bytes is not None:
+        raise UsageError("--host-budget: a training step reads weights and moments from the host and has no disk behind it; leave it out")
     settings = _settings(r)
     tokenizer = _tokenizer(r)
     tokens = r.tokens

@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from einpage.einsum_front.base.columns import Bools, Floats, Int64s, UInt8s
+from einpage.einsum_front.base.units import format_bytes, format_seconds
+from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, TensorId
 from einpage.memplan.graph.memgraph import MemGraph
 from einpage.memplan.graph.packed import COMPUTE, FREE, GATHER, MOVE, Nodes, Residencies
 from einpage.memplan.graph.shared_clock import COMPUTE_QUEUE, NO_QUEUE, Sharing, shared_clock
@@ -47,6 +49,26 @@ class Timeline:
     def busy(self, queue: Queue) -> float:
         """Seconds for which `queue` works. Raises KeyError for one that the plan does not have."""
         return dict(self.busy_s)[queue]
+
+
+@dataclass(frozen=True, slots=True)
+class SecondRunFigures:
+    """Tasks that run again, and what they stand in for; a field's name is its key in the JSON of a report."""
+
+    second_runs: int
+    second_runs_s: float
+    """Of their kernels."""
+    second_runs_spared_bytes: int
+    """That the links do not carry: a load for each of their results, and an offload of what is never copied to the host."""
+
+    @property
+    def text(self) -> str:
+        """`32 second runs in 1.35 ms, for 58.5KiB that no link carries`."""
+        times = "1 second run" if self.second_runs == 1 else f"{self.second_runs} second runs"
+        return f"{times} in {format_seconds(self.second_runs_s)}, for {format_bytes(self.second_runs_spared_bytes)} that no link carries"
+
+
+NO_SECOND_RUN = SecondRunFigures(0, 0.0, 0)
 
 
 def queues_of(memgraph: MemGraph) -> tuple[Queue, ...]:
@@ -251,3 +273,39 @@ def read_cost_s(memgraph: MemGraph, link: Link, queue: Queue = Queue.READ) -> fl
 def all_moved_bytes(memgraph: MemGraph) -> int:
     """Bytes that cross any link in the whole plan."""
     return sum(moved_bytes_by_queue(memgraph).values())
+
+
+def once_bytes(memgraph: MemGraph) -> int:
+    """Bytes this plan would move if every tensor it loads were loaded once, gathered rows too, and only outputs were copied back."""
+    nodes, tensor = Nodes.of(memgraph.nodes), Residencies.of(memgraph.residencies).tensor
+    loaded: set[TensorId] = set(tensor[nodes.copies().source].tolist())
+    gathered: set[TensorId] = set(tensor[nodes.result[nodes.kind == GATHER]].tolist())
+    tensors = memgraph.graph.tensors
+    once = {t for t in loaded if tensors[t].kind in HOST_AT_START or tensors[t].kind is Kind.OUTPUT}
+    return sum(tensors[t].nbytes for t in once) + sum(tensors[t].nbytes for t in gathered)
+
+
+def second_runs(memgraph: MemGraph) -> int:
+    """How often a task runs that has run before."""
+    return len(_run_again(memgraph))
+
+
+def second_run_figures(memgraph: MemGraph, timeline: Timeline) -> SecondRunFigures:
+    """How many tasks of a plan run again, what that costs by its timeline, and what it spares."""
+    nodes, residencies, again = Nodes.of(memgraph.nodes), Residencies.of(memgraph.residencies), _run_again(memgraph)
+    node, made = nodes.made_by_tasks()
+    copies, nbytes = nodes.copies(), _residency_bytes(memgraph)
+    offloaded = residencies.tensor[copies.source[residencies.at(DEVICE)[copies.source]]]
+    made = made[np.isin(node, again)]
+    _, one_each = np.unique(residencies.tensor[made], return_index=True)
+    not_offloaded = made[one_each][~np.isin(residencies.tensor[made[one_each]], offloaded)]
+    spared = int(nbytes[made].sum()) + int(nbytes[not_offloaded].sum())
+    return SecondRunFigures(len(again), float((timeline.finish_s - timeline.start_s)[again].sum()), spared)
+
+
+def _run_again(memgraph: MemGraph) -> Int64s:
+    """The nodes that run a task which has run before."""
+    nodes = Nodes.of(memgraph.nodes)
+    runs = np.flatnonzero(nodes.kind <= GATHER)
+    _, first = np.unique(nodes.subject[runs], return_index=True)
+    return np.delete(runs, first)
