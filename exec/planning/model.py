@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from einpage.checkpoints.files.checkpoint import Checkpoint
+from einpage.checkpoints.files.checkpoint import Checkpoint, WeightError
 from einpage.checkpoints.files.random import RandomWeights
 from einpage.checkpoints.match.metadata import check_metadata, spec_settings, tied_weights_warnings
 from einpage.checkpoints.match.resolve import Resolved, open_weights, present_names, resolve, with_stored
@@ -233,7 +233,8 @@ def whole_states(model: Model) -> list[str]:
 
 
 def refuse_positions(model_at: ModelAt, batch: int, longest: int, max_new: int) -> None:
-    """Raises UsageError where the spec has too few positions for so many tokens after `longest`, as of a table that was learned.
+    """Raises UsageError where the spec has too few positions for so many tokens after `longest`, as of a table that was learned, or of
+    as many as its checkpoint says.
 
     The last token that is asked for is not read again. A spec that fails at every position raises its own error.
     """
@@ -269,8 +270,9 @@ class _TooFewPositions:
 
     @property
     def why(self) -> str:
-        """What the spec's own error says, without its place in the text."""
-        return str(self.error).splitlines()[0]
+        """What the spec's own error says, without its place in the text; of the checkpoint's metadata, what they say."""
+        head, *rows = str(self.error).splitlines()
+        return rows[0].strip() if rows and isinstance(self.error, WeightError) else head
 
 
 def _positions_below(model_at: ModelAt, batch: int, positions: int) -> _TooFewPositions | None:
