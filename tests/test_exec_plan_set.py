@@ -157,7 +157,7 @@ def test_a_set_of_another_spec_is_refused(changed: Mapping[str, int]) -> None:
     def other(sizes: Mapping[str, int]) -> Model:
         return open_model(SPECS / "llama.yaml", {**SIZES, **changed, **sizes}, "random:3")
 
-    with pytest.raises(UsageError, match=r"another spec, or of other weights: .* \(phase 0\)"):
+    with pytest.raises(UsageError, match=r"^--plan: .* another spec, or of other weights: .* \(phase 0\); make it with"):
         replayed(saved(), LENGTHS, other, CPU, REQUEST)
 
 

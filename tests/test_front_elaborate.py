@@ -129,6 +129,13 @@ def test_a_repeat_refused(repeat: str, words: str) -> None:
     assert words in str(failure(spec(Y, repeat)))
 
 
+@pytest.mark.parametrize("declared", ["state: {k: {axes: m}, y: {axes: m}}", "weights: {h: {axes: m, from: g}, y: {axes: m, from: g}}"])
+def test_a_name_that_is_taken_is_shown_where_a_repeat_declares_it(declared: str) -> None:
+    e = failure(spec(Y, f"repeat: 2\n    {declared}\n    body: [n = 1]"))
+    _, row, carets = str(e).splitlines()[:3]
+    assert row[carets.index("^")] == "y" and declared in row
+
+
 def test_parts_form_one_value_until_it_is_read() -> None:
     p = program("r[b,0] = 1", "r[b,1] = 2", "y[b,s,m] = x0[b,s,m] * r[b,1]", "r[b,0] = 3", "r[b,1] = 4", "y[b,s,m] += r[b,0]")
     assert lines(p) == [

@@ -91,7 +91,7 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
     "added to before it is written": (stateful(CACHE, "k[b,t,n] += 1", READ), "k[b,t,n]", "a statement that first writes rows"),
     "two of one name": (
         stateful(WHOLE, "h[b,n] = x[b,0,n]", "repeat: 1\n    state: {h: {axes: b n}}\n    body: [\"y[b,s,n] = x[b,s,n] + h[b,n]\"]"),
-        "repeat: 1",
+        "h: {axes: b n}}",
         "`h` already names a state",
     ),
     "the name of an input": (stateful("{x: {axes: b n}}", "y[b,s,n] = x[b,n]"), "x: {axes: b n}", "`x` already names an input"),

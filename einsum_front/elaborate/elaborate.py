@@ -67,7 +67,7 @@ class _Elaborator:
         self._position = 0
         self._place_by_target = {s.name: s.span for s in reversed(tuple(_statements(document.body)))}
         self._local_states = {s.name for r in _repeats(document.body) for s in r.states}
-        self._place_by_local = {name: r.span for r in _repeats(document.body) for name in _own_names(r)}
+        self._place_by_local = {name: r.span for r in _repeats(document.body) for name, _ in _own_names(r)}
         table = SymbolTable(self._numbers, self._extents, self._symbols, self._why_unset, self._lists)
         self._resolver = StatementResolver(table, self._source, self._states.along)
 
@@ -112,10 +112,10 @@ class _Elaborator:
             count = min(count, self._most_iterations)
         let = {e.name: e for e in repeat.let}
         own = _own_names(repeat)
-        for word in own:
-            self._declarations.refuse_used_name(word, repeat.span)
-            if own.count(word) > 1:
-                raise self._source.error(repeat.span, f"`{word}` already names something in this repeat", cure="choose another name")
+        for n, (word, span) in enumerate(own):
+            self._declarations.refuse_used_name(word, span)
+            if any(word == before for before, _ in own[:n]):
+                raise self._source.error(span, f"`{word}` already names something in this repeat", cure="choose another name")
         outer = frozenset((*self._symbols, *self._pending))
         for i in range(count):
             self._count(repeat.span)
@@ -131,7 +131,7 @@ class _Elaborator:
             self._states.end(repeat.states, self._symbols)
             for word in [w for w in self._symbols if w not in outer]:
                 del self._symbols[word]
-            for word in own:
+            for word, _ in own:
                 self._numbers.pop(word, None)
 
     def _count_of(self, repeat: Repeat) -> int:
@@ -296,11 +296,11 @@ def _repeats(body: tuple[BodyItem, ...]) -> Iterator[Repeat]:
             yield from _repeats(item.body)
 
 
-def _own_names(repeat: Repeat) -> tuple[str, ...]:
-    """What a repeat declares for its body alone: its variable, its numbers, its weights, its states."""
+def _own_names(repeat: Repeat) -> tuple[tuple[str, Span], ...]:
+    """What a repeat declares for its body alone, and where: its variable, its numbers, its weights, its states."""
     return (
-        *([repeat.variable] if repeat.variable else []),
-        *(e.name for e in repeat.let),
-        *(w.name for w in repeat.weights),
-        *(s.name for s in repeat.states),
+        *([(repeat.variable, repeat.span)] if repeat.variable else []),
+        *((e.name, e.span) for e in repeat.let),
+        *((w.name, w.span) for w in repeat.weights),
+        *((s.name, s.span) for s in repeat.states),
     )

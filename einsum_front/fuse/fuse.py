@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from einpage.einsum_front.algebra.expr import Axis, Letter, Load
 from einpage.einsum_front.algebra.rewrite import Capture
-from einpage.einsum_front.base.errors import UsageError
+from einpage.einsum_front.base.errors import UsageError, listing
 from einpage.einsum_front.fuse.added_rows import match_added_rows
 from einpage.einsum_front.fuse.attention import NotAttention, match_attention
 from einpage.einsum_front.fuse.epilogue import match_epilogue, match_overflow, with_element_types
@@ -60,7 +60,7 @@ def fuse(program: Program, outputs: Sequence[str] | None = None, options: FuseOp
     names = list(dict.fromkeys(outputs)) if outputs else [program.outputs[0].name]
     for name in names:
         if name not in value_by_output:
-            raise UsageError(f"{program.path}: no output {name!r}; declared: {', '.join(value_by_output)}")
+            raise UsageError(f"{program.path}: no output {name!r}; declared: {listing(value_by_output)}")
     used = needed(program, [value_by_output[name] for name in names])
     ops = hoist(program, [definition for definition in program.definitions if definition.name in used])
     ops += _copies(program, names, {op.value for op in ops})

@@ -207,7 +207,7 @@ def replayed(plans: PlanSet, texts: TextLengths, model_at: ModelAt, machine: Mac
         except UsageError as error:
             other = str(error)
         if other is not None:
-            raise UsageError(f"this plan set is that of another spec, or of other weights: {other} (phase {n})")
+            raise UsageError(f"--plan: it is of another spec, or of other weights: {other} (phase {n}); make it with `plan --generate`")
         planned = compacted(judged(replace(saved.memgraph, graph=graph), machine, began))
         found = PlannedPhase(model, planned, bucket, output)
         return replace(found, first=_first_pass(found)) if bucket.is_read and saved.memgraph.loops else found
