@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import einpage
-from checkpoint_metadata import SPECS, saved
+from checkpoint_metadata import SPECS, TINY, saved
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.libraries import FasterFrom, Libraries
 from einpage.exec.cli import main
@@ -222,11 +222,40 @@ def test_a_checkpoint_of_other_math_is_refused_with_the_key(
     assert all(line in capsys.readouterr().err for line in told[:1])
 
 
+@pytest.mark.parametrize("shards", [False, True])
+@pytest.mark.parametrize(
+    ("model_type", "config", "told"),
+    [
+        ("granite", {"residual_multiplier": 0.22}, ("llama: `model_type` is 'granite'", "llama: `residual_multiplier` is 0.22")),
+        ("helium", {"head_dim": 16}, ("llama: `model_type` is 'helium'; the spec is right for llama or mistral",)),
+        ("smollm3", {}, ("llama: `model_type` is 'smollm3'", "`no_rope_layer_interval` is 4, and changes which layers rotate")),
+    ],
+)
+def test_a_neighbour_of_a_shipped_model_is_refused(
+    model_type: str, config: dict[str, object], told: tuple[str, ...], shards: bool, tmp_path: Path
+) -> None:
+    """As transformers saves it: the tensors are those of `llama`."""
+    network = saved(tmp_path, model_type, **{**TINY, **config})
+    folder = tmp_path / "shards" if shards else tmp_path
+    if shards:
+        network.save_pretrained(folder, max_shard_size="60KB")
+    with pytest.raises(UsageError, match="no spec that ships is right for this checkpoint") as refused:
+        spec_for(str(folder))
+    assert all(line in str(refused.value) for line in told), refused.value
+
+
+def test_a_shipped_model_without_its_head_is_refused_by_name(tmp_path: Path) -> None:
+    """Its tensors have other names: what is missing is said of the spec that the metadata name."""
+    saved(tmp_path, "llama", auto="AutoModel", **MODELS["llama"].config)
+    with pytest.raises(UsageError, match=r"(?s)write one, or change the nearest .*\n  llama: missing: embed: no tensor called"):
+        spec_for(str(tmp_path))
+
+
 def test_tensors_that_no_spec_reads_are_said_to_be_so(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file({"a.weight": torch.zeros(3, 3)}, tmp_path / "model.safetensors")
-    with pytest.raises(UsageError, match="no spec reads its tensors"):
+    with pytest.raises(UsageError, match="none reads its tensors"):
         spec_for(str(tmp_path))
     with pytest.raises(UsageError, match="random:3 fit any spec: name one"):
         spec_for("random:3")

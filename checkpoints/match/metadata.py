@@ -25,7 +25,7 @@ from einpage.checkpoints.match.metadata_keys import (
     same_word,
 )
 from einpage.einsum_front.algebra import arithmetic
-from einpage.einsum_front.algebra.expr import Name
+from einpage.einsum_front.algebra.expr import Name, Num
 from einpage.einsum_front.base.dtype import DType
 from einpage.einsum_front.base.errors import SpecError, listing
 from einpage.einsum_front.graph.program import Program
@@ -201,12 +201,16 @@ def _about_own_values(
 ) -> Iterator[str]:
     """What a checkpoint should have said and does not, where its tensors will not tell either.
 
-    Where a spec has keys of Hugging Face alone, no GGUF should: the number is the spec's on purpose.
+    Where a spec has keys of Hugging Face alone, no GGUF should: the number is the spec's on purpose. A null says that there is none,
+    so that what the spec makes of its other numbers is right.
     """
     own: list[str] = []
+    made = {entry.name for entry in (*document.sizes, *document.scalars) if not isinstance(entry.expr, Num)}
     for name, keys in document.config.items():
         rows = [row_of(general_key(key.key, metadata.get("general.architecture"))) for key in keys]
         if not any(_is_of(key.key, metadata) for key in keys):
+            continue
+        if name in made and any(key.key in metadata and metadata[key.key] is None for key in keys):
             continue
         if metadata and name not in settings and not any(isinstance(row, Harmless) for row in rows):
             value = f" = {evaluator.value(name)}" if evaluator.knows(name) else ""

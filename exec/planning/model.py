@@ -150,7 +150,8 @@ def spec_for(weights: str) -> str:
     """The name of the spec, of those that ship, whose math a checkpoint's metadata ask for and whose tensors it has. Where several are
     right, that of the model which the metadata name.
 
-    Raises UsageError where there is none, with what is in the way of those whose tensors it has; WeightError for a broken checkpoint.
+    Raises UsageError where there is none, with what is in the way of those whose tensors it has, or of the one that its metadata name;
+    WeightError for a broken checkpoint.
     """
     checkpoint = open_weights(weights)
     if isinstance(checkpoint, RandomWeights):
@@ -172,9 +173,9 @@ def spec_for(weights: str) -> str:
         return right[0]
     if right:
         raise UsageError(f"{weights}: {' and '.join(right)} are each right for this checkpoint: name one")
-    near = [name for name in wrong if _has_tensors(name, checkpoint)]
+    near = [name for name in wrong if _has_tensors(name, checkpoint)] or [name for name in wrong if name in named]
     told = [f"{name}: {line}" for name in near for line in _in_the_way(wrong[name])]
-    cure = "write one, or change the nearest (specs/README.md)" if near else "no spec reads its tensors; write one (specs/README.md)"
+    cure = "write one, or change the nearest (specs/README.md)" if near else "none reads its tensors; write one (specs/README.md)"
     raise UsageError("\n  ".join([f"{weights}: no spec that ships is right for this checkpoint: {cure}", *told]))
 
 
