@@ -104,6 +104,23 @@ def test_a_number_that_nobody_gives_is_said() -> None:
     assert spec_settings(llama, Said({"model_type": "llama", "text_config.model_type": "mistral"}))["eps"] == 1e-6
 
 
+def test_a_null_is_told() -> None:
+    """That there is no window is said; of a number that no other makes, a null says nothing."""
+    mistral = load_document(SPECS / "mistral.yaml")
+    assert SILENT["Mistral"]["sliding_window"] is None and warnings_about(mistral, SILENT["Mistral"]) == ()
+    (said,) = warnings_about(mistral, {**SILENT["Mistral"], "rms_norm_eps": None})
+    assert "`eps` = 1e-05 (rms_norm_eps)" in said
+
+
+def test_keys_of_mpt_that_change_nothing() -> None:
+    """Which transformers writes into every configuration of it: no text, and heads of their own keys."""
+    llama = load_document(SPECS / "llama.yaml")
+    silent = {**SILENT["LLaMA"], "attn_config.model_type": "", "embedding_fraction": 1.0, "attn_config.attn_type": "multihead_attention"}
+    assert warnings_about(llama, silent) == warnings_about(llama, SILENT["LLaMA"])
+    with pytest.raises(WeightError, match=r"`attn_config.attn_type` is 'multiquery_attention', and changes the number of heads"):
+        warnings_about(llama, {**silent, "attn_config.attn_type": "multiquery_attention"})
+
+
 def test_what_keys_mean_that_are_left_out() -> None:
     """The rows are transformers' own defaults."""
     from transformers import AutoConfig

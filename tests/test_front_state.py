@@ -104,6 +104,11 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
         "at[b]+0",
         "is not all of dimension 3 (`n`) of the state `k`",
     ),
+    "a part beside along": (
+        stateful(CACHE, "k[b,at[b]+s,0] = x[b,s,0]"),
+        "0] =",
+        "set a value part by part, and from it the state, whole",
+    ),
     "arithmetic without along": (
         stateful("{k: {axes: b t n}}", SET),
         "at[b]+s",

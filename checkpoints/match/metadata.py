@@ -291,8 +291,8 @@ def _is_unread(key: str, general: str, row: MathKey, metadata: Mapping[str, obje
 
 
 def _is_empty(value: object) -> bool:
-    """Whether a key holds nothing: null, or no element."""
-    return value is None or value == []
+    """Whether a key holds nothing: null, no element, no letter."""
+    return value is None or value in ([], "")
 
 
 def _is_allowed(value: object, allowed: tuple[Snippet, ...], evaluator: Evaluator) -> bool:

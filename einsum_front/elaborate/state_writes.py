@@ -148,7 +148,7 @@ def row_write(
                 message = f"`{index.letter}` has extent {table.extents[index.letter]}, but stands in {place}, which has extent {extent}"
                 cure = f"use a letter of extent {extent}"
             elif along is not None:
-                cure = f"only `{along}` may have another index than a letter"
+                cure = f"only `{along}` may have another index than a letter; set a value part by part, and from it the state, whole"
             raise source.error(written.span, message, expected=f"{rows}: {shown}", cure=cure)
         partial.append(dim)
     if not partial:
