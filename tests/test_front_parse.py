@@ -151,6 +151,12 @@ def test_axes_refused(mistake: str, column: int) -> None:
     assert caught.value.column == column
 
 
+def test_a_number_among_axes_is_told_what_to_be() -> None:
+    """As of a convolution over one channel, whose checkpoint has a dimension of 1."""
+    with pytest.raises(SpecError, match=r"(?s)found `1` in a list of axes.*cure: every dimension has a letter, .* `axes: \{o: 1\}`"):
+        parse_axes(Snippet.alone("i 1 j"))
+
+
 def test_spans_of_the_nodes() -> None:
     source = SourceFile("f.yaml", ("  - y = aa + bb[c]",))
     e = parse_expression(Snippet("aa + bb[c]", source, 1, 9))

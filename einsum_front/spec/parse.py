@@ -94,7 +94,9 @@ def parse_axes(snippet: Snippet) -> tuple[AxesGroup, ...]:
             else:
                 inner.append(letter)
         elif token.kind is not TokenKind.END or open_at is not None:
-            snippet.fail(token.start, token.end, f"found {token.shown()} in a list of axes", expected="letters, as in `(k g z e) m`")
+            found = f"found {token.shown()} in a list of axes"
+            cure = "every dimension has a letter, of an axis that is as long: `axes: {o: 1}`" if token.kind is TokenKind.NUMBER else None
+            snippet.fail(token.start, token.end, found, expected="letters, as in `(k g z e) m`", cure=cure)
     return tuple(groups)
 
 
