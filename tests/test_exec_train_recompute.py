@@ -190,6 +190,17 @@ def test_what_is_planned_is_said(
     assert len(lines) == (said is not None) and all(re.fullmatch(f"recompute   {said}", line) for line in lines)
 
 
+def test_a_run_says_what_it_computes_twice(small_machine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ("--machine", small_machine, "--device", "cpu", "--budget", "8KiB", "--plan-seconds", "0")
+    sizes = tuple(w for n, x in SIZES.items() for w in ("--set", f"{n}={24 if n == 'seq' else 1 if n == 'batch' else x}"))
+    tokens = Path(small_machine).with_name("tokens.json")
+    tokens.write_text(json.dumps(list(range(24))))
+    out, _ = ran(capsys, "run", "llama", *sizes, "--weights", "random:1", "--tokens", str(tokens), *given, "--recompute", "all")
+    assert re.search(r"(?m)^recompute   \d+ second runs in [\d.]+ .s, for [\d.]+KiB that no link carries$", out)
+    once, _ = ran(capsys, "run", "llama", *sizes, "--weights", "random:1", "--tokens", str(tokens), *given)
+    assert "recompute" not in once
+
+
 def test_what_second_runs_cost_and_spare() -> None:
     """Of each a load, and an offload where the host never gets what it makes; their kernels' time is the engine's."""
     of = machine()

@@ -11,7 +11,7 @@ from einpage.einsum_front.base.dtype import DType
 from einpage.memplan.bounds.bounds import bounds
 from einpage.memplan.bounds.limit import limit_name
 from einpage.memplan.graph.memgraph import MemGraph, NodeId
-from einpage.memplan.graph.simulate import Timeline, moved_bytes, simulate
+from einpage.memplan.graph.simulate import SecondRunFigures, Timeline, moved_bytes, simulate
 from einpage.memplan.machine.machine import Machine
 from einpage.memplan.machine.places import DEVICE, Queue
 from einpage.memplan.report import PassesReport, Report, limited_by, peak_bytes, render, report, tasks_in_order
@@ -126,3 +126,10 @@ def test_the_short_form() -> None:
 def test_a_budget_beyond_the_device_is_warned_of() -> None:
     text = render(reported(hand_plan(), replace(SECONDS, device_bytes=1024)))
     assert "warning       the budget exceeds the device of plain by 1KiB" in text
+
+
+def test_second_runs_are_told_where_there_are_some() -> None:
+    of = reported(hand_plan())
+    assert "recompute" not in render(of)
+    found = render(replace(of, again=SecondRunFigures(1, 2e-3, 2048)))
+    assert "recompute     1 second run in 2.00 ms, for 2KiB that no link carries\n" in found
