@@ -148,6 +148,23 @@ def test_rates_are_the_best_that_anything_reached(monkeypatch: pytest.MonkeyPatc
     assert Measurement(0.02, 0.05, 2).busy() is None
 
 
+@pytest.mark.parametrize(("disturbed", "runs"), [(0, 3), (3, 4), (5, 6), (100, 11)])
+def test_what_was_disturbed_is_run_again(disturbed: int, runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two probes one is disturbed for so many rounds; the other is not asked again."""
+    monkeypatch.setattr(probe_runs, "PAUSE_S", 0.0)
+    counts = [0, 0]
+
+    class Probe:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def run(self) -> None:
+            counts[self.number] += 1
+
+    probe_runs._in_rounds([Probe(0), Probe(1)], lambda probe: probe.number == 1 or counts[0] > disturbed)  # type: ignore[arg-type, list-item, attr-defined]
+    assert counts == [runs, probe_runs.ROUNDS]
+
+
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="a system that counts no processor time")
 def test_what_other_processes_use_is_counted() -> None:
     """All of what one computes, and nothing of what this one does: there is no more of both than cores."""

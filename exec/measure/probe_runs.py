@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, sleep
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,11 @@ RESIDENT, STREAMING = 256 << 20, 32 << 20
 """Bytes of the arena: more than all weights, and a small part of them."""
 ROUNDS = 3
 """In each, every model runs with every number of rows: what a machine does differently a second later is in the samples."""
+MORE_ROUNDS, PAUSE_S = 8, 0.5
+"""For those that stream and took longer than all of their nodes one after the other, which only what others do explains: so many more, each
+after a pause."""
+MOST_SERIAL = 1.1
+"""How many times as long that may take: times alone are medians."""
 ROUND_S = 0.04
 """How long the runs of a round last together: once this has passed, none begins but the first."""
 MOST_RUNS = 6
@@ -124,19 +129,30 @@ def resident_runs(machine: Machine, rows_wanted: Sequence[int] = PROBE_ROWS) -> 
 
 def streamed_runs(machine: Machine, rows_wanted: Sequence[int] = PROBE_ROWS) -> list[StreamedRuns]:
     """Those runs on a device that holds a small part. `machine` has kernel times. Some seconds."""
-    return [probe.shared(machine) for probe in _ran(machine, rows_wanted, STREAMING)]
+    return [probe.shared(machine) for probe in _ran(machine, rows_wanted, STREAMING, lambda probe: bool(probe.undisturbed(machine)))]
 
 
-def _ran(machine: Machine, rows_wanted: Sequence[int], budget: int) -> list[_Probe]:
+def _ran(machine: Machine, rows_wanted: Sequence[int], budget: int, enough: Callable[[_Probe], bool] = lambda probe: True) -> list[_Probe]:
     plans = [(rows, _planned(machine, model, rows, budget)) for rows in rows_wanted for model in PROBE_MODELS]
     host = HostArena(Nbytes(max(planned.memgraph.host_bytes for _, planned in plans)))
     memory = CpuMemory(host, budget)
     with ExitStack() as stack:
         probes = [_Probe(machine, rows, planned, memory, stack) for rows, planned in plans]
-        for _ in range(ROUNDS):
-            for probe in probes:
-                probe.run()
+        _in_rounds(probes, enough)
     return probes
+
+
+def _in_rounds(probes: Sequence[_Probe], enough: Callable[[_Probe], bool]) -> None:
+    """Run all of them in turn, ROUNDS times; then those again of which there is not enough, until there is."""
+    for _ in range(ROUNDS):
+        for probe in probes:
+            probe.run()
+    for _ in range(MORE_ROUNDS):
+        if not (disturbed := [probe for probe in probes if not enough(probe)]):
+            return
+        sleep(PAUSE_S)
+        for probe in disturbed:
+            probe.run()
 
 
 def _planned(machine: Machine, model: ProbeModel, rows: int, budget: int) -> Planned:
@@ -175,7 +191,12 @@ class _Probe:
 
     def shared(self, machine: Machine) -> StreamedRuns:
         """Of all rounds, where `machine` says what everything takes alone."""
-        return _shared(self._rows, self._planned, self._runs, machine)
+        return _shared(self._rows, self._planned, self.undisturbed(machine) or self._runs, machine)
+
+    def undisturbed(self, machine: Machine) -> list[Measured]:
+        """Runs that took no longer than their nodes take one after the other."""
+        serial_s = float(durations(self._planned.memgraph, machine).sum())
+        return [m for m in self._runs if m.wall_s <= MOST_SERIAL * serial_s]
 
 
 def _within(seconds: float, most: int, run: Callable[[], Measured]) -> list[Measured]:
