@@ -13,6 +13,7 @@ import os
 from collections.abc import Generator, Iterator
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of torch that wait do not take the cores of the other workers
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
