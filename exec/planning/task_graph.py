@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
+from typing import TypeAlias
 
 from einpage.einsum_front.algebra.expr import Letter, Num
 from einpage.einsum_front.base.collection import garbage_collection_paused
@@ -66,6 +67,11 @@ class Built:
         return f"{render(self.opgraph, self.graph)}\n\n{largest}"
 
 
+Split: TypeAlias = tuple[tuple[Letter, int], ...]
+"""Pieces by letter, sorted; letters in one piece are absent."""
+BuiltBySplit: TypeAlias = dict[Split, Built]
+
+
 def build_graph(program: Program, request: PlanRequest) -> Built:
     """Fuse (all but `no_fuse`), choose a split for the budget (letters in `pieces` are fixed), and split. Raises as both do."""
     return split_for(fused(program, request), program, request)
@@ -91,17 +97,18 @@ def _refuse_beyond(opgraph: OpGraph, dtype: DType) -> None:
 
 
 @garbage_collection_paused()
-def split_for(working_sets: WorkingSets, program: Program, request: PlanRequest) -> Built:
-    """The tasks of a split that fits the budget (letters in `pieces` are fixed).
+def split_for(working_sets: WorkingSets, program: Program, request: PlanRequest, made: BuiltBySplit | None = None) -> Built:
+    """The tasks of a split that fits the budget (letters in `pieces` are fixed). `made` has what was made of `working_sets` for other
+    budgets, and is added to.
 
     Raises DoesNotFit where the smallest working set is larger than the budget, UsageError for an impossible split, or one into more than
     MOST_TASKS.
     """
-    budget_bytes = request.budget_bytes
+    budget_bytes, made = request.budget_bytes, {} if made is None else made
     pieces = working_sets.cut(request.pieces)
     may_fit = least_of_all(working_sets, pieces) <= budget_bytes
     for choice in candidates(working_sets, budget_bytes, pieces) if may_fit else ():
-        found = _built(working_sets, choice.by_letter)
+        found = _built_once(working_sets, choice, made)
         if largest_footprint(found.graph)[1] <= budget_bytes:
             return found
     if not may_fit and (unsearched := too_many_splits(working_sets, pieces, budget_bytes)) is not None:
@@ -109,7 +116,18 @@ def split_for(working_sets: WorkingSets, program: Program, request: PlanRequest)
     least = smallest(working_sets, budget_bytes, pieces)
     if least.counted.nbytes > budget_bytes:
         raise DoesNotFit(too_small(least, budget_bytes))
-    return _built(working_sets, least.choice.by_letter)
+    return _built_once(working_sets, least.choice, made)
+
+
+def may_fit(working_sets: WorkingSets, request: PlanRequest) -> bool:
+    """False where no split fits, as far as is known without a search."""
+    return least_of_all(working_sets, working_sets.cut(request.pieces)) <= request.budget_bytes
+
+
+def _built_once(working_sets: WorkingSets, choice: Choice, made: BuiltBySplit) -> Built:
+    if choice.pieces not in made:
+        made[choice.pieces] = _built(working_sets, choice.by_letter)
+    return made[choice.pieces]
 
 
 def fitting_choice(working_sets: WorkingSets, budget_bytes: int, pieces: Mapping[Letter, int]) -> Choice | None:

@@ -6,20 +6,19 @@ each state where the state was.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
 from time import perf_counter
-from typing import TypeAlias
 
 from einpage.einsum_front.base.errors import UsageError
 from einpage.einsum_front.base.units import aligned, parse_bytes
+from einpage.einsum_front.graph.program import Program
 from einpage.einsum_front.graph.taskgraph import HOST_AT_START, Kind, TaskGraph, TensorId
 from einpage.exec.load.inputs import TOKENS
 from einpage.exec.planning.judged_plan import MachineSource, Planned, judged, machine_now, refuse_full_host, refuse_no_rate
 from einpage.exec.planning.request import PlanRequest
-from einpage.exec.planning.task_graph import Built, fused, split_for
+from einpage.exec.planning.task_graph import Built, BuiltBySplit, Split, fused, may_fit, split_for
 from einpage.exec.planning.train_step import TrainStep
 from einpage.exec.train.carried import StatePairs, at_home, state_tiles, states_on_device
 from einpage.exec.train.resident import again_before, plan_beside, resident_within, updated_in_place, updated_last
@@ -37,8 +36,29 @@ MOST = 1 << 62
 SHARES = 4
 """Where not all fits: into how many parts the budget is divided, of which states and weights may fill each number."""
 
-GraphFor: TypeAlias = Callable[[int], Built]
-"""By the budget in bytes."""
+
+class StepGraphs:
+    """A step's graph in a split for any budget: its operations are fused once, and a split that several budgets share is made once."""
+
+    def __init__(self, program: Program, request: PlanRequest) -> None:
+        """Raises as `fused`."""
+        self._program, self._request, self._working_sets = program, request, fused(program, request)
+        self._made: BuiltBySplit = {}
+        self._joined: dict[Split, TaskGraph] = {}
+
+    def __call__(self, nbytes: int) -> Built:
+        """Raises as `split_for`."""
+        return split_for(self._working_sets, self._program, replace(self._request, budget_bytes=nbytes), self._made)
+
+    def joined(self, built: Built) -> TaskGraph:
+        """Of one of them, in which what works on the same elements is one task."""
+        if (pieces := built.graph.split) not in self._joined:
+            self._joined[pieces] = built.joined
+        return self._joined[pieces]
+
+    def may_fit(self, nbytes: int) -> bool:
+        """False where no split fits, as far as is known without a search."""
+        return may_fit(self._working_sets, replace(self._request, budget_bytes=nbytes))
 
 
 def peak_bytes(graph: TaskGraph) -> int:
@@ -93,11 +113,9 @@ def budget_bytes(text: str, step: TrainStep, request: PlanRequest) -> int:
     return ceil(share / 100 * peak_bytes(graph))
 
 
-def graphs_of(step: TrainStep, request: PlanRequest) -> GraphFor:
-    """The step's graph in a split for any budget; its operations are fused once. Raises as `fused`, and then as `split_for`."""
-    asked = replace(request, outputs=step.outputs)
-    working_sets = fused(step.program, asked)
-    return lambda nbytes: split_for(working_sets, step.program, replace(asked, budget_bytes=nbytes))
+def graphs_of(step: TrainStep, request: PlanRequest) -> StepGraphs:
+    """Of the loss and the states. Raises as `fused`."""
+    return StepGraphs(step.program, replace(request, outputs=step.outputs))
 
 
 def plan_step(step: TrainStep, machine: Machine | MachineSource, request: PlanRequest) -> Planned:
@@ -140,7 +158,7 @@ def _with_and_without(request: PlanRequest) -> tuple[PlanRequest, ...]:
 
 
 def _fastest(
-    step: TrainStep, graph_for: GraphFor, machine: Machine, request: PlanRequest, all_bytes: int
+    step: TrainStep, graph_for: StepGraphs, machine: Machine, request: PlanRequest, all_bytes: int
 ) -> tuple[float, MemGraph, Pace | None]:
     """The seconds of the fastest plan of `request`, the plan, and its search; states and weights are `all_bytes`. Raises DoesNotFit."""
     budget, best, refused = request.budget_bytes, None, list[DoesNotFit]()
@@ -148,6 +166,8 @@ def _fastest(
         min(all_bytes, budget),
         *(budget * n // SHARES for n in range(SHARES - 1, -1, -1) if budget * n < SHARES * all_bytes),
     ):
+        if resident_bytes and not graph_for.may_fit(budget - resident_bytes):
+            continue
         try:
             found = plan_with(step, graph_for, machine, request, resident_bytes)
         except DoesNotFit as misfit:
@@ -175,13 +195,13 @@ def _in_place(step: TrainStep, graph: TaskGraph) -> tuple[TaskGraph, StatePairs]
 
 
 def plan_with(
-    step: TrainStep, graph_for: GraphFor, machine: Machine, request: PlanRequest, resident_bytes: int, pace: Pace | None = None
+    step: TrainStep, graph_for: StepGraphs, machine: Machine, request: PlanRequest, resident_bytes: int, pace: Pace | None = None
 ) -> MemGraph:
     """A plan with so many bytes of states and weights on the device at most, in pieces that fit beside them; each update one task where
     there is room for all that it reads. Raises DoesNotFit."""
     built = graph_for(request.budget_bytes - resident_bytes)
     with suppress(DoesNotFit):
-        return _planned(step, built.joined, machine, request, resident_bytes, pace)
+        return _planned(step, graph_for.joined(built), machine, request, resident_bytes, pace)
     return _planned(step, built.graph, machine, request, resident_bytes, pace)
 
 
