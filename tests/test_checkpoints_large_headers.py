@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,33 +30,52 @@ def safetensors(header: object) -> bytes:
     return struct.pack("<Q", len(raw)) + raw
 
 
-EMPTY_TOKENS = text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, 5_000_000) + bytes(40_000_000)
+def empty_tokens() -> bytes:
+    return text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, 5_000_000) + bytes(40_000_000)
+
+
 EMPTY = safetensors({})
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("made", "said"),
     [
-        ({"w.gguf": gguf(300_001, 0)}, "w.gguf: 300001 tensors, more than any checkpoint has: at most 300,000 are read"),
-        ({"w.gguf": gguf(0, 10_001)}, "w.gguf: 10,001 metadata keys, more than any model has"),
-        ({"w.gguf": gguf(0, 1, EMPTY_TOKENS)}, "w.gguf: an array of 5,000,000 before byte 69; all together may have 4,194,304 elements"),
-        ({"w.gguf": gguf(0, 1, text("k") + struct.pack("<I", 8) + text("x" * (65 << 20)))}, "w.gguf: more than 64MiB of names and texts"),
-        ({"w.safetensors": safetensors({"__metadata__": {f"{i:x}": "" for i in range(2_000_000)}})}, "w.safetensors: the header has 26,"),
+        (lambda: {"w.gguf": gguf(300_001, 0)}, "w.gguf: 300001 tensors, more than any checkpoint has: at most 300,000 are read"),
+        (lambda: {"w.gguf": gguf(0, 10_001)}, "w.gguf: 10,001 metadata keys, more than any model has"),
         (
-            {"w.safetensors": safetensors({"w": {"dtype": "F32", "shape": [0] * 65, "data_offsets": [0, 0]}})},
+            lambda: {"w.gguf": gguf(0, 1, empty_tokens())},
+            "w.gguf: an array of 5,000,000 before byte 69; all together may have 4,194,304 elements",
+        ),
+        (
+            lambda: {"w.gguf": gguf(0, 1, text("k") + struct.pack("<I", 8) + text("x" * (65 << 20)))},
+            "w.gguf: more than 64MiB of names and texts",
+        ),
+        (
+            lambda: {"w.safetensors": safetensors({"__metadata__": {f"{i:x}": "" for i in range(2_000_000)}})},
+            "w.safetensors: the header has 26,",
+        ),
+        (
+            lambda: {"w.safetensors": safetensors({"w": {"dtype": "F32", "shape": [0] * 65, "data_offsets": [0, 0]}})},
             "w.safetensors: corrupt header: w has 65 dimensions, at most 64 are possible",
         ),
-        ({"w.safetensors": EMPTY, "config.json": json.dumps(dict.fromkeys(map(str, range(10_001)))).encode()}, "config.json: 10,001 keys"),
-        ({"w.safetensors": EMPTY, "config.json": b"[" + b"[]," * 2_000_000 + b"0]"}, "config.json: 6,000,003 bytes of JSON that may take "),
         (
-            {"m.safetensors.index.json": json.dumps({"weight_map": {str(i): f"{i}.safetensors" for i in range(20_000)}}).encode()},
+            lambda: {"w.safetensors": EMPTY, "config.json": json.dumps(dict.fromkeys(map(str, range(10_001)))).encode()},
+            "config.json: 10,001 keys",
+        ),
+        (
+            lambda: {"w.safetensors": EMPTY, "config.json": b"[" + b"[]," * 2_000_000 + b"0]"},
+            "config.json: 6,000,003 bytes of JSON that may take ",
+        ),
+        (
+            lambda: {"m.safetensors.index.json": json.dumps({"weight_map": {str(i): f"{i}.safetensors" for i in range(20_000)}}).encode()},
             "m.safetensors.index.json: 20,000 shards",
         ),
     ],
 )
 def test_a_checkpoint_beyond_any_model(
-    files: dict[str, bytes], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    made: Callable[[], dict[str, bytes]], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    files = made()
     monkeypatch.chdir(tmp_path)
     Path("spec.yaml").write_bytes(SPEC)
     for name, content in files.items():

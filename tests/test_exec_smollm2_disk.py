@@ -39,7 +39,7 @@ def test_the_same_bits_and_the_plans_sectors() -> None:
     prepared = prepare_run(model, DISK, RunOptions(REQUEST))
     planned = prepared.planned
     pieces = {**dict.fromkeys(model.program.extents, 1), **dict(planned.graph.split)}
-    resident = prepare_run(model, ONE, RunOptions(replace(REQUEST, host_budget_bytes=None, pieces=pieces)))
+    resident = prepare_run(model, ONE, RunOptions(replace(REQUEST, host_budget_bytes=None, passes=None, pieces=pieces)))
     resident.run(Dispatch.DYNAMIC)
     expected = next(iter(resident.outputs().values()))
     resident.close()
