@@ -110,6 +110,7 @@ def test_the_best_of_several_samples_is_kept(monkeypatch: pytest.MonkeyPatch) ->
         one = next(at)
         return tuple(1e12 * (5 if sample == one % 6 else 1) * (1 + sample) for sample in range(6))
 
+    without_runs(monkeypatch)
     monkeypatch.setattr(measure, "_rates", rates)
     machine = measure.measure_cpu(seconds=0.01, threads=1, rows=(1, 4))
     assert [machine.flops_of(d) for d in RUN_DTYPES] == [5e12, 10e12, 15e12]
@@ -127,20 +128,27 @@ def streamed(run: ProbeRuns) -> StreamedRuns:
     return StreamedRuns(run.rows, {s.work: Shared(s.seconds, 1.5 * s.seconds, 0.0) for s in run.kernels}, Shared(1.0, 1.0, 0.0))
 
 
-def test_rates_are_the_best_that_anything_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A product that ran faster in a run than in its probe, and a copy: bounds are made of these."""
-    monkeypatch.setattr(measure, "_rates", lambda links, seconds, products: (1e9, 1e9, 1e9, 1e9, 1e9, 1e9))
+FAR = (AtDistance(1 << 24, 1.0), AtDistance(1 << 26, 1.5))
+
+
+def without_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs of models and copies would take, not measured."""
     monkeypatch.setattr(measure, "resident_runs", lambda machine, rows: [a_run(r, 1e-5) for r in rows])
     monkeypatch.setattr(measure, "streamed_runs", lambda machine, rows: [streamed(a_run(r, 1e-5)) for r in rows])
-    far = (AtDistance(1 << 24, 1.0), AtDistance(1 << 26, 1.5))
-    monkeypatch.setattr(measure, "measured_copies", lambda seconds: CopySamples(2e9, 3e9, 1e-6, 1.5, far))
+    monkeypatch.setattr(measure, "measured_copies", lambda seconds: CopySamples(2e9, 3e9, 1e-6, 1.5, FAR))
+
+
+def test_rates_are_the_best_that_anything_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product that ran faster in a run than in its probe, and a copy: bounds are made of these."""
+    without_runs(monkeypatch)
+    monkeypatch.setattr(measure, "_rates", lambda links, seconds, products: (1e9, 1e9, 1e9, 1e9, 1e9, 1e9))
     monkeypatch.setattr(measure.OtherProcesses, "cores", lambda self: 0.75)
     machine = measure.measure_cpu(seconds=0.01, threads=1, rows=(1, 4))
     assert machine.flops_of(DType.FP32) == pytest.approx(10**6 / 9e-6, rel=1e-2)
     assert machine.device_bytes_per_s == pytest.approx(10**5 / 9e-6, rel=1e-2)
     assert machine.link(Queue.H2D).bytes_per_s == 3e9 and machine.usual_link(Queue.H2D).bytes_per_s == 2e9
     times = machine.kernel_times
-    assert times is not None and times.copies.together == 1.5 and times.copies.at_distances == far
+    assert times is not None and times.copies.together == 1.5 and times.copies.at_distances == FAR
     assert times.maps.beside_copies == pytest.approx(1.5, rel=0.05) and times.start_s == 1e-3
     assert machine.measured == Measurement(0.3, 0.75, measure.cores())
     assert "busy" in (machine.measured.busy() or "")
