@@ -131,7 +131,7 @@ def test_a_read_that_becomes_ready_begins_beside_those_under_way(
 ) -> None:  # fmt: skip
     graph, made = case
     values = data(graph)
-    reads = LateEngine(make_engine(TransferOptions()), 0.1)
+    reads = LateEngine(make_engine(TransferOptions()), 0.04)
     disk = disk_for(made, values, tmp_path, reads=reads)
     found, _ = run_with_disk(made, values, disk, dispatch)
     assert differences(found, direct(graph, values)) == []
