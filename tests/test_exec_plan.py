@@ -104,7 +104,7 @@ def test_a_trace_is_searched_for_and_may_be_reordered(capsys: pytest.CaptureFixt
 
 def test_a_plan_file_says_in_how_many_steps_it_is_found_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ["plan", LLAMA, *SMALL_LLAMA, "--machine", "cpu", "--budget", "400KiB"]
-    found = facts(capsys, *words, "--plan-seconds", "2", "--out", str(tmp_path / "found.json"))
+    found = facts(capsys, *words, "--plan-seconds", "1", "--out", str(tmp_path / "found.json"))
     steps = json.loads((tmp_path / "found.json").read_text())["recipe"]["plan_steps"]
     assert steps == found["plan_steps"] > 0
     again = facts(capsys, *words, "--plan-steps", str(steps), "--out", str(tmp_path / "again.json"))

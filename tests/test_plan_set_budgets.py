@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from itertools import pairwise
 from unittest.mock import patch
 
@@ -47,18 +48,24 @@ def budgets_of(name: str | int) -> Iterator[Refused]:
     if isinstance(name, int):
         case = random_case(0, name)
         with model_of(case) as model_at:
-            yield refusals(model_at, case.texts)
+            yield refusals(name, model_at, case.texts)
         return
     if name not in TEXTS:
-        yield refusals(lambda at: open_model(SPECS / "gpt2.yaml", {"layers": 1, **at}), WIDE)
+        yield refusals(name, lambda at: open_model(SPECS / "gpt2.yaml", {"layers": 1, **at}), WIDE)
         return
     spec, sizes = name.split()[0], {**SMALL[name.split()[0]], "layers": 1}
     with patch.object(text_lengths, "LEAST_POSITIONS", 16):
-        yield refusals(lambda at: open_model(SPECS / f"{spec}.yaml", {**sizes, **at}), TEXTS[name])
+        yield refusals(name, lambda at: open_model(SPECS / f"{spec}.yaml", {**sizes, **at}), TEXTS[name])
 
 
-def refusals(model_at: Callable[[Mapping[str, int]], Model], texts: TextLengths) -> Refused:
-    found: dict[int, DoesNotFit | None] = {}
+@cache
+def asked_before(name: str | int) -> dict[int, DoesNotFit | None]:
+    """What was found by budget: both tests ask of a case much the same."""
+    return {}
+
+
+def refusals(name: str | int, model_at: Callable[[Mapping[str, int]], Model], texts: TextLengths) -> Refused:
+    found = asked_before(name)
 
     def refused(budget: int) -> DoesNotFit | None:
         if budget not in found:
@@ -66,7 +73,7 @@ def refusals(model_at: Callable[[Mapping[str, int]], Model], texts: TextLengths)
                 plan_texts(model_at, CPU, PlanRequest(budget), texts)
                 found[budget] = None
             except DoesNotFit as error:
-                found[budget] = error
+                found[budget] = error.with_traceback(None)
         return found[budget]
 
     return refused
