@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -84,7 +86,10 @@ def test_random_added_rows_in_triton(case: Case, small: bool) -> None:
 @given(pairs_jobs(), LIMITS)
 @FEW
 def test_random_jobs_of_pairs(case: Case, limit: int) -> None:
-    on_torch(case, limit)
+    """The smallest blocks where that makes hundreds, not thousands."""
+    assert isinstance(case.job, PairsJob)
+    size = prod(r.extent for r in case.job.ranges)
+    on_torch(case, limit if size <= 1500 else max(limit, 2000))
 
 
 @pytest.mark.interpreter
