@@ -117,9 +117,9 @@ def test_rows_are_taken_apart_once_where_a_block_of_the_product_needs_them_again
 def test_heads(format: BlockFormat, rows: int, twice: bool, cut: str, added: bool, products: Products, limit: int) -> None:
     """y[r,g,h] (+= z) = act(x[r,k,e] * w[g,h,k,e]) (* x * w2), rows of two dimensions, tiles cut before and within rows.
 
-    A temporary that holds a part of a row at a time takes thousands of steps for blocks of 256 numbers: of those few rows have it."""
+    A temporary that holds a part of a row at a time takes thousands of steps, most of all for blocks of 256 numbers: few rows have it."""
     each = max(16, format.elements)
-    rows = min(rows, 5) if each > 32 and limit <= 3000 else rows
+    rows = min(rows, 2 if each > 32 else 5 if limit == 1 else rows) if limit <= 3000 else rows
     extent = {"r": rows, "g": 3, "h": 2, "k": 4, "e": each}
     cuts: Any = {**({0: [1]} if cut in ("rows", "both") else {}), **({2: [2]} if cut in ("row", "both") else {})}
     w = [view(name, 3, 2, 4, each, cuts=cuts) for name in ("w", "w2")]
