@@ -53,7 +53,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     return asked
 
 
-def test_measuring_gives_a_whole_profile() -> None:
+def test_measuring_gives_a_whole_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With models of three layers, of which an arena still holds less than half."""
+    monkeypatch.setattr(probe_runs, "LAYERS_BELOW", ((64, 3),))
     machine = measure.measure_cpu(seconds=0.1, threads=1, rows=(1, 4))
     rates = (
         machine.device_bytes_per_s,
