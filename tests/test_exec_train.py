@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -25,7 +24,6 @@ from einpage.einsum_front.graph.taskgraph import TensorId
 from einpage.exec.cli import main
 from einpage.exec.load.fill import read_weights
 from einpage.exec.load.inputs import token_lists
-from einpage.exec.planning import task_graph
 from einpage.exec.planning.request import PlanRequest
 from einpage.exec.planning.train_step import TrainStep, open_step
 from einpage.exec.run.choose import Dispatch, RunOptions
@@ -119,19 +117,6 @@ def test_a_share_of_the_budget_is_of_the_peak() -> None:
     states = sum(np.prod(s.shape) * 4 for s in step.program.states)
     assert states < peak < 2 * states
     assert trained(1, budget="40%").planned.memgraph.budget_bytes == -(-4 * peak // 10)
-
-
-def test_shares_of_the_budget_have_their_splits_in_common() -> None:
-    """Of five shares for states and weights, two splits are made, and none is searched for where states fill the budget."""
-    step = small_step()
-    with (
-        patch.object(task_graph, "split", side_effect=task_graph.split) as made,
-        patch.object(task_graph, "joined_tasks", side_effect=task_graph.joined_tasks) as joined,
-        patch.object(task_graph, "smallest", side_effect=task_graph.smallest) as searched,
-    ):
-        plan_step(step, load_machine("cpu"), PlanRequest(64 << 10))
-    splits = [tuple(call.args[1].items()) for call in made.call_args_list]
-    assert len(splits) == len(set(splits)) == joined.call_count == 2 and not searched.called
 
 
 def test_bytes_are_the_plans() -> None:
