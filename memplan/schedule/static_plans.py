@@ -31,7 +31,7 @@ from einpage.memplan.residency.policies import (
     stream_all,
 )
 from einpage.memplan.schedule.allocate import allocated
-from einpage.memplan.schedule.timetable import Timetable, timetable
+from einpage.memplan.schedule.timetable import Timetable, soonest_s, timetable
 
 
 class Policy(Enum):
@@ -90,7 +90,7 @@ class StaticRules:
     """Static plans by rules, of one problem: what rules have in common is made once."""
 
     def __init__(self, slots: Slots, within_s: Callable[[], float] = lambda: inf, pace: Pace | None = None) -> None:
-        """What would take longer than `within_s` says at the time is left out."""
+        """What surely takes longer than `within_s` says at the time is left out."""
         self._slots, self._within_s, self._pace = slots, within_s, pace
         self._table_by_key: dict[tuple[bytes, int], Timetable] = {}
         self._plan_by_key: dict[tuple[bytes, int], MemGraph | None] = {}
@@ -115,7 +115,7 @@ class StaticRules:
         for it in sorted(attempts, key=lambda t: t[:2]):
             key = it.resident.tobytes(), it.prefetch_headroom
             if key not in self._plan_by_key:
-                if it.seconds > self._within_s():
+                if it.seconds > self._within_s() and soonest_s(self._slots, it.table) > self._within_s():
                     continue
                 plans = allocated(self._slots, it.resident, it.table, it.prefetch_headroom, (), self._pace)
                 self._plan_by_key[key] = next(plans, None)

@@ -3,8 +3,8 @@
 In: Slots, and for every interval whether its tensor is resident. Out: a Timetable, one SlotActions a slot. Loads are in order of need, each
 issued as early as that helps (list scheduling on one link): not before the link is free, and not before every slot until its use has the
 bytes. A load that would come late is issued before others where the link waits for their bytes for so long (backfilling). Copies to the
-host are in order of eviction: a buffer that is wanted waits for no copy of a tensor that is evicted later. packing/place.py finds the
-offsets.
+host are in order of eviction: a buffer that is wanted waits for no copy of a tensor that is evicted later; what is wanted sooner than its
+copy ends has whoever wants it wait. packing/place.py finds the offsets.
 
     slot              3      4      5      6
     compute        | k3   |  k4  |  k5  |  k6 |        load of w, needed by slot 6: the link is free while k4 runs, and slots
@@ -74,6 +74,21 @@ def timetable(slots: Slots, resident: ResidentIntervals, prefetch_headroom: int 
     return _ListScheduler(slots, resident, prefetch_headroom).run()
 
 
+def soonest_s(slots: Slots, table: Timetable) -> float:
+    """When everything is done if no copy waits for bytes: no plan with `table`'s order of tasks and of copies is faster."""
+    link_in = link_out = done = 0.0
+    there, on_host_at = dict[Prefetch, float](), dict[int, float]()
+    needs: list[list[Prefetch]] = [[] for _ in table.actions]
+    for k, (actions, seconds) in enumerate(zip(table.actions, slots.accesses.seconds.tolist(), strict=True)):
+        for load in actions.loads:
+            there[load] = link_in = max(link_in, on_host_at.get(load.tensor, 0.0)) + slots.load_s[load.tensor]
+            needs[load.use].append(load)
+        done = max([done, *(there[load] for load in needs[k])]) + seconds
+        for t in actions.stores:
+            on_host_at[t] = link_out = max(link_out, done) + slots.store_s[t]
+    return max(done, link_in, link_out)
+
+
 class _ListScheduler:
     def __init__(self, slots: Slots, resident: ResidentIntervals, prefetch_headroom: int) -> None:
         a = slots.accesses
@@ -89,6 +104,8 @@ class _ListScheduler:
         self.link_in = self.link_out = 0.0
         self.gaps: list[tuple[float, float]] = []
         """From when to when the link to the device waited for bytes, in order."""
+        self.emptied_s = [0.0] * a.slots
+        """[slot] when the last buffer is copied to the host that it has no bytes to spare for."""
         self.moved = 0
         self.on_host_at = np.where(a.clean, 0.0, np.inf).tolist()
         """[tensor] when the host has it."""
@@ -124,7 +141,7 @@ class _ListScheduler:
             evictions[start].append(Eviction(t, end))
         for t, last in enumerate(a.last_at.tolist()):
             if last != NEVER and t not in self.slots.donated[last].values():
-                evictions[last].append(Eviction(t, a.slots - 1))
+                evictions[last].append(Eviction(t, a.slots))
         return evictions
 
     def _writes(self, resident: ResidentIntervals) -> list[list[int]]:
@@ -143,7 +160,7 @@ class _ListScheduler:
     def run(self) -> Timetable:
         elapsed = np.concatenate(([0.0], np.cumsum(self.a.seconds)))
         for k in range(self.a.slots):
-            ready = self.finish[-1] if k else 0.0
+            ready = self._may_start_s(k)
             for t in self.needs[k]:
                 ready = max(ready, self._load(t, k))
             done = ready + self.seconds[k]
@@ -164,13 +181,13 @@ class _ListScheduler:
         issue = k
         while issue > first and finish[issue - 1] > link_free and free[issue - 1] >= wanted:
             issue -= 1
-        may_start = finish[issue - 1] if issue else 0.0
-        there = max(link_free, may_start) + self.slots.load_s[t]
+        start = max(link_free, self._may_start_s(issue))
+        there = start + self.slots.load_s[t]
         if self.gaps and k and there > finish[k - 1] and (gap := self._gap_for(t, k)) is not None:
             issue, there = gap
         else:
-            if may_start > self.link_in:
-                self.gaps.append((self.link_in, may_start))
+            if start > self.link_in:
+                self.gaps.append((self.link_in, start))
             self.link_in = there
         for slot in range(issue, k):
             free[slot] -= size
@@ -187,11 +204,15 @@ class _ListScheduler:
             issue = bisect_right(finish, end - seconds)
             if issue < self.freed_before[t]:
                 return None
-            start = max(free_at, self.on_host_at[t], finish[issue - 1] if issue else 0.0)
+            start = max(free_at, self.on_host_at[t], self._may_start_s(issue))
             if issue < k and start + seconds <= end and min(self.free[issue:k]) >= wanted:
                 self.gaps[g : g + 1] = [(low, high) for low, high in ((free_at, start), (start + seconds, end)) if high > low]
                 return issue, start + seconds
         return None
+
+    def _may_start_s(self, slot: int) -> float:
+        """When `slot` has its bytes: its task, and loads that are issued before it."""
+        return max(self.finish[slot - 1] if slot else 0.0, self.emptied_s[slot])
 
     def _store(self, k: int, done: float) -> None:
         """Issue the copies to the host that start before the next task ends, the first to be evicted first; and in any case those of
@@ -214,8 +235,10 @@ class _ListScheduler:
             while slot < until and self.free[slot] >= self.size[t]:
                 self.free[slot] -= self.size[t]
                 slot += 1
-        if slot == k + 1:
-            self.actions[k].frees_after.append(t)
+            if slot < until:
+                self.emptied_s[slot] = max(self.emptied_s[slot], self.on_host_at[t])
+        if slot in (k + 1, len(self.actions)):
+            self.actions[slot - 1].frees_after.append(t)
         else:
             self.actions[slot].frees_before.append(t)
         self.freed_before[t] = slot
