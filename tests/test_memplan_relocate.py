@@ -38,10 +38,13 @@ def test_relocation_denies_nothing_required_and_less_of_the_rest(monkeypatch: py
     for seed, slots in enumerate(random_slots(40, most_ops=40, extra=1024)):
         capacity = slots.problem.capacity
         ranges = live_ranges(slots, timetable(slots, nearest(slots.accesses, headroom_of(slots))))
-        offsets = place(limited(slots, ranges, RangeLimits(seed % 3, seed % 2)).full, capacity)
+        shorter = limited(slots, ranges, RangeLimits(seed % 3, seed % 2))
+        offsets = place(shorter.full, capacity)
         if None in offsets:
             continue
-        found = [placement_at(ranges, {key: at for key, at in zip(ranges.keys, offsets, strict=True) if at is not None})]
+        found = [placement_at(ranges, {key: at for key, at in zip(ranges.keys, offsets, strict=True) if at is not None}, shorter)]
+        for full, start, end in zip(shorter.full, found[0].starts, found[0].ends, strict=True):
+            assert start <= full.start and full.end <= end, "what an offset was found for is not denied"
         for displacements in (0, 2):
             monkeypatch.setattr(relocate, "DISPLACEMENTS", displacements)
             found.append(relocated(slots, ranges, found[0]))

@@ -31,6 +31,7 @@ from einpage.memplan.problem.slots import Slots, slots_of
 from einpage.memplan.residency.policies import ResidentIntervals, stream_all
 from einpage.memplan.schedule import search
 from einpage.memplan.schedule.allocate import SLOWER, Decision, SearchResult, allocated, at_limited_ranges, reissued
+from einpage.memplan.schedule.live_ranges import limited
 from einpage.memplan.schedule.search import HARDLY_SLOWER, NEAR, Bound, better_plan
 from einpage.memplan.schedule.static_plans import Policy, static_plans
 from einpage.memplan.schedule.timetable import Timetable, timetable
@@ -166,12 +167,12 @@ def test_nothing_is_allocated_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     """Of live ranges that come to the same under two limits, one is allocated."""
     seen: list[tuple[bytes, object, object]] = []
 
-    def checked(slots: Slots, resident: ResidentIntervals, table: Timetable, headroom: int, ranges: Any, shorter: Any, **more: Any) -> Any:
+    def checked(slots: Slots, resident: ResidentIntervals, table: Timetable, headroom: int, ranges: Any, limits: Any, **more: Any) -> Any:
         if not more.get("exact"):
-            key = resident.tobytes(), table.actions, shorter.full
+            key = resident.tobytes(), table.actions, limited(slots, ranges, limits).full
             assert key not in seen
             seen.append(key)
-        return at_limited_ranges(slots, resident, table, headroom, ranges, shorter, **more)
+        return at_limited_ranges(slots, resident, table, headroom, ranges, limits, **more)
 
     monkeypatch.setattr(search, "at_limited_ranges", checked)
     problem = lumpy(tmp_path)

@@ -25,7 +25,7 @@ from einpage.memplan.problem.pace import Pace
 
 WORK, WORK_PER_RECTANGLE = 50_000, 200
 """What may be spent on repairs, about in microseconds: at least, and for each rectangle."""
-NODES_PER_RECTANGLE = 15
+NODES_PER_RECTANGLE = 4
 """What may be spent on exact search."""
 SMALL_SHARE = 0.002
 """Of the arena: the smallest rectangles that need no more than this at once are packed apart, at its top, before the others."""

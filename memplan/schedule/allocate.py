@@ -22,10 +22,10 @@ from einpage.memplan.packing.rectangles import Rectangle
 from einpage.memplan.problem.pace import Pace, SearchOver
 from einpage.memplan.problem.slots import Slots
 from einpage.memplan.residency.policies import ResidentIntervals
-from einpage.memplan.schedule.emit import emit
+from einpage.memplan.schedule.emit import by_due_date, emit
 from einpage.memplan.schedule.live_ranges import Key, LiveRanges, RangeLimits, limited, live_ranges, placement_at
-from einpage.memplan.schedule.relocate import relocated
-from einpage.memplan.schedule.split_ranges import split_ranges
+from einpage.memplan.schedule.relocate import EVENLY, NEAREST_FIRST, relocated
+from einpage.memplan.schedule.split_ranges import coalesced, split_ranges
 from einpage.memplan.schedule.timetable import Timetable, timetable
 
 LIMITS = (RangeLimits(4.0, 1.0), RangeLimits(2.0, 0.0), RangeLimits(1.0, 0.0))
@@ -81,7 +81,7 @@ def allocated(
         if shorter.full in tried:
             continue
         tried.append(shorter.full)
-        found, unsplit = at_limited_ranges(slots, resident, table, prefetch_headroom, ranges, shorter, pace=pace)
+        found, unsplit = at_limited_ranges(slots, resident, table, prefetch_headroom, ranges, limit, pace=pace)
         if found is not None:
             yield found
         if unsplit:
@@ -93,32 +93,39 @@ def at_full_ranges(slots: Slots, table: Timetable, ranges: LiveRanges, effort: f
     offsets = place(ranges.full, slots.problem.capacity, effort, pace=pace)
     if None in offsets:
         return None
-    return _emitted(slots, table, ranges, {key: at for key, at in zip(ranges.keys, offsets, strict=True) if at is not None})
+    return _emitted(slots, table, ranges, ranges, {key: at for key, at in zip(ranges.keys, offsets, strict=True) if at is not None})
 
 
 def at_limited_ranges(
     slots: Slots, resident: ResidentIntervals, table: Timetable, prefetch_headroom: int,
-    ranges: LiveRanges, shorter: LiveRanges, exact: bool = False, pace: Pace | None = None,
+    ranges: LiveRanges, limits: RangeLimits, exact: bool = False, pace: Pace | None = None,
 ) -> tuple[MemGraph | None, bool]:  # fmt: skip
-    """A plan with offsets for the `shorter` ranges of `table`, split where they find none: None where no splitting helps, or the host is
-    full; and whether nothing was split. `exact` looks longer for offsets. Raises SearchOver."""
+    """A plan with offsets for the `ranges` of `table` within `limits`, split where they find none: None where no splitting helps, or the
+    host is full; and whether nothing was split. `exact` looks longer for offsets. Raises SearchOver."""
+    shorter = limited(slots, ranges, limits)
     offsets = place(shorter.full, slots.problem.capacity, exact=exact, pace=pace)
     found = split_ranges(slots, shorter, offsets, resident, evicts=True, pace=pace) or split_ranges(
         slots, shorter, offsets, resident, pace=pace
     )
     if found is None:
         return None, False
-    if np.array_equal(found.resident, resident):
-        return _emitted(slots, table, ranges, found.offset_by_key), True
-    after_splits = timetable(slots, found.resident, prefetch_headroom)
-    return _emitted(slots, after_splits, live_ranges(slots, after_splits), found.offset_by_key), False
+    unsplit, found = np.array_equal(found.resident, resident), coalesced(slots, found)
+    if not np.array_equal(found.resident, resident):
+        table = timetable(slots, found.resident, prefetch_headroom)
+        ranges = live_ranges(slots, table)
+        shorter = limited(slots, ranges, limits)
+    return _emitted(slots, table, ranges, shorter, found.offset_by_key), unsplit
 
 
-def _emitted(slots: Slots, table: Timetable, ranges: LiveRanges, offset_by_key: Mapping[Key, int]) -> MemGraph | None:
-    """The plan, or None where the host is full."""
-    placement = relocated(slots, ranges, placement_at(ranges, offset_by_key))
+def _emitted(slots: Slots, table: Timetable, ranges: LiveRanges, shorter: LiveRanges, offset_by_key: Mapping[Key, int]) -> MemGraph | None:
+    """The plan, or None where the host is full. Of two relocations the faster, and with loads as they are timed, or by due date."""
+    placement, machine = placement_at(ranges, offset_by_key, shorter), slots.problem.machine
+    relocations = dict.fromkeys(relocated(slots, ranges, placement, worth) for worth in (EVENLY, NEAREST_FIRST))
     try:
-        return emit(slots, table, ranges, placement)
+        found = [(emit(slots, table, ranges, there), there) for there in relocations]
+        memgraph, there = min(found, key=lambda it: simulate(it[0], machine).makespan_s)
+        actions, places = by_due_date(slots, table, ranges, there)
+        return min(memgraph, emit(slots, actions, ranges, places), key=lambda it: simulate(it, machine).makespan_s)
     except DoesNotFit:
         return None
 

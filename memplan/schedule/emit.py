@@ -1,10 +1,15 @@
-"""From a timetable and a placement to a MemGraph.
+"""From a timetable and a placement to a MemGraph; and loads by due date, once it is known where they go.
 
 In: Slots, a Timetable, its LiveRanges and a Placement of them. Out: nodes in the timetable's order at the offsets found, loads as early and
 frees as late as the placement has them. Raises DoesNotFit where the host is full.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+
+import numpy as np
 
 from einpage.einsum_front.graph.taskgraph import TensorId
 from einpage.memplan.graph.arena import Arena, Piece
@@ -133,3 +138,95 @@ class _Emitter:
     def free(self, t: int) -> None:
         self.device.release(self.at[t], self.recorder.free(self.on_device[t]))
         self.on_device[t] = NO_RESIDENCY
+
+
+def by_due_date(slots: Slots, table: Timetable, ranges: LiveRanges, placement: Placement) -> tuple[Timetable, Placement]:
+    """`table` and `placement` with loads in another order: of those that may start, that which is needed first (Jackson 1955). Tasks,
+    copies to the host and offsets stay.
+
+    A timetable orders loads as if bytes lay anywhere. Where a placement has one wait for another tensor's bytes, those behind it need not:
+
+        link    before   | . . . a | b | c |        a waits for bytes until here, b and c do not
+                after    | b | c | a |              and a is in as soon as it was
+    """
+    issued = _Clock(slots, table, ranges, placement).run()
+    range_by_key, starts = {key: i for i, key in enumerate(ranges.keys)}, list(placement.starts)
+    for k, loads in enumerate(issued):
+        for load in loads:
+            starts[range_by_key[load.tensor, 3 * load.use]] = 3 * k
+    actions = tuple(replace(actions, loads=loads) for actions, loads in zip(table.actions, issued, strict=True))
+    return replace(table, actions=actions), replace(placement, starts=tuple(starts))
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A load whose bytes are free from a slot on, once all these tensors are on the host."""
+
+    load: Prefetch
+    tensors: tuple[int, ...]
+
+
+class _Clock:
+    """Both links and the tasks, in time; no other copies than loads change places."""
+
+    def __init__(self, slots: Slots, table: Timetable, ranges: LiveRanges, placement: Placement) -> None:
+        self.slots, self.table = slots, table
+        self.released: list[list[_Waiting]] = [[] for _ in table.actions]
+        """[slot]"""
+        self.missing = [0] * len(table.actions)
+        """[slot] loads that it needs and that are not issued yet."""
+        self._released(ranges, placement)
+        self.link_s = 0.0
+        self.early: list[tuple[float, Prefetch]] = []
+        """A heap of (when it may start, load)."""
+        self.ready: list[tuple[int, Prefetch]] = []
+        """A heap of (due, load)."""
+        self.there = [0.0] * len(table.actions)
+        """[slot] when all that was loaded for it is there."""
+        self.issued: list[list[Prefetch]] = [[] for _ in table.actions]
+
+    def _released(self, ranges: LiveRanges, placement: Placement) -> None:
+        low, start, end = (np.array(column, np.int64) for column in (placement.offsets, placement.starts, placement.ends))
+        high = low + np.array([r.nbytes for r in ranges.full], np.int64)
+        stored = {t for actions in self.table.actions for t in actions.stores}
+        last = [tensors[-1] for tensors in ranges.tensors]
+        copied = np.flatnonzero([t in stored for t in last])
+        range_by_key = {key: i for i, key in enumerate(ranges.keys)}
+        for load in (load for actions in self.table.actions for load in actions.loads):
+            i = range_by_key[load.tensor, 3 * load.use]
+            before = copied[(low[copied] < high[i]) & (high[copied] > low[i]) & (end[copied] <= start[i])]
+            self.released[-(-int(start[i]) // 3)].append(_Waiting(load, (load.tensor, *(last[j] for j in before.tolist()))))
+            self.missing[load.use] += 1
+
+    def run(self) -> list[list[Prefetch]]:
+        """[slot] the loads issued before it, in order."""
+        done = stores_s = 0.0
+        on_host_s: dict[int, float] = {}
+        for k, (actions, seconds) in enumerate(zip(self.table.actions, self.slots.accesses.seconds.tolist(), strict=True)):
+            for waiting in self.released[k]:
+                may_start_s = max([done, *(on_host_s.get(t, 0.0) for t in waiting.tensors)])
+                heappush(self.early, (may_start_s, waiting.load))
+            while self.missing[k]:
+                self._issue(self._next_s(), k)
+            done = max(done, self.there[k]) + seconds
+            while (self.early or self.ready) and (at := self._next_s()) < done:
+                self._issue(at, k + 1)
+            for t in actions.stores:
+                on_host_s[t] = stores_s = max(stores_s, done) + self.slots.store_s[t]
+        return self.issued
+
+    def _next_s(self) -> float:
+        """When the link takes its next load."""
+        at = self.link_s if self.ready else max(self.link_s, self.early[0][0])
+        while self.early and self.early[0][0] <= at:
+            load = heappop(self.early)[1]
+            heappush(self.ready, (load.use, load))
+        return at
+
+    def _issue(self, at: float, slot: int) -> None:
+        """The link takes the load that is due first, before the task of `slot`."""
+        due, load = heappop(self.ready)
+        self.link_s = at + self.slots.load_s[load.tensor]
+        self.there[due] = max(self.there[due], self.link_s)
+        self.missing[due] -= 1
+        self.issued[min(slot, due)].append(load)

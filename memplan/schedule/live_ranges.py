@@ -117,17 +117,23 @@ def limited(slots: Slots, ranges: LiveRanges, limits: RangeLimits) -> LiveRanges
     return replace(ranges, full=tuple(shorter))
 
 
-def placement_at(ranges: LiveRanges, offset_by_key: Mapping[Key, int]) -> Placement:
-    """Every range at its offset, and over all of its full range in which no other's required part has or will have its bytes by then."""
+def placement_at(ranges: LiveRanges, offset_by_key: Mapping[Key, int], shorter: LiveRanges) -> Placement:
+    """Every range at its offset, and over all of its full range in which no other's required part has or will have its bytes by then; nor
+    what another has beyond that in `shorter`, which are the same ranges limited: those come first."""
     required_start, required_end = np.array([at for _, at in ranges.keys], np.int64), np.array(ranges.required_ends, np.int64)
     low = np.array([offset_by_key[key] for key in ranges.keys], np.int64)
-    start, end, nbytes = np.array(ranges.full, np.int64).reshape(-1, 3).T
-    high = low + nbytes
-    starts, ends = start.copy(), end.copy()
-    for i in np.flatnonzero(end > required_end).tolist():
-        after = required_start[(required_start >= required_end[i]) & (required_start < end[i]) & (low < high[i]) & (high > low[i])]
-        ends[i] = after.min(initial=end[i])
-    for i in np.flatnonzero(start < required_start).tolist():
-        before = ends[(ends > start[i]) & (ends <= required_start[i]) & (low < high[i]) & (high > low[i])]
-        starts[i] = before.max(initial=start[i])
+    high = low + np.array(ranges.full, np.int64).reshape(-1, 3)[:, 2]
+    starts, ends = required_start, required_end
+    for full in (shorter.full, ranges.full):
+        start, end, _ = np.array(full, np.int64).reshape(-1, 3).T
+        new_ends = end.copy()
+        for i in np.flatnonzero(end > required_end).tolist():
+            after = starts[(required_start >= required_end[i]) & (starts < end[i]) & (low < high[i]) & (high > low[i])]
+            new_ends[i] = after.min(initial=end[i])
+        ends = new_ends
+        new_starts = start.copy()
+        for i in np.flatnonzero(start < required_start).tolist():
+            before = ends[(ends > start[i]) & (required_end <= required_start[i]) & (low < high[i]) & (high > low[i])]
+            new_starts[i] = before.max(initial=start[i])
+        starts = new_starts
     return Placement(tuple(low.tolist()), tuple(starts.tolist()), tuple(ends.tolist()))

@@ -19,15 +19,15 @@ import numpy as np
 
 from einpage.einsum_front.base.columns import Bools, Floats, Int64s
 from einpage.memplan.problem.slots import Slots
-from einpage.memplan.schedule.live_ranges import LiveRanges, Placement
+from einpage.memplan.schedule.live_ranges import WORKSPACE, LiveRanges, Placement
 
 LEAST = 1e-9
 """Seconds that are not worth a move."""
 ROUNDS = 3
 """Times that each range may move, and ..."""
-DISPLACEMENTS = 2
+DISPLACEMENTS = 6
 """... times that each may displace others, ..."""
-MOST_DISPLACED = 3
+MOST_DISPLACED = 6
 """... so many at once, ..."""
 PROBED = 6
 """... at so many offsets, those with the least in the way."""
@@ -35,9 +35,13 @@ WORK, WORK_PER_QUERY = 200_000_000, 20_000
 """What may be spent, two seconds or so, and on each query."""
 
 
-def relocated(slots: Slots, ranges: LiveRanges, placement: Placement) -> Placement:
-    """`placement` with some ranges elsewhere, so that together they lose less."""
-    search = _LocalSearch(slots, ranges, placement)
+EVENLY, NEAREST_FIRST = (1.0, 1.0, 1.0), (4.0, 1.0, 0.3)
+"""What a second of lead or lag is worth: within the time of its own copy from the required part, within twice that, and beyond."""
+
+
+def relocated(slots: Slots, ranges: LiveRanges, placement: Placement, worth: tuple[float, float, float] = EVENLY) -> Placement:
+    """`placement` with some ranges elsewhere, so that together they lose less, of what a second is `worth`."""
+    search = _LocalSearch(slots, ranges, placement, worth)
     for turn in [search.move] * ROUNDS + [search.displace, search.move] * DISPLACEMENTS:
         for i in search.denied():
             if search.spent < WORK:
@@ -55,7 +59,7 @@ class Location(NamedTuple):
 class _LocalSearch:
     """At which offset each range lies (`low`), and from when to when. One from 0 to 0 lies nowhere."""
 
-    def __init__(self, slots: Slots, ranges: LiveRanges, placement: Placement) -> None:
+    def __init__(self, slots: Slots, ranges: LiveRanges, placement: Placement, worth: tuple[float, float, float]) -> None:
         self.capacity = slots.problem.capacity
         self.spent = 0
         """Pairs of an offset and a range that were looked at, and a little more for each query."""
@@ -65,6 +69,9 @@ class _LocalSearch:
         self.full_start, self.full_end, self.nbytes = np.array(ranges.full, np.int64).reshape(-1, 3).T
         self.required_start = np.array([at for _, at in ranges.keys], np.int64)
         self.required_end = np.array(ranges.required_ends, np.int64)
+        self.worth = worth
+        self.load_s = np.array([0.0 if t == WORKSPACE else slots.load_s[t] for t, _ in ranges.keys])
+        self.store_s = np.array([0.0 if tensors[-1] == WORKSPACE else slots.store_s[tensors[-1]] for tensors in ranges.tensors])
         columns = placement.offsets, placement.starts, placement.ends
         self.low, self.start, self.end = (np.array(column, np.int64) for column in columns)
 
@@ -115,10 +122,22 @@ class _LocalSearch:
         _, self.low[i], self.start[i], self.end[i] = location
 
     def _lost_s(self, i: Int64s | int, start: Int64s, end: Int64s) -> Floats:
-        """Seconds of prefetch lead and write-back lag that are denied to `i`, or to each of `i`."""
-        late = self.elapsed[start] - self.elapsed[self.full_start[i]]
-        early: Floats = self.elapsed[self.full_end[i]] - self.elapsed[end]
+        """What the seconds of prefetch lead and write-back lag are worth that are denied to `i`, or to each of `i`."""
+        needed, over = self.elapsed[self.required_start[i]], self.elapsed[self.required_end[i]]
+        late = self._worth(needed - self.elapsed[self.full_start[i]], self.load_s[i]) - self._worth(
+            needed - self.elapsed[start], self.load_s[i]
+        )
+        early: Floats = self._worth(self.elapsed[self.full_end[i]] - over, self.store_s[i]) - self._worth(
+            self.elapsed[end] - over, self.store_s[i]
+        )
         return early + late
+
+    def _worth(self, seconds: Floats, copy_s: Floats) -> Floats:
+        """Of so many of lead or lag, for a copy that takes `copy_s`."""
+        first, second, rest = self.worth
+        more = np.maximum(seconds - copy_s, 0.0)
+        worth: Floats = first * (seconds - more) + second * np.minimum(more, copy_s) + rest * np.maximum(more - copy_s, 0.0)
+        return worth
 
     def _offsets(self, i: int) -> tuple[Int64s, Int64s, Bools]:
         """The others that are there during the full range of `i`; all offsets beside one of them or an end of the arena; who is in the way

@@ -46,10 +46,10 @@ BYTES_COUNT = 0.1
 """What moving a byte counts beside time, in parts of its time on the link."""
 EXACT_RESERVE = 0.005
 """The share of the arena that the candidate for exact search leaves free: in a fuller one it finds offsets too seldom."""
-WHOLE_RESERVES = (0.0, 0.02)
+WHOLE_RESERVES = (0.005, 0.02, 0.0)
 """Under which a small graph's resident intervals are found by branch and bound."""
 BEFORE_LP = 2
-"""Attempts before programmes are solved, which take about as long."""
+"""Attempts between programmes, which take about as long."""
 FIRST_RESERVES = 3
 """With the candidates of so many RESERVES attempts begin."""
 MOST_EXACT_SLOTS = 2_500
@@ -231,24 +231,23 @@ class _Search:
             yield
 
     def _searched(self) -> Iterator[None]:
-        for _ in islice(self._by_expectation(), BEFORE_LP):
-            yield
+        self._extend_under(FIRST_RESERVES)
+        yield from self._exactly()
+        for reserve in WHOLE_RESERVES:
+            if self._extend(reserve, self.candidates.by_branch_and_bound(reserve, self.pace)):
+                yield from islice(self._by_expectation(), BEFORE_LP)
+        yield from islice(self._by_expectation(), BEFORE_LP)
         if self.candidates.solve_lp(self.pace):
             for reserve in RESERVES:
                 self._extend(reserve, self.candidates.by_lp(reserve))
-        yield from self._by_expectation()
-        for reserve in WHOLE_RESERVES:  # which takes ten times as long as the LP
-            self._extend(reserve, self.candidates.by_branch_and_bound(reserve, self.pace))
         yield from self._by_expectation()
         yield from self._by_exchanges()
 
     def _by_expectation(self) -> Iterator[None]:
         """What is expected to score best next, until nothing is left that may be chosen."""
         while True:
-            more = FIRST_RESERVES if len(self.reserves) == len(RESERVES) else 1
-            for _ in range(min(more, len(self.reserves))):
-                reserve = self.reserves.popleft()
-                self._extend(reserve, self.candidates.under(reserve))
+            if self.tried:
+                self._extend_under(1)
             left = [(c, k) for c in self.timed for k in range(len(LIMITS)) if (c, k) not in self.tried and self.front.may_improve(c.table)]
             while left and (best := min(left, key=self._expected_score)) not in self.unplaced_s:
                 self.unplaced_s[best] = self._unplaced_s(*best)
@@ -256,7 +255,9 @@ class _Search:
             if left:
                 self._try(*best)
                 yield
-            elif not self.reserves:
+            elif self.reserves:
+                self._extend_under(1)
+            else:
                 return
 
     def _expected_score(self, attempt: Allocation) -> float:
@@ -279,11 +280,17 @@ class _Search:
         nbytes = first_fit_loss(shorter.full, self.slots.problem.capacity, self.pace)
         return nbytes / self.slots.problem.machine.link(Queue.H2D).bytes_per_s
 
-    def _extend(self, reserve: float, found: Iterator[ResidentIntervals]) -> None:
-        """Time new candidates of a reserve; the best with prefetch headroom as well, where it makes a difference."""
+    def _extend_under(self, more: int) -> None:
+        """Candidates of so many more RESERVES."""
+        for _ in range(min(more, len(self.reserves))):
+            reserve = self.reserves.popleft()
+            self._extend(reserve, self.candidates.under(reserve))
+
+    def _extend(self, reserve: float, found: Iterator[ResidentIntervals]) -> bool:
+        """Time new candidates of a reserve; the best with prefetch headroom as well, where it makes a difference. Whether there are any."""
         new = [c for resident in found if (c := self._timed(reserve, 0.0, resident)) is not None]
         if not new:
-            return
+            return False
         best = min(new, key=lambda c: c.score)
         actions = [best.table.actions]
         for headroom in PREFETCH_HEADROOMS:
@@ -292,6 +299,7 @@ class _Search:
                 new.append(other)
                 actions.append(other.table.actions)
         self.timed += new
+        return True
 
     def _timed(self, reserve: float, headroom: float, resident: ResidentIntervals) -> _Candidate | None:
         nbytes = int(headroom * self.slots.problem.capacity)
@@ -319,13 +327,27 @@ class _Search:
                 return
             self.full_up_to = candidate.reserve
         expected = candidate.score + (1 + BYTES_COUNT) * self.unplaced_s[candidate, k]
-        shorter = limited(slots, ranges, LIMITS[k])
-        memgraph, _ = at_limited_ranges(slots, candidate.resident, table, candidate.prefetch_headroom, ranges, shorter, pace=self.pace)
+        memgraph, _ = at_limited_ranges(slots, candidate.resident, table, candidate.prefetch_headroom, ranges, LIMITS[k], pace=self.pace)
         if memgraph is None:
             self.worse[k].append(NO_PLAN)
         else:
             found = self.front.add(SearchResult(memgraph, candidate.decision))
             self.worse[k].append(self._score(found.seconds, found.nbytes) / expected)
+
+    def _exactly(self) -> Iterator[None]:
+        """The best so far whose offsets exact search may find."""
+        eligible = [c for c in self.timed if c.reserve >= EXACT_RESERVE and self.front.may_improve(c.table)]
+        if eligible and self.slots.accesses.slots <= MOST_EXACT_SLOTS:
+            self._try_exactly(min(eligible, key=lambda c: c.score))
+            yield
+
+    def _try_exactly(self, candidate: _Candidate) -> None:
+        """Allocate it by exact search, with short live ranges."""
+        slots, table = self.slots, candidate.table
+        ranges, headroom = live_ranges(slots, table), candidate.prefetch_headroom
+        memgraph, _ = at_limited_ranges(slots, candidate.resident, table, headroom, ranges, EXACT_LIMIT, exact=True, pace=self.pace)
+        if memgraph is not None:
+            self.front.add(SearchResult(memgraph, replace(candidate.decision, exact=True)))
 
     def _by_exchanges(self) -> Iterator[None]:
         """Ruin and recreate: from the best timetables, each once, and then from the best plan while that makes better ones."""
@@ -342,13 +364,7 @@ class _Search:
                 continue
             self.timed.append(improved)
             yield from self._by_expectation()
-            ranges = live_ranges(self.slots, improved.table)
-            shorter = limited(self.slots, ranges, EXACT_LIMIT)
-            memgraph, _ = at_limited_ranges(
-                self.slots, improved.resident, improved.table, improved.prefetch_headroom, ranges, shorter, exact=True, pace=self.pace
-            )
-            if memgraph is not None:
-                self.front.add(SearchResult(memgraph, replace(improved.decision, exact=True)))
+            self._try_exactly(improved)
             yield
 
     def _may_improve_after_exchanges(self, c: _Candidate) -> bool:

@@ -98,14 +98,15 @@ class PlacedSegments:
 
     def offset_by_key(self) -> dict[Key, int]:
         """The byte offset of every placed segment."""
-        return {self.segments[row].key: int(self.low[row]) for row in self._rows()}
+        return {self.segments[row].key: int(self.low[row]) for row in self.rows()}
 
-    def _rows(self) -> Iterator[int]:
+    def rows(self) -> Iterator[int]:
+        """Those that are not empty."""
         empty = set(self._empty)
         return (row for row in range(len(self.segments)) if row not in empty)
 
-    def place(self, segment: LiveSegment, at: int) -> None:
-        """Add `segment` at the byte offset `at`. That the bytes are free is not checked."""
+    def place(self, segment: LiveSegment, at: int) -> int:
+        """Add `segment` at the byte offset `at`; answers its row. That the bytes are free is not checked."""
         if self._empty:
             row = self._empty.pop()
             self.segments[row] = segment
@@ -117,6 +118,7 @@ class PlacedSegments:
                     np.concatenate((column, np.zeros_like(column))) for column in (self.start, self.end, self.low, self.high)
                 )
         self.start[row], self.end[row], self.low[row], self.high[row] = segment.start, segment.end, at, at + segment.nbytes
+        return row
 
     def remove(self, row: int) -> None:
         """Remove the segment of `row`, which may be used again."""

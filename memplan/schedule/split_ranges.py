@@ -1,4 +1,5 @@
-"""Offsets for all live ranges, by splitting: a range without one is split, or what is in its way is moved, loaded later, split or evicted.
+"""Offsets for all live ranges, by splitting: a range without one is split, or what is in its way is moved, loaded later, split or evicted;
+and what was split is joined again where there turns out to be a hole for all of it.
 
 In: live ranges, offsets for most of them, the resident intervals. Out: resident intervals without those at which ranges were split, and an
 offset for every segment that is left. Each unplaced segment takes the offset that costs least, in bytes that move again or come late, as
@@ -9,7 +10,7 @@ time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -40,7 +41,14 @@ TURNS, TURNS_PER_SEGMENT = 200, 8
 @dataclass(frozen=True, slots=True)
 class SplitRanges:
     resident: ResidentIntervals
-    offset_by_key: dict[Key, int]
+    placed: PlacedSegments
+    last_tensor: dict[Key, int]
+    """The tensor that a segment holds at its end."""
+
+    @property
+    def offset_by_key(self) -> dict[Key, int]:
+        """Of every segment."""
+        return self.placed.offset_by_key()
 
 
 def split_ranges(
@@ -54,7 +62,7 @@ def split_ranges(
     """Offsets for all; None where none were found. `evicts`: a segment that has no other hole may be evicted too, and look for an offset in
     turn, which finds good ones among many small segments and none among few large ones. Raises SearchOver where `pace` ends it.
     """
-    allocator = _SplittingAllocator(slots, EVICTION_COST if evicts else FORBIDDEN)
+    allocator = _SplittingAllocator(slots, ranges, EVICTION_COST if evicts else FORBIDDEN)
     unplaced = []
     for segment, at in zip(_segments(slots.accesses, ranges, resident), offsets, strict=True):
         if at is None:
@@ -75,7 +83,23 @@ def split_ranges(
         return None
     still = resident.copy()
     still[allocator.split_at] = False
-    return SplitRanges(still, allocator.placed.offset_by_key())
+    return SplitRanges(still, allocator.placed, allocator.last_tensor)
+
+
+def coalesced(slots: Slots, found: SplitRanges) -> SplitRanges:
+    """`found`, which is used up, with all segments joined for which there is a hole: coalescing, the inverse of splitting (Chaitin 1982).
+
+    Resident intervals were chosen by bytes, of which some are left free, and splitting takes more than it needs; which holes there are is
+    known only once everything lies somewhere. The intervals first that move most for their bytes and slots.
+    """
+    a, points, resident = slots.accesses, SplitPoints(slots), found.resident.copy()
+    segments = _Segments(found.placed, found.last_tensor)
+    evicted = np.flatnonzero(~resident)
+    gain = np.array(points.moved, np.float64)[evicted] / (a.nbytes[a.tensor] * (a.end - a.start - 1))[evicted]
+    for j in evicted[np.argsort(-gain, kind="stable")].tolist():
+        tensor = points.tensor[j]
+        resident[j] = segments.join((tensor, points.free_from[j]), (tensor, points.free_until[j]), j)
+    return SplitRanges(resident, segments.placed, segments.last_tensor)
 
 
 def _segments(a: Accesses, ranges: LiveRanges, resident: ResidentIntervals) -> list[LiveSegment]:
@@ -127,10 +151,11 @@ def _cost_by_interval(conflicts: list[Conflict]) -> dict[int, float]:
 
 
 class _SplittingAllocator:
-    def __init__(self, slots: Slots, eviction_cost: float) -> None:
+    def __init__(self, slots: Slots, ranges: LiveRanges, eviction_cost: float) -> None:
         self.eviction_cost = eviction_cost
         self.placed = PlacedSegments(slots.problem.capacity)
         self.points = SplitPoints(slots)
+        self.last_tensor = {key: tensors[-1] for key, tensors in zip(ranges.keys, ranges.tensors, strict=True)}
         self.split_at: list[int] = []
         """The intervals that are no longer resident."""
         self.evictions: dict[Key, int] = {}
@@ -146,7 +171,10 @@ class _SplittingAllocator:
 
     def split(self, segment: LiveSegment, interval: int) -> tuple[LiveSegment, LiveSegment]:
         self.split_at.append(interval)
-        return self.points.split(segment, interval)
+        before, after = self.points.split(segment, interval)
+        self.last_tensor[after.key] = self.last_tensor[before.key]
+        self.last_tensor[before.key] = self.points.tensor[interval]
+        return before, after
 
     def _resolve(self, segment: LiveSegment) -> list[LiveSegment] | None:
         """Place `segment` where it costs least, of the PROBED offsets that may cost least, or split it."""
@@ -233,3 +261,40 @@ class _SplittingAllocator:
 
     def _place_trimmed(self, segment: LiveSegment, at: int) -> None:
         self.placed.place(self.placed.trimmed(segment, at), at)
+
+
+class _Segments:
+    """Placed segments, by where they start and by where they end."""
+
+    def __init__(self, placed: PlacedSegments, last_tensor: dict[Key, int]) -> None:
+        self.placed, self.last_tensor = placed, last_tensor
+        self.row_by_key: dict[Key, int] = {}
+        self.row_by_end: dict[Key, int] = {}
+        """By the tensor at its end, and the end of its required part."""
+        for row in placed.rows():
+            self._note(row)
+
+    def _note(self, row: int) -> None:
+        segment = self.placed.segments[row]
+        self.row_by_key[segment.key] = row
+        self.row_by_end[self.last_tensor[segment.key], segment.required_end] = row
+
+    def join(self, end: Key, key: Key, interval: int) -> bool:
+        """Join the segment that ends at `end` with that of `key` over `interval`, if there is a hole for both and what is between."""
+        before, after = self.row_by_end[end], self.row_by_key[key]
+        first, second = self.placed.segments[before], self.placed.segments[after]
+        whole = replace(first, end=second.end, required_end=second.required_end, idle=(*first.idle, interval, *second.idle))
+        places = [(segment, int(self.placed.low[row])) for segment, row in ((second, after), (first, before))]
+        for row in (before, after):
+            self.placed.remove(row)
+        hole = self.placed.tightest_hole(whole)
+        if hole is None:
+            self._place(places)
+            return False
+        self.last_tensor[first.key] = self.last_tensor[second.key]
+        self._place([(whole, hole)])
+        return True
+
+    def _place(self, places: list[tuple[LiveSegment, int]]) -> None:
+        for segment, at in places:
+            self._note(self.placed.place(segment, at))
