@@ -120,7 +120,7 @@ def at_limited_ranges(
 def _emitted(slots: Slots, table: Timetable, ranges: LiveRanges, shorter: LiveRanges, offset_by_key: Mapping[Key, int]) -> MemGraph | None:
     """The plan, or None where the host is full. Of two relocations the faster, and with loads as they are timed, or by due date."""
     placement, machine = placement_at(ranges, offset_by_key, shorter), slots.problem.machine
-    relocations = dict.fromkeys(relocated(slots, ranges, placement, worth) for worth in (EVENLY, NEAREST_FIRST))
+    relocations = dict.fromkeys(relocated(slots, ranges, placement, aim) for aim in (EVENLY, NEAREST_FIRST))
     try:
         found = [(emit(slots, table, ranges, there), there) for there in relocations]
         memgraph, there = min(found, key=lambda it: simulate(it[0], machine).makespan_s)

@@ -25,23 +25,35 @@ LEAST = 1e-9
 """Seconds that are not worth a move."""
 ROUNDS = 3
 """Times that each range may move, and ..."""
-DISPLACEMENTS = 6
-"""... times that each may displace others, ..."""
-MOST_DISPLACED = 6
-"""... so many at once, ..."""
+DISPLACEMENTS = 2
+"""... times that each may displace others, of a few at once, ..."""
 PROBED = 6
 """... at so many offsets, those with the least in the way."""
 WORK, WORK_PER_QUERY = 200_000_000, 20_000
 """What may be spent, two seconds or so, and on each query."""
 
 
-EVENLY, NEAREST_FIRST = (1.0, 1.0, 1.0), (4.0, 1.0, 0.3)
-"""What a second of lead or lag is worth: within the time of its own copy from the required part, within twice that, and beyond."""
+class Aim(NamedTuple):
+    """What a second of lead or lag is worth ..."""
+
+    first: float
+    """... within the time of its own copy from the required part, ..."""
+    second: float
+    """... within twice that, ..."""
+    rest: float
+    """... and beyond."""
+    most_displaced: int
+    """By one range at once."""
 
 
-def relocated(slots: Slots, ranges: LiveRanges, placement: Placement, worth: tuple[float, float, float] = EVENLY) -> Placement:
-    """`placement` with some ranges elsewhere, so that together they lose less, of what a second is `worth`."""
-    search = _LocalSearch(slots, ranges, placement, worth)
+EVENLY = Aim(1.0, 1.0, 1.0, 3)
+NEAREST_FIRST = Aim(4.0, 1.0, 0.3, 6)
+"""A load that has the time of its own copy ahead of its use is late only where others are before it on the link."""
+
+
+def relocated(slots: Slots, ranges: LiveRanges, placement: Placement, aim: Aim = EVENLY) -> Placement:
+    """`placement` with some ranges elsewhere, so that together they lose less of what `aim` says."""
+    search = _LocalSearch(slots, ranges, placement, aim)
     for turn in [search.move] * ROUNDS + [search.displace, search.move] * DISPLACEMENTS:
         for i in search.denied():
             if search.spent < WORK:
@@ -59,7 +71,7 @@ class Location(NamedTuple):
 class _LocalSearch:
     """At which offset each range lies (`low`), and from when to when. One from 0 to 0 lies nowhere."""
 
-    def __init__(self, slots: Slots, ranges: LiveRanges, placement: Placement, worth: tuple[float, float, float]) -> None:
+    def __init__(self, slots: Slots, ranges: LiveRanges, placement: Placement, aim: Aim) -> None:
         self.capacity = slots.problem.capacity
         self.spent = 0
         """Pairs of an offset and a range that were looked at, and a little more for each query."""
@@ -69,7 +81,7 @@ class _LocalSearch:
         self.full_start, self.full_end, self.nbytes = np.array(ranges.full, np.int64).reshape(-1, 3).T
         self.required_start = np.array([at for _, at in ranges.keys], np.int64)
         self.required_end = np.array(ranges.required_ends, np.int64)
-        self.worth = worth
+        self.aim = aim
         self.load_s = np.array([0.0 if t == WORKSPACE else slots.load_s[t] for t, _ in ranges.keys])
         self.store_s = np.array([0.0 if tensors[-1] == WORKSPACE else slots.store_s[tensors[-1]] for tensors in ranges.tensors])
         columns = placement.offsets, placement.starts, placement.ends
@@ -96,7 +108,7 @@ class _LocalSearch:
             return
         near, at, there = self._offsets(i)
         required = (self.required_end - self.required_start)[near] * self.nbytes[near].astype(np.float64)
-        cost = np.where(there.sum(1) <= MOST_DISPLACED, there @ required, np.inf)
+        cost = np.where(there.sum(1) <= self.aim.most_displaced, there @ required, np.inf)
         for k in cost.argsort(kind="stable")[:PROBED].tolist():
             if cost[k] < np.inf and self._displaced(i, int(at[k]), near[there[k]], now):
                 return
@@ -134,7 +146,7 @@ class _LocalSearch:
 
     def _worth(self, seconds: Floats, copy_s: Floats) -> Floats:
         """Of so many of lead or lag, for a copy that takes `copy_s`."""
-        first, second, rest = self.worth
+        first, second, rest, _ = self.aim
         more = np.maximum(seconds - copy_s, 0.0)
         worth: Floats = first * (seconds - more) + second * np.minimum(more, copy_s) + rest * np.maximum(more - copy_s, 0.0)
         return worth
