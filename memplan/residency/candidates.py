@@ -21,6 +21,8 @@ from einpage.memplan.residency.policies import (
     Headroom,
     ResidentIntervals,
     and_nearest,
+    by_lifetime,
+    by_pressure,
     evened,
     nearest,
     pin_evenly,
@@ -70,6 +72,9 @@ class Candidates:
             pinned = policy(a, left)
             yield pinned
             yield and_nearest(a, left, pinned)
+        if reserve == RESERVES[0] and len(a.tensor) <= MOST_WHOLE and not a.clean[a.tensor].all():
+            for policy in (by_lifetime, by_pressure):
+                yield policy(a, left)
         yield from self.by_lp(reserve)
 
     def by_lp(self, reserve: float) -> Iterator[ResidentIntervals]:

@@ -48,8 +48,10 @@ EXACT_RESERVE = 0.005
 """The share of the arena that the candidate for exact search leaves free: in a fuller one it finds offsets too seldom."""
 WHOLE_RESERVES = (0.005, 0.02, 0.0)
 """Under which a small graph's resident intervals are found by branch and bound."""
-BEFORE_LP = 2
-"""Attempts between programmes, which take about as long."""
+BEFORE_EXACT, BEFORE_LP = 1, 2
+"""Attempts before exact search, and between programmes, which take about as long."""
+MOST_WHOLE_FIRST = 1_000
+"""Intervals of the largest graph of which branch and bound takes as little time as the LP of others."""
 FIRST_RESERVES = 3
 """With the candidates of so many RESERVES attempts begin."""
 MOST_EXACT_SLOTS = 2_500
@@ -232,16 +234,25 @@ class _Search:
 
     def _searched(self) -> Iterator[None]:
         self._extend_under(FIRST_RESERVES)
+        yield from islice(self._by_expectation(), BEFORE_EXACT)
         yield from self._exactly()
-        for reserve in WHOLE_RESERVES:
-            if self._extend(reserve, self.candidates.by_branch_and_bound(reserve, self.pace)):
-                yield from islice(self._by_expectation(), BEFORE_LP)
+        is_small = len(self.slots.accesses.tensor) <= MOST_WHOLE_FIRST
+        if is_small:
+            yield from self._whole(BEFORE_LP)
         yield from islice(self._by_expectation(), BEFORE_LP)
         if self.candidates.solve_lp(self.pace):
             for reserve in RESERVES:
                 self._extend(reserve, self.candidates.by_lp(reserve))
         yield from self._by_expectation()
+        if not is_small:
+            yield from self._whole(None)
         yield from self._by_exchanges()
+
+    def _whole(self, attempts: int | None) -> Iterator[None]:
+        """Of small graphs what branch and bound finds, with so many attempts after each."""
+        for reserve in WHOLE_RESERVES:
+            if self._extend(reserve, self.candidates.by_branch_and_bound(reserve, self.pace)):
+                yield from islice(self._by_expectation(), attempts)
 
     def _by_expectation(self) -> Iterator[None]:
         """What is expected to score best next, until nothing is left that may be chosen."""
