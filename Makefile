@@ -24,7 +24,7 @@ run: $(VENV)/.base $(MODEL)  ## install, fetch SmolLM2-135M, prefill a prompt un
 	$(BIN)/einpage generate specs/llama.yaml --weights $(MODEL) --budget 64MiB --prompt "The capital of France is" \
 		--dtype fp32 --device cpu --max-new 24 --greedy
 
-test: $(VENV)/.test $(MODEL)  ## every test but the long sweeps; no GPU, some nine minutes on 2 cores
+test: $(VENV)/.test $(MODEL)  ## every test but the long sweeps; no GPU, some eight minutes on 2 cores
 	$(PYTEST) -q $(ALONG)
 
 test-all: $(VENV)/.test $(MODEL)  ## every test, the long sweeps too (over 10,000 random plans)

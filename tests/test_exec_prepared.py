@@ -22,9 +22,9 @@ OTHERS = Libraries(ALWAYS, ALWAYS, ALWAYS)
 OPTIONS = RunOptions(PlanRequest(300 << 10, outputs=("all_logits",)), poison=True)
 
 
-def small_llama() -> Model:
+def small_llama(**sizes: int) -> Model:
     tokens = [[1 + (i * j) % 199 for i in range(130)] for j in (3, 7)]
-    return open_model(SPECS / "llama.yaml", SMALL["llama"], "random:5", TokenLists(tuple(map(tuple, tokens)), "the test's tokens"))
+    return open_model(SPECS / "llama.yaml", SMALL["llama"] | sizes, "random:5", TokenLists(tuple(map(tuple, tokens)), "the test's tokens"))
 
 
 @pytest.mark.parametrize("libraries", [ONLY_TORCH, OTHERS])
@@ -67,4 +67,10 @@ def test_the_profile_says_how_products_are_computed() -> None:
     assert torch.equal(logits[0], logits[2])
     for others in (logits[1], logits[3]):
         assert (logits[0] - others).abs().max() <= 1e-5 * logits[0].abs().max()
-    assert prepared[3].device.outside_arena_bytes > prepared[0].device.outside_arena_bytes, "what oneDNN allocates is counted"
+
+
+def test_what_another_library_allocates_is_counted() -> None:
+    machines = [replace(MACHINE, libraries=libraries) for libraries in (ONLY_TORCH, Libraries(ALWAYS))]
+    wide, options = small_llama(vocab=3000), RunOptions(PlanRequest(16 << 20, outputs=("all_logits",)))
+    alone, onednn = (prepare_run(wide, machine, options).device.outside_arena_bytes for machine in machines)
+    assert onednn > 2 * alone
