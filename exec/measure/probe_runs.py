@@ -64,8 +64,9 @@ ROUND_S = 0.04
 """How long the runs of a round last together: once this has passed, none begins but the first."""
 MOST_RUNS = 6
 """In a round, of each."""
-USUAL, LOW = 0.5, 0.25
-"""The quantiles that are usual, and of what nothing held up."""
+USUAL, LOW, QUIET = 0.5, 0.25, 0.1
+"""The quantiles that are usual, of what nothing held up, and of runs that stream: what others read of memory and leave in caches lengthens
+most of them at times, and nothing shortens one."""
 LONG_RUN = 256
 """From so many rows on the first run of a round counts."""
 CONSTANT = 0.01
@@ -238,7 +239,7 @@ def _shared(rows: int, planned: Planned, runs: list[Measured], machine: Machine)
         for mine, others in ((computes, copies), (copies, computes)):
             together[at, mine] = _covered(start[mine], m.finish_s[mine], start[others], m.finish_s[others])
 
-    usual = int(np.argsort(lasted.sum(axis=1))[int(LOW * len(runs))])  # a neighbour who reads memory for a moment is not shared with
+    usual = int(np.argsort(lasted.sum(axis=1))[int(QUIET * len(runs))])
 
     def shared(found: Sequence[int] | NDArray[np.intp]) -> Shared:
         of_run = float(together[usual, found].sum())
