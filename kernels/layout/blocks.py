@@ -41,13 +41,18 @@ def fit(
     size = dict(extent)
     now = cost(size)
     while now > limit:
-        longest_first = sorted((x for x in letters if size[x] > 1), key=lambda letter: -size[letter])
-        halved = [size | {letter: -(-size[letter] // 2)} for letter in longest_first]
-        smaller = [(then, block) for block in halved if (then := cost(block)) < now]
-        if not smaller:
-            return size
-        at_most = slow(size)
-        now, size = next((found for found in smaller if slow(found[1]) <= at_most), smaller[0])
+        at_most, fallback = slow(size), None
+        for letter in sorted((x for x in letters if size[x] > 1), key=lambda letter: -size[letter]):
+            smaller = size | {letter: -(-size[letter] // 2)}
+            if (then := cost(smaller)) < now:
+                fallback = fallback or (smaller, then)
+                if slow(smaller) <= at_most:
+                    size, now = smaller, then
+                    break
+        else:
+            if fallback is None:
+                return size
+            size, now = fallback
     return size
 
 

@@ -143,7 +143,7 @@ class _Fused:
         rows = prod(size[x] for x in (*self.heads, self.form.query))
         columns = prod(size[x] for x in self.columns)
         block = min(size[self.form.query], QUERY_BLOCK) * (min(size[self.lowering.job.row], KEY_BLOCK) + columns + 2)
-        of_rows = columns + 1 if len(self._parts(self.lowering.region)) == 1 else 2 * columns + 4
+        of_rows = columns + 2 if len(self._parts(self.lowering.region)) == 1 else 2 * columns + 4
         epilogue = self.lowering.epilogue.peak_bytes(size, in_several_tiles(self.lowering.job.reads))
         return max(4 * (rows * of_rows + self.threads * block), epilogue)
 
@@ -160,14 +160,15 @@ class _Fused:
         """The calls for some heads, and what comes after them; None where an operand lies otherwise than torch's kernel reads it."""
         lowering, job, query, row = self.lowering, self.lowering.job, self.form.query, self.lowering.job.row
         q = self._window(lowering.q, region, (query,), lowering.inner)
+        if q is None:
+            return None
         parts = []
         for keys, is_causal in self._parts(region):
             k = self._window(lowering.k, keys, (row,), lowering.inner)
             v = self._window(lowering.v, keys, (row,), self.columns)
-            if q is None or k is None or v is None or q.size[3] != v.size[3]:
+            if k is None or v is None or q.size[3] != v.size[3]:
                 return None
             parts.append((k, v, is_causal))
-        assert q is not None
         into = None if not lowering.no_epilogue() else self._dimensions(lowering.result, region, (query,), self.columns)
         if into is not None:
             return _Attend(q, tuple(parts), into, self.form.scale), []
@@ -216,11 +217,11 @@ class _Attend:
 
         def attend() -> bool:
             found, log_sums = first()
-            if not _are_of_numbers(log_sums if not others else log_sums.clone()):
+            if not _are_of_numbers(log_sums):
                 return False
             for call in others:
                 more, log_more = call()
-                if not _are_of_numbers(log_more.clone()):
+                if not _are_of_numbers(log_more):
                     return False
                 found.lerp_(more, torch.sigmoid(log_more - log_sums).unsqueeze_(-1))
                 torch.logaddexp(log_sums, log_more, out=log_sums)
@@ -232,9 +233,8 @@ class _Attend:
 
 
 def _are_of_numbers(log_sums: Tensor) -> bool:
-    """Whether all scores were numbers; the logarithms are lost. NaN compares with neither end; 0 is that of a row taken for one without
-    keys."""
-    least, most = torch.aminmax(log_sums.abs_())
+    """Whether all scores were numbers. NaN compares with neither end; 0 is that of a row taken for one without keys."""
+    least, most = torch.aminmax(log_sums.abs())
     return 0 < least.item() <= most.item() < inf
 
 
